@@ -123,8 +123,8 @@ async def get_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
 async def get_events(
     scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted, sight: Seen, run_id: RunId
 ) -> StreamingResponse:
-    """`state` carries the run, at first and whenever its state changes; `report` the same without `config`, `curve` and
-    `result`, after each report. Ends after the final state."""
+    """`state` carries the run, at first and whenever its state changes; `report` the same without `url`, `config`,
+    `curve` and `result`, after each report. Ends after the final state."""
     events = await scheduler.runs.events(run_id, sight)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from scheduler.runs.curve import Point
 from scheduler.runs.state import SILENT_S
 from scheduler.store.runs import RunDetails, RunRow
 from tierkit.types import RunState
@@ -14,7 +15,7 @@ from tierkit.wire.runs import CurvePoint, Run, RunProgress, RunSummary
 __all__ = ["brief", "summary", "whole"]
 
 _REASONS = {
-    RunState.INTERRUPTED: f"its host has not reported for more than {SILENT_S:g} s",
+    RunState.INTERRUPTED: f"no report for more than {SILENT_S:g} s",
     RunState.STOPPING: "its host is told to stop with its next report",
 }
 
@@ -26,19 +27,18 @@ def summary(row: RunRow, state: RunState) -> RunSummary:
 
 def brief(row: RunRow, details: RunDetails, state: RunState) -> RunProgress:
     """What a report has changed."""
-    return RunProgress.model_validate({**_short(row, state), "workers": details.workers})
+    return RunProgress.model_validate({**_short(row, state), **_live(row, details)})
 
 
 def whole(row: RunRow, details: RunDetails, state: RunState) -> Run:
     """All that is known of a run."""
-    curve = [CurvePoint(at=_time(at), done=done, loss=loss, accuracy=share) for at, done, loss, share in details.curve]
     return Run.model_validate(
         {
             **_short(row, state),
+            **_live(row, details),
             "url": row.url,
             "config": details.config,
-            "workers": details.workers,
-            "curve": curve,
+            "curve": [_point(point) for point in details.curve],
             "result": details.result,
         }
     )
@@ -53,6 +53,18 @@ def _short(row: RunRow, state: RunState) -> dict[str, Any]:
         "heard_at": _time(row.heard_at),
         "finished_at": None if row.finished_at is None else _time(row.finished_at),
     }
+
+
+def _live(row: RunRow, details: RunDetails) -> dict[str, Any]:
+    last = details.curve[-1] if details.curve else None
+    return {
+        "workers": details.workers,
+        "point": None if last is None or last.at != row.heard_at else _point(last),
+    }
+
+
+def _point(point: Point) -> CurvePoint:
+    return CurvePoint(at=_time(point.at), done=point.done, loss=point.loss, accuracy=point.accuracy)
 
 
 def _time(seconds: float) -> datetime:

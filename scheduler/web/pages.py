@@ -20,7 +20,14 @@ __all__ = ["PAGES", "pages"]
 _HERE = Path(__file__).parent
 _FOLDERS = (_HERE / "static", _HERE / "vendor" / "uplot", _HERE / "vendor" / "swagger")
 
-PAGES = {"fleet": "Fleet", "try": "Try it", "jobs": "Jobs", "timeline": "Timeline", "privacy": "Privacy"}
+PAGES = {
+    "fleet": "Fleet",
+    "try": "Try it",
+    "jobs": "Jobs",
+    "timeline": "Timeline",
+    "privacy": "Privacy",
+    "training": "Training",
+}
 """Names in the navigation by the names of their modules. The first one is what `/ui` shows."""
 
 _POLICY = (
@@ -105,6 +112,12 @@ async def first_page() -> Response:
 async def job_page(job_id: str) -> Response:
     """One shell for all jobs: its module reads the address."""
     return _shown("jobs", module="job")
+
+
+@pages.get("/ui/training/{run_id}")
+async def run_page(run_id: str) -> Response:
+    """One shell for all training runs."""
+    return _shown("training", module="run")
 
 
 @pages.get("/ui/files/{digest}/{name}")

@@ -5,6 +5,7 @@ A fleet works through jobs, loses an end device, and is looked at in Debian's Ch
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -12,11 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+import httpx
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
 from tests.browser.conftest import CHROMIUM, pid_of, started
 from tests.browser.test_try import pictures
+from tests.training_runs import report, start, worker
 from tierkit.client import Client
 
 _PICTURES = 12
@@ -24,6 +27,8 @@ _JOBS = 3
 _WARM_S = 6
 """Seconds of work before the pictures are taken."""
 _SETTLED_MS = 2500
+_REPORTS = 60
+_REPORT_MS = 150
 _Scheme = Literal["light", "dark"]
 _PAGES: tuple[tuple[str, str, int, _Scheme], ...] = (
     ("fleet-dark", "", 1280, "dark"),
@@ -45,6 +50,31 @@ def _opened(browser: Browser, url: str, width: int, scheme: _Scheme) -> Page:
 def _take(page: Page, folder: Path, name: str) -> None:
     page.screenshot(path=folder / f"{name}.png")
     page.close()
+
+
+def _trained(browser: Browser, url: str) -> Page:
+    """The page of a training run that is under way."""
+    wanted = start(network="mnist-64-64", strategy="dc-adaptive", steps=6000)
+    httpx.post(f"{url}/v1/runs", json=wanted).raise_for_status()
+    page = _opened(browser, f"{url}/ui/training/{wanted['id']}", 1280, "light")
+    for number in range(_REPORTS):
+        done = 60 * (number + 1)
+        volunteers = {"desk": 0.4, "laptop": 1.6, "pi-4": 2.9}
+        said = report(
+            done=done,
+            version=done,
+            loss=0.25 + 2 * math.exp(-number / 12) + 0.06 * math.sin(5 * number) ** 3,
+            accuracy=0.97 - 0.87 * math.exp(-number / 9) if number % 5 == 0 else None,
+            workers=[
+                worker(
+                    name, updates=done // 3, staleness=staleness, bytes_sent=20_000 * done, bytes_received=9_000 * done
+                )
+                for name, staleness in volunteers.items()
+            ],
+        )
+        httpx.put(f"{url}/v1/runs/{wanted['id']}/report", json=said).raise_for_status()
+        page.wait_for_timeout(_REPORT_MS)
+    return page
 
 
 def take_all(folder: Path) -> None:
@@ -81,6 +111,7 @@ def take_all(folder: Path) -> None:
         expect(page.locator("[data-testid=card][data-fine]")).to_have_count(_PICTURES)
         page.wait_for_timeout(_SETTLED_MS)
         _take(page, folder, "try-dark")
+        _take(_trained(browser, fleet.url), folder, "training")
         browser.close()
 
 

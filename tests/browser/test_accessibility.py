@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from models.data import read_sample
 from tests.browser.conftest import Fleet, OpenPage, faults
+from tests.training_runs import report, start, worker
 from tierkit.client import Client
 from tierkit.wire.api import Job
 
@@ -31,12 +33,25 @@ def job(fleet: Fleet) -> Iterator[Job]:
         yield client.wait(client.submit(read_sample().images[:100], scheme="end-cloud", name=LONG))
 
 
+@pytest.fixture(scope="module")
+def run(fleet: Fleet) -> str:
+    """A training run whose host has reported something."""
+    wanted = start(network=LONG, strategy=LONG, config={"name": LONG})
+    httpx.post(f"{fleet.url}/v1/runs", json=wanted).raise_for_status()
+    workers = [worker(f"worker-{number}-{'w' * 50}") for number in range(3)]
+    for done in (100, 200, 300):
+        said = report(done=done, loss=1 / done, accuracy=done / 1000, workers=workers, result={"name": LONG})
+        httpx.put(f"{fleet.url}/v1/runs/{wanted['id']}/report", json=said).raise_for_status()
+    return str(wanted["id"])
+
+
 def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
     """Open a page, until it is filled."""
     page.goto(f"{fleet.url}{path}")
     shown = {
         "/ui": "[data-testid=node] >> nth=3",
         "/ui/try": "#upload, [data-testid=upload]",
+        "/ui/training": "[data-testid=run]",
         "/ui/timeline": "[data-testid=event][data-kind=ended]",
         "/ui/privacy": f'[data-job="{job.id}"]',
     }.get(path, "main > :not(h1, noscript):visible")
@@ -45,10 +60,13 @@ def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_no_page_has_a_serious_fault(fleet: Fleet, job: Job, open_page: OpenPage, width: int, scheme: Scheme) -> None:
+def test_no_page_has_a_serious_fault(
+    fleet: Fleet, job: Job, run: str, open_page: OpenPage, width: int, scheme: Scheme
+) -> None:
     page = open_page(f"{fleet.url}/ui", width=width, scheme=scheme)
     wrong = {}
-    for path in ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/timeline", "/ui/privacy"):
+    pages = ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/training", f"/ui/training/{run}", "/ui/timeline")
+    for path in (*pages, "/ui/privacy"):
         show(page, fleet, path, job)
         wrong[path] = faults(page)
     page.locator("details").first.locator("summary").click()

@@ -209,6 +209,8 @@ class RunProgress(RunSummary):
     """A run with its workers: what the event `report` carries."""
 
     workers: tuple[RunWorker, ...] = ()
+    point: CurvePoint | None = None
+    """What the latest report has measured; null where it has not."""
 
 
 class Run(RunProgress):

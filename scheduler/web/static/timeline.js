@@ -3,6 +3,7 @@
 import { follow, get } from "./api.js";
 import { attribute, el, replace, svg, text } from "./dom.js";
 import { clock, day, milliseconds, number } from "./format.js";
+import { axisStyle, colour } from "./plots.js";
 import { attempt, begin, main } from "./shell.js";
 import { Table } from "./table.js";
 
@@ -126,15 +127,10 @@ function data(chart) {
   return [times(), ...chart.series.map(([name]) => history.columns[name])];
 }
 
-/** @param {string} name of a variable of the style */
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name);
-}
-
 /** Makes the charts anew: their colours and sizes do not follow the page by themselves. */
 function build() {
   for (const plot of plots) plot.destroy();
-  const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+  const axis = axisStyle();
   replace(charts);
   plots = CHARTS.map((chart) => {
     const holder = el("div", {}, el("h2", {}, chart.title));

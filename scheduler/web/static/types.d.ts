@@ -202,3 +202,54 @@ export interface Audit {
   outdated: string[];
   rows: Omit<Attack, "index">[];
 }
+
+export interface RunWorker {
+  name: string;
+  updates: number;
+  staleness: number;
+  bytes_sent: number;
+  bytes_received: number;
+  idle_s: number;
+}
+
+export interface RunSummary {
+  id: string;
+  owner: string | null;
+  network: string;
+  strategy: string;
+  state: string;
+  reason: string;
+  steps: number;
+  done: number;
+  version: number;
+  loss: number | null;
+  accuracy: number | null;
+  worker_count: number;
+  created_at: string;
+  heard_at: string;
+  finished_at: string | null;
+}
+
+export interface RunProgress extends RunSummary {
+  workers: RunWorker[];
+  point: CurvePoint | null;
+}
+
+export interface CurvePoint {
+  at: string;
+  done: number;
+  loss: number | null;
+  accuracy: number | null;
+}
+
+export interface Run extends RunProgress {
+  url: string;
+  config: Record<string, unknown>;
+  curve: CurvePoint[];
+  result: Record<string, unknown> | null;
+}
+
+export interface RunPage {
+  runs: RunSummary[];
+  next_cursor: string | null;
+}

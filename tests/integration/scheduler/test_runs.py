@@ -181,6 +181,7 @@ async def test_events_tell_of_the_whole_run_then_of_each_report_and_end_with_it(
             await alice.report(run, done=done, loss=1.0)
             kind, _, data = await anext(events)
             assert (kind, data["done"], data["loss"], len(data["workers"])) == ("report", done, 1.0, 1)
+            assert (data["point"]["done"], data["point"]["loss"], data["point"]["accuracy"]) == (done, 1.0, None)
             assert not {"config", "curve", "result"} & data.keys()
         await alice("DELETE", f"/v1/runs/{run}")
         assert [(kind, data["state"]) for kind, _, data in [await anext(events)]] == [("state", "stopping")]

@@ -1,0 +1,225 @@
+// One training run: how far it is, its curves, its workers, and how to join or stop it.
+
+import { ApiError, follow, get, send } from "./api.js";
+import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
+import { clock, day, number, percent, size, span } from "./format.js";
+import { jobState } from "./jobparts.js";
+import { axisStyle, colour } from "./plots.js";
+import { over, stepsBar } from "./runparts.js";
+import { attempt, begin, main } from "./shell.js";
+import { Table } from "./table.js";
+
+/** @typedef {import("./types").Run} Run */
+/** @typedef {import("./types").RunProgress} RunProgress */
+/** @typedef {import("./types").RunWorker} RunWorker */
+
+const MOST_POINTS = 1500;
+
+const path = `/v1/runs/${location.pathname.split("/")[3] ?? ""}`;
+/** @type {Run} */
+let run;
+/** @type {uPlot[]} */
+let plots = [];
+
+/** @type {{title: string, name: "loss" | "accuracy", hue: string, show: (value: number | null) => string, range: (low: number, high: number) => [number, number]}[]} */
+const CURVES = [
+  { title: "Loss", name: "loss", hue: "--suspect", show: number, range: (_low, high) => [0, high > 0 ? high * 1.05 : 1] },
+  { title: "Accuracy", name: "accuracy", hue: "--alive", show: percent, range: () => [0, 1] },
+];
+
+const head = el("div", { class: "job-head", "data-testid": "run-head" });
+const bar = el("div", { class: "bar" });
+const counts = el("p", { class: "counts", "data-testid": "counts" });
+const figures = {
+  loss: figure("loss"),
+  accuracy: figure("accuracy"),
+  speed: figure("steps a second, on average"),
+  workers: figure("workers"),
+};
+const facts = { Id: el("code"), Strategy: el("span"), Owner: el("span"), Host: el("code"), Begun: el("span"), Took: el("span") };
+const stop = el("button", { type: "button", "data-testid": "stop", click: () => attempt(askStop) }, "Stop the run");
+const curves = el("div", { class: "curves", "data-testid": "curves" });
+const command = el("code", { "data-testid": "join" });
+const copied = el("span", { class: "muted", role: "status" });
+const join = el(
+  "section",
+  {},
+  el("h2", {}, "Join"),
+  el("p", { class: "join" }, command, el("button", { type: "button", click: () => attempt(copy) }, "Copy"), copied),
+  el("p", { class: "muted" }, "On any machine that reaches the scheduler and the host. Where tokens are asked for, with a token of the role worker: ", el("code", {}, "terrace token create --name NAME --role worker"), "."),
+);
+const noWorkers = el("p", { class: "muted" }, "Nobody has joined yet.");
+const config = el("pre", { tabindex: "0", "aria-label": "Configuration" });
+const result = el("pre", { tabindex: "0", "aria-label": "Result", "data-testid": "result" });
+const ofResult = el("section", {}, el("h2", {}, "Result"), result);
+
+/** @type {Table<RunWorker>} */
+const workers = new Table(
+  "Workers",
+  [
+    { title: "Worker", kind: "name", show: (cell, each) => (text(cell, each.name), attribute(cell, "title", each.name)) },
+    { title: "Updates", kind: "number", show: (cell, each) => text(cell, number(each.updates)) },
+    { title: "Staleness", kind: "number", show: (cell, each) => text(cell, number(each.staleness)) },
+    { title: "Sent", kind: "number", show: (cell, each) => text(cell, size(each.bytes_sent)) },
+    { title: "Received", kind: "number", show: (cell, each) => text(cell, size(each.bytes_received)) },
+    { title: "Waited", kind: "number", show: (cell, each) => text(cell, span(each.idle_s)) },
+  ],
+  (each) => each.name,
+  (row, each) => {
+    attribute(row, "data-testid", "worker");
+    attribute(row, "data-worker", each.name);
+  },
+);
+
+function show() {
+  const title = `${run.network} with ${run.strategy}`;
+  text(/** @type {Element} */ (main.querySelector("h1")), title);
+  document.title = `${title} · Terrace`;
+  jobState(head, run);
+  stepsBar(bar, run);
+  text(counts, `${number(run.done)} of ${number(run.steps)} steps (${percent(run.done / run.steps)}) · version ${number(run.version)} of the weights`);
+  const took = (Date.parse(run.finished_at ?? run.heard_at) - Date.parse(run.created_at)) / 1000;
+  text(figures.loss.value, number(run.loss));
+  text(figures.accuracy.value, percent(run.accuracy));
+  text(figures.speed.value, took > 0 ? number(run.done / took) : "–");
+  text(figures.workers.value, number(run.worker_count));
+  text(facts.Id, run.id);
+  text(facts.Strategy, run.strategy);
+  text(facts.Owner, run.owner ?? "–");
+  text(facts.Host, run.url);
+  text(facts.Begun, day(run.created_at));
+  text(facts.Took, span(took));
+  stop.hidden = over(run);
+  stop.disabled = run.state === "stopping";
+  join.hidden = over(run) || run.state === "stopping";
+  workers.update(run.workers);
+  workers.element.hidden = run.workers.length === 0;
+  noWorkers.hidden = run.workers.length > 0;
+}
+
+/** What changes with the state alone. */
+function showRest() {
+  text(command, `terrace train work --scheduler ${location.origin} --run ${run.id}`);
+  text(config, JSON.stringify(run.config, null, 2));
+  ofResult.hidden = run.result === null;
+  text(result, JSON.stringify(run.result, null, 2));
+}
+
+/** @param {(typeof CURVES)[number]} curve @returns {any} */
+function data({ name }) {
+  const points = run.curve.filter((point) => point[name] !== null);
+  return [points.map((point) => Date.parse(point.at) / 1000), points.map((point) => point[name])];
+}
+
+/** The time that both charts show. @returns {[number, number]} in seconds since 1970 */
+function whole() {
+  const [first, last] = [run.curve.at(0)?.at ?? run.created_at, run.curve.at(-1)?.at ?? run.created_at].map((at) => Date.parse(at) / 1000);
+  return [first, Math.max(last, first + 1)];
+}
+
+/** Makes the charts anew: their colours and sizes do not follow the page by themselves. */
+function build() {
+  for (const plot of plots) plot.destroy();
+  replace(curves);
+  plots = CURVES.map((curve) => {
+    const holder = el("div", { class: "card" }, el("h2", {}, curve.title));
+    curves.append(holder);
+    return new uPlot(
+      {
+        width: inside(holder),
+        height: 220,
+        cursor: { drag: { x: false, y: false } },
+        scales: { x: { time: true, range: whole }, y: { range: (_plot, low, high) => curve.range(low ?? 0, high ?? 0) } },
+        axes: [{ ...axisStyle(), values: (_plot, values) => values.map(clock), space: 90 }, { ...axisStyle(), size: 64, values: (_plot, values) => values.map((value) => curve.show(value)) }],
+        series: [
+          { label: "Time", value: (_plot, value) => (value ? clock(value) : "–") },
+          { label: curve.title, stroke: colour(curve.hue), width: 1.5, value: (_plot, value) => curve.show(value) },
+        ],
+      },
+      data(curve),
+      holder,
+    );
+  });
+}
+
+/** The width that a card has for what is in it. @param {HTMLElement} card */
+function inside(card) {
+  const { paddingLeft, paddingRight } = getComputedStyle(card);
+  return Math.max(220, card.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
+}
+
+function draw() {
+  plots.forEach((plot, index) => plot.setData(data(CURVES[index])));
+  attribute(curves, "data-points", run.curve.length);
+}
+
+/** @param {RunProgress} news */
+function take(news) {
+  run = { ...run, ...news };
+  if (news.point) run.curve = [...run.curve, news.point];
+  show();
+  draw();
+  if (run.curve.length > MOST_POINTS) attempt(async () => (run = await get(path)));
+}
+
+async function askStop() {
+  const question = `Stop this run? Its host ends it with its next report; what it has learned stays there.`;
+  if (await confirmed(question, "Stop the run", "Let it run")) await send("DELETE", path);
+}
+
+async function copy() {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(command.textContent ?? "");
+    text(copied, "Copied.");
+  } else {
+    // Browsers lend the clipboard to pages by TLS, or of this machine, alone.
+    window.getSelection()?.selectAllChildren(command);
+    text(copied, "Selected: copy it with the keyboard.");
+  }
+}
+
+/** Until the run ends. */
+function live() {
+  const end = follow(`${path}/events`, {
+    state: (/** @type {Run} */ now) => {
+      run = now;
+      show();
+      showRest();
+      draw();
+      if (over(run)) end();
+    },
+    report: take,
+  });
+}
+
+begin(async () => {
+  try {
+    run = await get(path);
+  } catch (error) {
+    if (!(error instanceof ApiError && [400, 404].includes(error.status))) throw error;
+    main.append(el("p", { class: "card", "data-testid": "no-run" }, "There is no such training run. It may have been too long ago: runs are kept for a week after their end unless set otherwise. "), el("p", {}, el("a", { href: "/ui/training" }, "All training runs")));
+    return;
+  }
+  main.append(
+    head,
+    bar,
+    counts,
+    el("div", { class: "figures" }, ...Object.values(figures).map(({ element }) => element)),
+    curves,
+    el("dl", { class: "facts" }, ...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    el("p", { class: "buttons" }, stop),
+    join,
+    el("section", {}, el("h2", {}, "Workers"), noWorkers, workers.element),
+    ofResult,
+    el("details", {}, el("summary", {}, "Configuration"), config),
+  );
+  show();
+  showRest();
+  build();
+  draw();
+  new ResizeObserver(() => {
+    for (const plot of plots) plot.setSize({ width: inside(/** @type {HTMLElement} */ (plot.root.parentElement)), height: plot.height });
+  }).observe(curves);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (build(), draw()));
+  if (!over(run)) live();
+});

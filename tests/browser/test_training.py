@@ -1,0 +1,120 @@
+"""The pages of training runs: the list, and one run from its first report to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Fleet, OpenPage
+from tests.training_runs import report, start, worker
+
+
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    return ("--edge", "0", "--cloud", "0")
+
+
+def begun(fleet: Fleet, **changes: Any) -> str:
+    """The id of a run."""
+    answer = httpx.post(f"{fleet.url}/v1/runs", json=start(**changes))
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def reported(fleet: Fleet, run: str, **changes: Any) -> bool:
+    answer = httpx.put(f"{fleet.url}/v1/runs/{run}/report", json=report(**changes))
+    assert answer.status_code == 200, answer.text
+    return bool(answer.json()["stop"])
+
+
+def row(page: Page, run: str) -> Any:
+    return page.locator(f'[data-testid=run][data-run="{run}"]')
+
+
+def state(page: Page) -> Any:
+    return page.get_by_test_id("run-head").locator("[data-state]")
+
+
+def test_runs_come_into_the_list_and_change_there(fleet: Fleet, open_page: OpenPage) -> None:
+    page = open_page(f"{fleet.url}/ui/training")
+    expect(page.get_by_test_id("no-runs").or_(page.get_by_test_id("run").first)).to_be_visible()
+    run = begun(fleet, network="digits")
+    expect(row(page, run)).to_have_attribute("data-state", "running")
+    reported(fleet, run, done=250, accuracy=0.5)
+    expect(row(page, run)).to_contain_text("50.0 %")
+    expect(row(page, run).get_by_role("img")).to_have_attribute("aria-label", "250 of 1,000 steps are done (25.0 %)")
+    reported(fleet, run, state="finished", done=1000)
+    expect(row(page, run)).to_have_attribute("data-state", "finished")
+    page.get_by_role("link", name="digits").first.click()
+    expect(page).to_have_url(f"{fleet.url}/ui/training/{run}")
+
+
+def test_older_runs_are_a_page_away(fleet: Fleet, open_page: OpenPage) -> None:
+    runs = [begun(fleet) for _ in range(3)]
+    for run in runs:
+        reported(fleet, run, state="finished")
+    page = open_page(f"{fleet.url}/ui")
+    page.route("**/v1/runs?limit=100*", lambda route: route.continue_(url=route.request.url.replace("=100", "=2")))
+    page.goto(f"{fleet.url}/ui/training")
+    expect(row(page, runs[1])).to_have_count(1)
+    expect(row(page, runs[0])).to_have_count(0)
+    page.get_by_role("button", name="Show older").click()
+    expect(row(page, runs[0])).to_have_count(1)
+    new = begun(fleet)
+    expect(row(page, new)).to_have_count(1)
+    expect(row(page, runs[0])).to_have_count(1)
+    reported(fleet, new, state="finished")
+
+
+def test_a_run_is_seen_live_until_its_end(fleet: Fleet, open_page: OpenPage) -> None:
+    run = begun(fleet)
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    expect(state(page)).to_have_text("running")
+    expect(page.get_by_role("heading", name="mnist-100 with downpour")).to_be_visible()
+    expect(page.get_by_test_id("join")).to_have_text(f"terrace train work --scheduler {fleet.url} --run {run}")
+    for done in (100, 200, 300):
+        reported(fleet, run, done=done, loss=1.25, accuracy=0.5, workers=[worker("pi", staleness=1.5), worker("desk")])
+        expect(page.get_by_test_id("counts")).to_contain_text(f"{done} of 1,000 steps")
+    expect(page.get_by_test_id("curves")).to_have_attribute("data-points", "3")
+    expect(page.locator("[data-worker=pi]")).to_contain_text("1.5")
+    expect(page.locator("[data-worker=pi]")).to_contain_text("4 MB")
+    reported(fleet, run, state="finished", done=1000, workers=[], result={"accuracy": 0.97})
+    expect(state(page)).to_have_text("finished")
+    expect(page.get_by_test_id("result")).to_contain_text("0.97")
+    for gone in ("join", "stop"):
+        expect(page.get_by_test_id(gone)).to_be_hidden()
+    page.reload()
+    expect(state(page)).to_have_text("finished")
+    expect(page.get_by_test_id("curves")).to_have_attribute("data-points", "4")
+
+
+def test_a_run_is_stopped_after_a_question(fleet: Fleet, open_page: OpenPage) -> None:
+    run = begun(fleet)
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    page.get_by_test_id("stop").click()
+    page.get_by_role("button", name="Let it run").click()
+    assert reported(fleet, run) is False
+    page.get_by_test_id("stop").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Stop the run").click()
+    expect(state(page)).to_have_text("stopping")
+    assert reported(fleet, run) is True
+    reported(fleet, run, state="finished", done=20)
+    expect(state(page)).to_have_text("stopped")
+
+
+def test_what_hosts_and_workers_are_called_is_text(fleet: Fleet, open_page: OpenPage) -> None:
+    bad = "<img src=x onerror=window.hit=1>"
+    run = begun(fleet, network=bad, strategy=bad, config={bad: bad})
+    reported(fleet, run, state="failed", error=bad, workers=[worker(bad)], result={bad: bad})
+    for path in ("", f"/{run}"):
+        page = open_page(f"{fleet.url}/ui/training{path}")
+        expect(page.get_by_text(bad).first).to_be_visible()
+        assert page.evaluate("window.hit") is None
+
+
+def test_a_run_that_is_not_there(fleet: Fleet, open_page: OpenPage) -> None:
+    page = open_page(f"{fleet.url}/ui/training/{'0' * 32}", allowed="404")
+    expect(page.get_by_test_id("no-run")).to_be_visible()
