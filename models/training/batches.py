@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from models.data import ImageSet
 from models.training.config import TrainConfig
+from tierkit.errors import DataError
 
-__all__ = ["Batch", "BatchSource", "Statistics", "normalise", "statistics"]
+__all__ = ["Batch", "BatchSource", "Statistics", "generator", "normalise", "statistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,18 @@ def normalise(images: Tensor, known: Statistics) -> Tensor:
     return ((images.float() - known.mean) / known.std).permute(0, 3, 1, 2)
 
 
+def generator(seed: int, number: int) -> torch.Generator:
+    """The source of chance of a run's epoch (`2 * epoch`), step (`2 * step + 1`) or labels (-1)."""
+    # A product with a large odd number keeps the streams of different seeds apart.
+    return torch.Generator().manual_seed(seed * 2_654_435_761 + number)
+
+
 class BatchSource:
-    """Draws augmented batches; a step's batch depends on nothing but the configuration and the step's number."""
+    """Draws augmented batches; a step's batch depends on nothing but the configuration and the step's number.
+
+    Raises:
+        DataError: a stream has fewer batches than parts.
+    """
 
     def __init__(self, data: ImageSet, train: np.ndarray, config: TrainConfig, device: torch.device) -> None:
         self._config = config
@@ -74,15 +85,25 @@ class BatchSource:
         border = config.crop_padding
         widths = ((0, 0), (border, border), (border, border), (0, 0))
         self._padded = torch.from_numpy(np.pad(data.images, widths, mode="reflect")).to(device)
-        self.steps_per_epoch = max(1, len(train) // config.batch_size)
+        self._pass_steps = max(1, len(train) // config.batch_size)
+        """Batches of one pass over the training images."""
+        parts = config.all_epochs if config.stream else 1
+        if parts > self._pass_steps:
+            raise DataError(
+                f"a stream of {len(train):,} images has {self._pass_steps:,} batches of {config.batch_size:,}, which "
+                f"are no {parts:,} parts: lower epochs or batch_size"
+            )
+        self.steps_per_epoch = self._pass_steps // parts
+        self._order: tuple[int, Tensor] | None = None
+        """The latest pass, and its order."""
 
     def batch(self, step: int) -> Batch:
         """The batch of step `step`, counted from 0 over all epochs."""
-        epoch, within = divmod(step, self.steps_per_epoch)
+        epoch = step // self.steps_per_epoch
+        number, within = divmod(step, self._pass_steps)
         size = min(self._config.batch_size, len(self._train))
-        order = torch.randperm(len(self._train), generator=self._generator(2 * epoch)).to(self._device)
-        index = self._train[order[within * size : (within + 1) * size]]
-        draw = self._generator(2 * step + 1)
+        index = self._train[self._in_order(number)[within * size : (within + 1) * size]]
+        draw = generator(self._config.seed, 2 * step + 1)
         images, flipped = self._crop(index, draw)
         if self._config.early_side is not None and epoch < round(self._config.early_share * self._config.all_epochs):
             images = F.interpolate(images, size=self._config.early_side, mode="bilinear", antialias=True)
@@ -91,9 +112,12 @@ class BatchSource:
             images, partner, share = self._mix(images, draw)
         return Batch(images=images, index=index, flipped=flipped, partner=partner, share=share)
 
-    def _generator(self, number: int) -> torch.Generator:
-        # A product with a large odd number keeps the streams of different seeds apart.
-        return torch.Generator().manual_seed(self._config.seed * 2_654_435_761 + number)
+    def _in_order(self, number: int) -> Tensor:
+        """Positions of the training images in the order of a pass."""
+        if self._order is None or self._order[0] != number:
+            drawn = torch.randperm(len(self._train), generator=generator(self._config.seed, 2 * number))
+            self._order = number, drawn.to(self._device)
+        return self._order[1]
 
     def _crop(self, index: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         n, span = len(index), 2 * self._config.crop_padding + 1

@@ -56,6 +56,7 @@ class TrainConfig(Frozen):
     auxiliary: NonNegativeFloat = 0.0
     """Weight of a second, fine classifier that a coarse network has during training only."""
     epochs: PositiveInt
+    """Passes over the training images; with `stream`, the parts of the only pass."""
     batch_size: PositiveInt = 256
     peak_rate: PositiveFloat = 0.2
     """Highest learning rate."""
@@ -83,6 +84,12 @@ class TrainConfig(Frozen):
     """Decay per step of the averaged weights that are evaluated and exported; 0 switches averaging off."""
     held_out_per_class: PositiveInt = 20
     """Training images per class that no step sees: for choosing, and for fitting the temperature."""
+    label_noise: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the training images whose label is replaced by another class, drawn from the seed; never of images that
+    are held out or of the test set."""
+    stream: bool = False
+    """Whether each training image is seen once, in an order drawn from the seed; `epochs` then says in how many parts,
+    each of which ends with a measurement."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Of activations and matrix products; weights and their updates are always fp32."""
     seed: int = 0

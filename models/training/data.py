@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.data import ImageSet
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
-from models.training.batches import BatchSource
+from models.training.batches import BatchSource, generator
 from models.training.config import TrainConfig
 from models.training.loss import Labels
 from tierkit.errors import DataError
@@ -20,13 +21,15 @@ class TrainingData:
     """Everything that a run reads, on its device.
 
     Args:
-        data: training images with labels; part of them is held out.
+        data: training images with labels; part of them is held out, and of the others a share gets wrong labels if
+            `config` says so.
         hierarchy: class counts and superclasses of `data`.
         teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, where `config` has a teacher.
         device: "cpu", "cuda", ...
 
     Raises:
-        DataError: labels or a teacher's answers are missing, or labels disagree with the hierarchy.
+        DataError: labels or a teacher's answers are missing, or labels disagree with the hierarchy; or as
+            `BatchSource`.
     """
 
     def __init__(
@@ -56,9 +59,30 @@ class TrainingData:
         self.sha256 = data.digest()
         self.side = data.images.shape[1]
         self.batches = BatchSource(data, split.train, config, self.device)
+        fine, coarse = data.fine, data.coarse
+        if config.label_noise:
+            fine = _with_noise(fine, split.train, len(hierarchy.fine), config)
+            changed = fine != data.fine
+            coarse = np.where(changed, np.array(hierarchy.parent)[fine], coarse)
         self.labels = Labels(
-            fine=torch.from_numpy(data.fine).to(self.device),
-            coarse=torch.from_numpy(data.coarse).to(self.device),
+            fine=torch.from_numpy(fine).to(self.device),
+            coarse=torch.from_numpy(coarse).to(self.device),
             membership=membership.to(self.device),
             teacher=None if teacher is None else teacher.to(self.device),
         )
+
+
+def _with_noise(fine: np.ndarray, train: np.ndarray, classes: int, config: TrainConfig) -> np.ndarray:
+    """A copy of labels in which a share of those at `train` is another class, every other one as likely.
+
+    Raises:
+        DataError: there is no other class.
+    """
+    if classes < 2:
+        raise DataError("label_noise needs at least two classes")
+    draw = generator(config.seed, -1)
+    chosen = train[torch.randperm(len(train), generator=draw)[: round(config.label_noise * len(train))].numpy()]
+    shift = torch.randint(1, classes, (len(chosen),), generator=draw).numpy()
+    noisy = fine.copy()
+    noisy[chosen] = (fine[chosen] + shift) % classes
+    return noisy

@@ -89,6 +89,51 @@ def test_an_epoch_sees_each_training_image_once_and_no_held_out_one(data: ImageS
         assert sorted(seen.tolist()) == list(range(30))
 
 
+def test_a_stream_shows_each_image_once_over_all_its_parts(data: ImageSet):
+    batches = source(data, batch_size=5, stream=True)
+    assert batches.steps_per_epoch == 2
+    seen = torch.cat([batches.batch(step).index for step in range(6)])
+    assert sorted(seen.tolist()) == list(range(30))
+    other = source(data, batch_size=5, stream=True, seed=1)
+    assert not torch.equal(other.batch(0).index, seen[:5])
+    # In whatever order the batches are asked for.
+    assert torch.equal(batches.batch(0).index, seen[:5])
+
+
+def test_a_stream_that_is_too_short_for_its_parts_is_refused(data: ImageSet):
+    assert source(data, batch_size=10, stream=True).steps_per_epoch == 1
+    with pytest.raises(DataError, match=r"2 batches of 15.* 3 parts"):
+        source(data, batch_size=15, stream=True)
+
+
+def test_label_noise_replaces_a_share_of_the_labels_that_are_trained_on(data: ImageSet):
+    true, split = fine_of(data), hold_out(fine_of(data), 2)
+
+    def noisy(**changes) -> tuple[TrainingData, Array]:
+        images = TrainingData(make_config(label_noise=0.4, **changes), data, SHAPES)
+        return images, images.labels.fine.numpy()
+
+    images, fine = noisy()
+    wrong = np.flatnonzero(fine != true)
+    assert len(wrong) == round(0.4 * len(split.train))
+    assert set(wrong) <= set(split.train)
+    assert set(np.unique(fine)) == {0, 1, 2}
+    assert images.labels.coarse.tolist() == SHAPES.coarse_labels(fine).tolist()
+    assert fine_of(images.held_out).tolist() == true[split.held_out].tolist()
+    assert np.array_equal(noisy()[1], fine)
+    assert not np.array_equal(noisy(seed=1)[1], fine)
+    plain = TrainingData(make_config(), data, SHAPES)
+    assert np.array_equal(plain.labels.fine.numpy(), true)
+    # Whoever joins a run compares the images, which are the same.
+    assert plain.sha256 == images.sha256
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, "some"])
+def test_a_share_of_wrong_labels_is_less_than_all(share: object):
+    with pytest.raises(ValueError, match="label_noise"):
+        make_config(label_noise=share)
+
+
 def test_a_batch_depends_on_its_number_and_the_seed_alone(data: ImageSet):
     for changes in ({}, {"mixup": 0.4, "cutmix": 1.0}):
         first, again = source(data, **changes).batch(5), source(data, **changes).batch(5)
@@ -187,6 +232,17 @@ def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
     assert [row["epoch"] for row in trainer.rows] == list(range(1, 9))
     assert trainer.rows[-1]["loss"] < trainer.rows[0]["loss"]
     assert trainer.rows[-1]["held_out_fine"] == 1.0
+
+
+def test_a_run_on_a_stream_with_label_noise_measures_each_part(data: ImageSet, tmp_path: Path):
+    config = make_config(epochs=3, batch_size=5, stream=True, label_noise=0.2, target="fine", auxiliary=0)
+    whole = started(config, data, SHAPES, tmp_path / "whole")
+    assert whole.run()
+    assert (whole.steps, [row["epoch"] for row in whole.rows]) == (6, [1, 2, 3])
+    started(config, data, SHAPES, tmp_path / "broken").run(last=3)
+    resumed = started(config, data, SHAPES, tmp_path / "broken")
+    assert resumed.run()
+    assert all(torch.equal(resumed.averaged[name], value) for name, value in whole.averaged.items())
 
 
 def started(config: TrainConfig, data: ImageSet, hierarchy: Hierarchy, folder: Path) -> Trainer:

@@ -120,6 +120,15 @@ def test_one_worker_of_an_outer_rule_that_does_nothing_is_sequential_training(mo
     np.testing.assert_allclose(strategy.buffers, buffers, rtol=1e-6, atol=1e-6)
 
 
+def test_one_worker_of_a_stream_with_label_noise_is_sequential_training() -> None:
+    config = CONFIG.model_copy(update={"epochs": 3, "stream": True, "label_noise": 0.2})
+    strategy, own = trained("sgd", config)
+    assert own.steps == 3
+    np.testing.assert_allclose(strategy.weights, sequential(config)[0], rtol=1e-3, atol=1e-4)
+    plain, _ = trained("sgd", config.model_copy(update={"label_noise": 0.0}))
+    assert strategy.weights.tobytes() != plain.weights.tobytes()
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_several_workers_learn_with_every_strategy(name: str) -> None:
     strategy, own = trained(name, CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}), workers=3)
