@@ -20,11 +20,13 @@ from training.strategies.build import build_strategy
 from training.strategies.config import StrategyConfig
 from training.strategies.protocol import Strategy
 from training.units import Computed, Update
-from training.virtual import Link, SimulatedWorker, simulate
+from training.virtual import Link, SimulatedWorker, draw_faults, simulate
 
 __all__ = ["Machines", "read_images", "run_simulation"]
 
 _PROBES = 5
+_FAULT_LEASES = 2
+"""The longest fault lasts so many leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Machines:
     link: Link = field(default_factory=Link)
     leave_after_s: Sequence[float] = ()
     """When the last workers die, one number for each."""
+    faults: int = 0
+    """What goes wrong with updates on the way: see `training.virtual.draw_faults`. Some last longer than a lease."""
 
 
 def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
@@ -69,6 +73,10 @@ def run_simulation(
 
     Args:
         watch: called after each update with the steps that are done, those of the run, and the virtual time.
+
+    Raises:
+        Unavailable: all workers died.
+        InvalidInput: there are fewer updates than faults.
     """
     learner = FlatLearner(config, data)
     weights, buffers = learner.weights(), learner.buffers()
@@ -112,6 +120,12 @@ def run_simulation(
         serve_s=serve_s,
         spread=machines.spread,
         seed=config.seed,
+        faults=draw_faults(
+            machines.faults,
+            updates=-(-learner.steps // choice.push),
+            longest_s=_FAULT_LEASES * lease_s,
+            seed=config.seed,
+        ),
         watch=lambda done, now: watch(done, learner.steps, now),
     )
     return {
@@ -126,6 +140,8 @@ def run_simulation(
         "bytes_sent": found.bytes_sent,
         "bytes_received": found.bytes_received,
         "faults": found.faults,
+        "twice": found.twice,
+        "missing": found.missing,
         "staleness": statistics.fmean(found.staleness),
         "loss": statistics.fmean(found.losses[-100:]),
         "step_s": step_s,

@@ -1,28 +1,33 @@
 """A run on virtual time: the strategies as they are, with real gradients; machines and links are simulated.
 
 A worker asks for a unit, fetches the weights, computes as long as its speed says, and sends; the host serves one
-request after the other. Whatever is computed is computed at once, in this process: only its time is virtual. So a run
-of a thousand workers needs the memory of one network, and the weights that are under way.
+request after the other, and a request for a unit waits there until there is one. Whatever is computed is computed at
+once, in this process: only its time is virtual. So a run of a thousand workers needs the memory of one network, and the
+weights that are under way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
-from tierkit.errors import Unavailable
+from tierkit.errors import InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
-from training.units import Computed, Flat, Update
+from training.units import Computed, Flat, Lease, Update, Verdict
 
-__all__ = ["Link", "Simulated", "SimulatedWorker", "simulate"]
+__all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 
-_ASK_AGAIN_S = 0.05
 _VALUE_BYTES = 4
+
+FaultKind = Literal["death", "cut", "delay", "duplicate"]
+"""The worker dies with an update that it has not sent, and another process takes its place; the connection breaks when
+half of the update is through, and the worker sends it again; the update comes late; its answer is lost, and the worker
+sends it again."""
 
 
 class Steps(Protocol):
@@ -60,6 +65,34 @@ class SimulatedWorker:
     """When it dies, without a word."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What goes wrong with one update."""
+
+    kind: FaultKind
+    seconds: float
+    """Until the worker is back, the update is sent again, or it comes."""
+
+
+def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, Fault]:
+    """Faults of so many of the first `updates` updates of a run, by their number, each kind as often as the others.
+
+    Args:
+        longest_s: each takes up to this long.
+
+    Raises:
+        InvalidInput: there are fewer updates.
+    """
+    if count > updates:
+        raise InvalidInput(f"{count:,} faults are more than the {updates:,} updates of the run")
+    draw, kinds = random.Random(seed), get_args(FaultKind)
+    hit = draw.sample(range(updates), count)
+    return {
+        update: Fault(kind=kinds[number % len(kinds)], seconds=longest_s * draw.random())
+        for number, update in enumerate(hit)
+    }
+
+
 @dataclass(slots=True)
 class Simulated:
     """What came of a run."""
@@ -71,7 +104,11 @@ class Simulated:
     bytes_received: int = 0
     """By workers: the weights."""
     faults: int = 0
-    """Workers that died, and updates that were not taken."""
+    """Workers that died, the faults that were drawn, and other updates that were not taken."""
+    twice: int = 0
+    """Steps whose update was brought into the weights although it was there: none, if all is well."""
+    missing: int = 0
+    """Steps whose update is not in the weights at the end: none, if all is well."""
     losses: list[float] = field(default_factory=list)
     """Of the updates, in their order."""
     staleness: list[int] = field(default_factory=list)
@@ -87,6 +124,7 @@ def simulate(
     serve_s: float = 0.0,
     spread: float = 0.0,
     seed: int = 0,
+    faults: Mapping[int, Fault] | None = None,
     watch: Callable[[int, float], None] = lambda done, now: None,
 ) -> Simulated:
     """Train to the end of the run.
@@ -94,6 +132,7 @@ def simulate(
     Args:
         serve_s: what the host takes for an update; a fetch takes it as long.
         spread: a worker's steps take from `1 - spread` to `1 + spread` of its own time, drawn anew for each update.
+        faults: by the number of the update that they hit, counted in the order in which updates are ready to be sent.
         watch: called with the steps that are done, and the virtual time.
 
     Raises:
@@ -101,7 +140,9 @@ def simulate(
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     size = _VALUE_BYTES * (len(strategy.weights) + len(strategy.buffers))
-    host_free = 0.0
+    host_free, ready = 0.0, 0
+    steps, applied = strategy.leases.left, set[int]()
+    waiting: list[asyncio.Future[None]] = []
 
     async def served() -> None:
         """Wait for one's turn at the host, and for its work."""
@@ -109,36 +150,92 @@ def simulate(
         host_free = max(host_free, loop.time()) + serve_s
         await loop.until(host_free)
 
+    def wake() -> None:
+        """There may be a unit for who waits for one."""
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        waiting.clear()
+
+    async def granted(worker: SimulatedWorker) -> tuple[Lease, Flat, Flat] | None:
+        """A unit with weights and buffers; None where the run has ended."""
+        await served()
+        waited = False
+        while not strategy.finished:
+            lease = strategy.grant(worker.name, loop.time())
+            if lease is not None:
+                found = lease, strategy.weights.copy(), strategy.buffers.copy()
+                if waited:
+                    await served()
+                return found
+            waited = True
+            waiting.append(loop.create_future())
+            expiry = strategy.leases.next_expiry
+            if expiry is not None:
+                loop.at(expiry, wake)
+            await waiting[-1]
+        return None
+
+    async def bring(worker: SimulatedWorker, update: Update, version: int) -> Verdict:
+        """Send an update; what became of it."""
+        result.bytes_sent += size
+        await loop.until(loop.time() + worker.link.seconds(size))
+        await served()
+        age, before = strategy.version - version, strategy.version
+        verdict = strategy.take(update, loop.time())
+        if verdict == "taken":
+            result.twice += len(applied.intersection(update.steps))
+            applied.update(update.steps)
+            result.updates += 1
+            result.losses.append(update.computed.loss)
+            result.staleness.append(age)
+            result.virtual_seconds = loop.time()
+            watch(strategy.leases.done, loop.time())
+        if strategy.version != before or verdict != "taken" or strategy.finished:
+            wake()
+        return verdict
+
+    async def sent(worker: SimulatedWorker, update: Update, version: int, fault: Fault | None) -> bool:
+        """Send an update, whatever goes wrong; whether the worker may go on with its unit."""
+        kind, seconds = (None, 0.0) if fault is None else (fault.kind, fault.seconds)
+        if kind == "cut":
+            result.bytes_sent += size // 2
+            seconds += worker.link.seconds(size // 2)
+        if kind in ("death", "cut", "delay"):
+            await loop.until(loop.time() + seconds)
+        if kind == "death":
+            return False
+        verdict = await bring(worker, update, version)
+        if kind == "duplicate":
+            await loop.until(loop.time() + seconds)
+            verdict = await bring(worker, update, version)
+        if verdict in ("taken", "duplicate"):
+            return True
+        result.faults += fault is None
+        return False
+
     async def work(worker: SimulatedWorker) -> None:
+        nonlocal ready
         while not strategy.finished:
             await loop.until(loop.time() + worker.link.delay_s)
-            await served()
-            lease = strategy.grant(worker.name, loop.time())
-            if lease is None:
-                await loop.until(loop.time() + worker.link.delay_s + _ASK_AGAIN_S)
-                continue
-            weights, buffers = strategy.weights.copy(), strategy.buffers.copy()
+            found = await granted(worker)
+            if found is None:
+                return
+            lease, weights, buffers = found
             result.bytes_received += size
             await loop.until(loop.time() + worker.link.seconds(size))
             for part in lease.unit.parts():
                 pace = 1 + spread * draw.uniform(-1, 1)
                 await loop.until(loop.time() + worker.step_s * len(part) * pace)
                 learner.load(weights, buffers)
-                found = learner.compute(part, sends)
-                weights, buffers = learner.weights(), found.buffers
-                result.bytes_sent += size
-                await loop.until(loop.time() + worker.link.seconds(size))
-                await served()
-                update = Update(lease=lease.number, worker=worker.name, steps=part, computed=found)
-                age = strategy.version - lease.unit.version
-                if strategy.take(update, loop.time()) != "taken":
-                    result.faults += 1
+                computed = learner.compute(part, sends)
+                weights, buffers = learner.weights(), computed.buffers
+                fault = faults.get(ready) if faults else None
+                ready += 1
+                result.faults += fault is not None
+                update = Update(lease=lease.number, worker=worker.name, steps=part, computed=computed)
+                if not await sent(worker, update, lease.unit.version, fault):
                     break
-                result.updates += 1
-                result.losses.append(found.loss)
-                result.staleness.append(age)
-                result.virtual_seconds = loop.time()
-                watch(strategy.leases.done, loop.time())
 
     async def live(worker: SimulatedWorker) -> None:
         task = asyncio.ensure_future(work(worker))
@@ -155,4 +252,5 @@ def simulate(
             raise Unavailable("all workers died before the end of the run")
 
     loop.run(main())
+    result.missing = steps - len(applied)
     return result

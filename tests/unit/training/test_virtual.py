@@ -1,15 +1,18 @@
 """Runs on virtual time, with gradients that need no network: of half the square of the distance to a goal."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from tierkit.errors import Unavailable
+from tierkit.errors import InvalidInput, Unavailable
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, Sends, ServerConfig, StrategyConfig
 from training.units import Computed, Flat
-from training.virtual import Link, Simulated, SimulatedWorker, simulate
+from training.virtual import Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)
@@ -48,6 +51,7 @@ def run(
     steps: int = 120,
     serve_s: float = 0.0,
     lease_s: float = 5.0,
+    faults: Mapping[int, Fault] | None = None,
 ) -> tuple[Simulated, Flat, Quadratic]:
     learner = Quadratic()
     strategy = build_strategy(
@@ -60,7 +64,7 @@ def run(
         workers=len(workers),
         lease_s=lease_s,
     )
-    result = simulate(strategy, learner, config.sends, workers, serve_s=serve_s)
+    result = simulate(strategy, learner, config.sends, workers, serve_s=serve_s, faults=faults)
     assert strategy.finished
     return result, strategy.weights, learner
 
@@ -113,6 +117,61 @@ def test_a_slow_worker_delays_rounds_and_not_single_updates() -> None:
     # 7 of 8 workers at full speed and one at a quarter: 8 / 7.25.
     assert slowed(ServerConfig(rule="sgd")) == pytest.approx(8 / 7.25, rel=0.02)
     assert slowed(OuterConfig(local_steps=10)) == pytest.approx(4, rel=0.02)
+
+
+def test_a_round_takes_what_its_formula_says() -> None:
+    link, serve_s = Link(delay_s=0.004, bytes_per_s=1_200.0), 0.002
+    crew = [*machines(7, link=link), SimulatedWorker(name="slow", step_s=0.4, link=link)]
+    result, _, _ = run(OuterConfig(local_steps=5), crew, steps=400, serve_s=serve_s)
+    # The others wait for the end of the round and are served one by one; the slow one ends it and comes last.
+    each = max(8 * serve_s, link.delay_s + serve_s) + 2 * link.seconds(SIZE) + 5 * 0.4 + serve_s
+    assert result.virtual_seconds == pytest.approx(10 * each, rel=0.002)
+
+
+FAMILIES = [
+    ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
+    ServerConfig(rule="sgd", n_fetch=6, n_push=3),
+    OuterConfig(local_steps=5),
+]
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda each: f"{each.family}-{each.push}")
+@pytest.mark.parametrize("kind", get_args(FaultKind))
+def test_faults_lose_no_step_and_apply_none_twice(config: StrategyConfig, kind: FaultKind) -> None:
+    # A lease has 1 s, and a fault takes up to three times as long: some leases run out.
+    drawn = draw_faults(20, updates=600 // config.push, longest_s=3.0, seed=1)
+    faults = {number: Fault(kind=kind, seconds=fault.seconds) for number, fault in drawn.items()}
+    result, weights, learner = run(config, machines(4), steps=600, lease_s=1.0, faults=faults)
+    assert (result.twice, result.missing) == (0, 0)
+    assert result.faults >= 20
+    assert sorted(set(learner.steps)) == list(range(600))
+    np.testing.assert_allclose(weights, GOAL, atol=0.02)
+    quiet, _, _ = run(config, machines(4), steps=600, lease_s=1.0)
+    assert quiet.updates == result.updates
+    if kind == "death":  # what was computed for nothing was not sent
+        assert result.bytes_received > quiet.bytes_received
+    else:
+        assert result.bytes_sent >= quiet.bytes_sent + (0 if kind == "delay" else 20 * (SIZE // 2))
+
+
+def test_an_update_that_comes_again_changes_nothing() -> None:
+    faults = {number: Fault(kind="duplicate", seconds=0.0) for number in range(100)}
+    config = ServerConfig(rule="sgd")
+    twice, weights, _ = run(config, machines(1), steps=100, faults=faults)
+    once, same, _ = run(config, machines(1), steps=100)
+    assert weights.tobytes() == same.tobytes()
+    assert (twice.updates, twice.twice, twice.bytes_sent) == (100, 0, 2 * once.bytes_sent)
+
+
+def test_faults_are_drawn_from_the_seed_each_kind_as_often() -> None:
+    drawn = draw_faults(40, updates=100, longest_s=2.0, seed=3)
+    assert set(Counter(fault.kind for fault in drawn.values()).values()) == {10}
+    assert set(drawn) <= set(range(100))
+    assert all(0 <= fault.seconds <= 2.0 for fault in drawn.values())
+    assert drawn == draw_faults(40, updates=100, longest_s=2.0, seed=3)
+    assert drawn != draw_faults(40, updates=100, longest_s=2.0, seed=4)
+    with pytest.raises(InvalidInput):
+        draw_faults(11, updates=10, longest_s=1.0, seed=0)
 
 
 @pytest.mark.parametrize("config", [ServerConfig(rule="sgd"), OuterConfig(local_steps=5)], ids=lambda each: each.family)
