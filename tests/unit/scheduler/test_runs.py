@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from scheduler.runs import service
 from scheduler.runs.curve import MOST_POINTS, Point, extended
-from scheduler.runs.service import EVERYTHING, Runs, Sight
+from scheduler.runs.service import EVERYTHING, RunEvents, Runs, Sight
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import open_database
@@ -22,7 +22,7 @@ from scheduler.store.reading import Reader
 from scheduler.store.runs import RunStore
 from tests.training_runs import report, start, worker
 from tierkit.errors import Conflict, NotFound, Overloaded, Standby, Unavailable
-from tierkit.testing import FakeClock
+from tierkit.testing import FakeClock, wait_for
 from tierkit.types import RunState
 from tierkit.wire.runs import RunReport, RunStart
 
@@ -238,6 +238,31 @@ async def test_silence_interrupts_and_a_report_goes_on(kept: Kept) -> None:
     assert await kept.report(run) is False
     assert await kept.state(run) is RUNNING
     assert (await kept.runs.host(run, EVERYTHING)).url == "https://10.0.0.5:8090"
+
+
+async def test_followers_are_told_of_silence(kept: Kept) -> None:
+    run, stopping = await kept.begin(), await kept.begin()
+    await kept.runs.stop(stopping, EVERYTHING)
+    watching = asyncio.create_task(kept.runs.watch())
+    events, others = [await kept.runs.events(each, EVERYTHING) for each in (run, stopping)]
+
+    async def state(stream: RunEvents) -> str:
+        event = await anext(stream)
+        assert event is not None, "nothing came, but for the comment that keeps the connection open"
+        return event[1].state
+
+    async def stored() -> bool:
+        found = await kept.store.get(stopping)
+        return found is not None and found[0].state is STOPPED
+
+    try:
+        assert (await state(events), await state(others)) == (RUNNING, STOPPING)
+        kept.clock.advance(LATE)
+        assert (await state(events), await state(others)) == (INTERRUPTED, STOPPED)
+        await wait_for(stored, what="the end in the database")
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, events.aclose(), others.aclose(), return_exceptions=True)
 
 
 async def test_a_scheduler_that_takes_over_gives_hosts_time_to_report(kept: Kept) -> None:
