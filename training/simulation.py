@@ -76,7 +76,7 @@ def run_simulation(
 
     Raises:
         Unavailable: all workers died.
-        InvalidInput: there are fewer updates than faults.
+        InvalidInput: there are fewer updates than faults; or the weights become infinite.
     """
     learner = FlatLearner(config, data)
     weights, buffers = learner.weights(), learner.buffers()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+import numpy as np
+
 from tierkit.errors import InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.strategies.config import Sends
@@ -137,6 +139,7 @@ def simulate(
 
     Raises:
         Unavailable: all workers died.
+        InvalidInput: the weights have become infinite, so that nothing can be computed from them.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     size = _VALUE_BYTES * (len(strategy.weights) + len(strategy.buffers))
@@ -191,6 +194,10 @@ def simulate(
             result.staleness.append(age)
             result.virtual_seconds = loop.time()
             watch(strategy.leases.done, loop.time())
+        elif verdict == "refused" and not np.isfinite(strategy.weights.sum()):
+            raise InvalidInput(
+                f"the weights are infinite after {strategy.version:,} updates: lower the rate of the strategy or network"
+            )
         if strategy.version != before or verdict != "taken" or strategy.finished:
             wake()
         return verdict

@@ -188,6 +188,13 @@ def test_a_run_whose_workers_all_die_says_so() -> None:
         run(ServerConfig(rule="sgd"), [SimulatedWorker(name="leaver", step_s=0.1, leaves_after_s=1.25)])
 
 
+def test_a_run_that_diverges_ends_and_says_so() -> None:
+    # Each step goes ten times as far as the goal is away.
+    config = ServerConfig(rule="sgd", rate=11.0)
+    with pytest.raises(InvalidInput, match="infinite"), np.errstate(over="ignore", invalid="ignore"):
+        run(config, machines(2), steps=400)
+
+
 def test_a_run_is_the_same_when_it_is_repeated() -> None:
     first, weights, _ = run(ServerConfig(rule="dc-adaptive", delay_compensation=2.0), machines(5))
     again, same, _ = run(ServerConfig(rule="dc-adaptive", delay_compensation=2.0), machines(5))
