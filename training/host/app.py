@@ -92,6 +92,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
                     pass
                 case "zstd":
                     body = decompress(body, most_bytes=most_bytes)
+                    room.grow(len(body))
                 case other:
                     raise InvalidInput(f"the encoding {other[:40]!r} is not known here; zstd is")
             answer = await host.take(head, body, size)

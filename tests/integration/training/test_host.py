@@ -131,6 +131,8 @@ async def test_a_folder_with_another_run_is_refused(start_host: StartHost) -> No
     [
         ({"value": float("nan")}, 200, "refused"),
         ({"value": float("inf")}, 200, "refused"),
+        ({"value": float("nan"), "format": "int8"}, 200, "refused"),
+        ({"value": float("-inf"), "format": "int8"}, 200, "refused"),
         ({"values": 3}, 400, None),
         ({"buffers": 5}, 400, None),
         ({"head": {"first": 1, "stop": 2}}, 200, "refused"),
