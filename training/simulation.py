@@ -21,6 +21,7 @@ from training.strategies.config import StrategyConfig
 from training.strategies.protocol import Strategy
 from training.units import Computed, Update
 from training.virtual import Link, SimulatedWorker, draw_faults, simulate
+from training.wire import Format, format_of_weights, pack, packed_bytes, unpack
 
 __all__ = ["Machines", "read_images", "run_simulation"]
 
@@ -43,6 +44,8 @@ class Machines:
     spread: float = 0.0
     """See `training.virtual.simulate`."""
     link: Link = field(default_factory=Link)
+    wire: Format = "fp32"
+    """What the updates travel in."""
     leave_after_s: Sequence[float] = ()
     """When the last workers die, one number for each."""
     faults: int = 0
@@ -78,7 +81,7 @@ def run_simulation(
         Unavailable: all workers died.
         InvalidInput: there are fewer updates than faults; or the weights become infinite.
     """
-    learner = FlatLearner(config, data)
+    learner, wire = FlatLearner(config, data), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
 
     def start() -> Strategy:
@@ -95,10 +98,10 @@ def run_simulation(
 
     step_s = _step_s(learner, choice) if machines.step_s is None else machines.step_s
     slowest = step_s * max([1.0, *machines.slow]) * (1 + machines.spread)
-    size = 4 * (len(weights) + len(buffers))
+    both_ways = (packed_bytes(len(weights), len(buffers), each) for each in (wire, format_of_weights(wire)))
     # Three times what an update of the slowest worker takes, so that none is given up that lives.
-    lease_s = 3 * (slowest * choice.push + 2 * machines.link.seconds(size)) + 1.0
-    serve_s = _serve_s(start()) if machines.serve_s is None else machines.serve_s
+    lease_s = 3 * (slowest * choice.push + sum(map(machines.link.seconds, both_ways))) + 1.0
+    serve_s = _serve_s(start(), wire) if machines.serve_s is None else machines.serve_s
     strategy = start()
     leaving = dict(zip(reversed(range(machines.workers)), machines.leave_after_s, strict=False))
     crew = [
@@ -117,6 +120,7 @@ def run_simulation(
         learner,
         choice.sends,
         crew,
+        wire=wire,
         serve_s=serve_s,
         spread=machines.spread,
         seed=config.seed,
@@ -132,6 +136,7 @@ def run_simulation(
         "network": config.name,
         "workers": machines.workers,
         "seed": config.seed,
+        "wire": wire,
         "accuracy": learner.accuracy(strategy.weights, strategy.buffers, test),
         "virtual_seconds": found.virtual_seconds,
         "seconds": time.monotonic() - began,
@@ -160,16 +165,19 @@ def _step_s(learner: FlatLearner, choice: StrategyConfig) -> float:
     return statistics.median([once(step) for step in range(min(_PROBES + 1, learner.steps))][1:] or [once(0)])
 
 
-def _serve_s(strategy: Strategy) -> float:
-    """Median time in which this machine brings an update of nothing into the weights."""
+def _serve_s(strategy: Strategy, wire: Format) -> float:
+    """Median time in which this machine unpacks an update of nothing and brings it into the weights."""
     spent = []
+    lengths = {"values": len(strategy.weights), "buffers": len(strategy.buffers)}
+    body = pack(np.zeros_like(strategy.weights), np.zeros_like(strategy.buffers), wire)
     for _ in range(_PROBES):
         lease = strategy.grant("probe", 0.0)
         if lease is None:
             break
         part = lease.unit.parts()[0]
-        computed = Computed(values=np.zeros_like(strategy.weights), buffers=np.zeros_like(strategy.buffers), loss=0.0)
         began = time.perf_counter()
+        values, buffers = unpack(body, **lengths)
+        computed = Computed(values=values, buffers=buffers, loss=0.0)
         strategy.take(Update(lease=lease.number, worker="probe", steps=part, computed=computed), 0.0)
         spent.append(time.perf_counter() - began)
     return statistics.median(spent)

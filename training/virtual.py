@@ -9,6 +9,7 @@ weights that are under way.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from tierkit.virtual_time import VirtualLoop
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Lease, Update, Verdict
+from training.wire import Format, format_of_weights, packed_bytes, rounded
 
 __all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 
-_VALUE_BYTES = 4
 
 FaultKind = Literal["death", "cut", "delay", "duplicate"]
 """The worker dies with an update that it has not sent, and another process takes its place; the connection breaks when
@@ -123,6 +124,7 @@ def simulate(
     sends: Sends,
     workers: Sequence[SimulatedWorker],
     *,
+    wire: Format = "fp32",
     serve_s: float = 0.0,
     spread: float = 0.0,
     seed: int = 0,
@@ -132,6 +134,7 @@ def simulate(
     """Train to the end of the run.
 
     Args:
+        wire: what the updates travel in, with nothing left out and nothing compressed.
         serve_s: what the host takes for an update; a fetch takes it as long.
         spread: a worker's steps take from `1 - spread` to `1 + spread` of its own time, drawn anew for each update.
         faults: by the number of the update that they hit, counted in the order in which updates are ready to be sent.
@@ -142,7 +145,8 @@ def simulate(
         InvalidInput: the weights have become infinite, so that nothing can be computed from them.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
-    size = _VALUE_BYTES * (len(strategy.weights) + len(strategy.buffers))
+    lengths = len(strategy.weights), len(strategy.buffers)
+    update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
     steps, applied = strategy.leases.left, set[int]()
     waiting: list[asyncio.Future[None]] = []
@@ -167,7 +171,7 @@ def simulate(
         while not strategy.finished:
             lease = strategy.grant(worker.name, loop.time())
             if lease is not None:
-                found = lease, strategy.weights.copy(), strategy.buffers.copy()
+                found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
                 if waited:
                     await served()
                 return found
@@ -181,8 +185,8 @@ def simulate(
 
     async def bring(worker: SimulatedWorker, update: Update, version: int) -> Verdict:
         """Send an update; what became of it."""
-        result.bytes_sent += size
-        await loop.until(loop.time() + worker.link.seconds(size))
+        result.bytes_sent += update_bytes
+        await loop.until(loop.time() + worker.link.seconds(update_bytes))
         await served()
         age, before = strategy.version - version, strategy.version
         verdict = strategy.take(update, loop.time())
@@ -195,9 +199,7 @@ def simulate(
             result.virtual_seconds = loop.time()
             watch(strategy.leases.done, loop.time())
         elif verdict == "refused" and not np.isfinite(strategy.weights.sum()):
-            raise InvalidInput(
-                f"the weights are infinite after {strategy.version:,} updates: lower the rate of the strategy or network"
-            )
+            raise InvalidInput(f"the weights are infinite after {strategy.version:,} updates: lower the rate")
         if strategy.version != before or verdict != "taken" or strategy.finished:
             wake()
         return verdict
@@ -206,8 +208,8 @@ def simulate(
         """Send an update, whatever goes wrong; whether the worker may go on with its unit."""
         kind, seconds = (None, 0.0) if fault is None else (fault.kind, fault.seconds)
         if kind == "cut":
-            result.bytes_sent += size // 2
-            seconds += worker.link.seconds(size // 2)
+            result.bytes_sent += update_bytes // 2
+            seconds += worker.link.seconds(update_bytes // 2)
         if kind in ("death", "cut", "delay"):
             await loop.until(loop.time() + seconds)
         if kind == "death":
@@ -229,8 +231,8 @@ def simulate(
             if found is None:
                 return
             lease, weights, buffers = found
-            result.bytes_received += size
-            await loop.until(loop.time() + worker.link.seconds(size))
+            result.bytes_received += weights_bytes
+            await loop.until(loop.time() + worker.link.seconds(weights_bytes))
             for part in lease.unit.parts():
                 pace = 1 + spread * draw.uniform(-1, 1)
                 await loop.until(loop.time() + worker.step_s * len(part) * pace)
@@ -239,8 +241,9 @@ def simulate(
                 weights, buffers = learner.weights(), computed.buffers
                 fault = faults.get(ready) if faults else None
                 ready += 1
+                came = dataclasses.replace(computed, values=rounded(computed.values, wire))
                 result.faults += fault is not None
-                update = Update(lease=lease.number, worker=worker.name, steps=part, computed=computed)
+                update = Update(lease=lease.number, worker=worker.name, steps=part, computed=came)
                 if not await sent(worker, update, lease.unit.version, fault):
                     break
 

@@ -18,7 +18,17 @@ from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 from tierkit.errors import MalformedMessage
 from training.units import Flat
 
-__all__ = ["Format", "compress", "decompress", "pack", "packed_bytes", "unpack", "worth_compressing"]
+__all__ = [
+    "Format",
+    "compress",
+    "decompress",
+    "format_of_weights",
+    "pack",
+    "packed_bytes",
+    "rounded",
+    "unpack",
+    "worth_compressing",
+]
 
 Format = Literal["fp32", "bf16", "int8"]
 """Of the numbers. int8 is for updates alone: weights go with it in bf16."""
@@ -35,6 +45,11 @@ _MOST_HEADER_BYTES = 4096
 _CHUNK = 1 << 16
 """Numbers that are converted at a time, a multiple of `BLOCK`: what lies in between stays in the processor's cache."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
+
+
+def format_of_weights(format: Format) -> Format:
+    """What the weights travel in where the updates have this format."""
+    return "fp32" if format == "fp32" else "bf16"
 
 
 def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -> bytes:
@@ -69,6 +84,13 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
             }
         )
     )
+
+
+def rounded(values: Flat, format: Format) -> Flat:
+    """What comes out of `unpack` when `pack` left nothing out, as a vector of its own."""
+    if format == "fp32":
+        return values.copy()
+    return _from_bf16(_to_bf16(values)) if format == "bf16" else _from_int8(*_to_int8(values))
 
 
 def packed_bytes(values: int, buffers: int, format: Format) -> int:

@@ -35,6 +35,7 @@ StrategyName = Annotated[
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
+Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")]
 
 
@@ -45,7 +46,7 @@ def run_local(
     ],
     strategy: StrategyName = "downpour",
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that compute.")] = 4,
-    wire: Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")] = "fp32",
+    wire: Wire = "fp32",
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -177,6 +178,7 @@ def simulate_run(
     config: Annotated[
         Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
     ] = None,
+    wire: Wire = "fp32",
     epochs: Epochs = None,
     seed: Seed = None,
     slow: Annotated[
@@ -225,6 +227,7 @@ def simulate_run(
         step_s=None if step_ms is None else step_ms / 1e3,
         serve_s=None if serve_ms is None else serve_ms / 1e3,
         link=Link(delay_s=delay_ms / 1e3, bytes_per_s=None if mbps is None else mbps * 1e6 / 8),
+        wire=wire,
     )
     if threads is not None:
         torch.set_num_threads(threads)

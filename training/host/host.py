@@ -22,7 +22,7 @@ from training.host.run import Run, decoded
 from training.learner import FlatLearner
 from training.messages import RESULT, GrantedLease, Join, Progress, RunSpec, RunStatus, UpdateAnswer, UpdateHead
 from training.units import Flat
-from training.wire import Format, pack
+from training.wire import format_of_weights, pack
 
 __all__ = ["Host"]
 
@@ -341,8 +341,8 @@ class Host:
     def _grant(self, name: str, incarnation: str) -> tuple[GrantedLease, bytes] | None:
         strategy, now = self._run.strategy, self._now()
         if self._packed is None or self._packed[0] != strategy.version:
-            format_: Format = "fp32" if self.spec.wire == "fp32" else "bf16"
-            self._packed = strategy.version, pack(strategy.weights, strategy.buffers, format_)
+            body = pack(strategy.weights, strategy.buffers, format_of_weights(self.spec.wire))
+            self._packed = strategy.version, body
         body = self._packed[1]
         lease = self._run.grant(name, incarnation, len(body), now)
         self._note("grant", now, name=name, incarnation=incarnation, size=len(body))

@@ -62,7 +62,7 @@ const workers = new Table(
     { title: "Staleness", kind: "number", show: (cell, each) => text(cell, number(each.staleness)) },
     { title: "Sent", kind: "number", show: (cell, each) => text(cell, size(each.bytes_sent)) },
     { title: "Received", kind: "number", show: (cell, each) => text(cell, size(each.bytes_received)) },
-    { title: "Waited", kind: "number", show: (cell, each) => text(cell, span(each.idle_s)) },
+    { title: "Silent for", kind: "number", show: (cell, each) => text(cell, span(each.idle_s)) },
   ],
   (each) => each.name,
   (row, each) => {

@@ -59,6 +59,19 @@ def test_it_ends_with_one_object(shapes: Path, capsys: pytest.CaptureFixture[str
     assert [result[key] for key in same] == [again[key] for key in same]
 
 
+def test_the_wire_shows_in_bytes_and_not_in_time(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ["--strategy", "sgd", "--workers", "2", "--step-ms", "10", "--serve-ms", "1"]
+    wires = ("fp32", "bf16", "int8")
+    found = {wire: simulate(shapes, capsys, *fixed, "--wire", wire)[1] for wire in wires}
+    assert [found[wire]["wire"] for wire in wires] == list(wires)
+    assert len({found[wire]["virtual_seconds"] for wire in wires}) == 1
+    assert len({found[wire]["loss"] for wire in wires}) == 3
+    full, half, quarter = (found[wire]["bytes_sent"] for wire in wires)
+    assert (half / full, quarter / full) == pytest.approx((1 / 2, 1 / 4), abs=0.05)
+    assert found["int8"]["bytes_received"] == found["bf16"]["bytes_received"] == half
+    assert min(found[wire]["accuracy"] for wire in wires) > 1 / 3
+
+
 def test_a_worker_that_dies_is_a_fault_and_no_step_is_lost(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result, _ = simulate(
         shapes, capsys, "--strategy", "fedavg", "--workers", "2", "--step-ms", "10", "--leave", "0.1"
@@ -72,6 +85,7 @@ def test_a_worker_that_dies_is_a_fault_and_no_step_is_lost(shapes: Path, capsys:
         (["--strategy", "no-such"], "no-such"),
         (["--workers", "1", "--slow", "2", "--slow", "3"], "--slow"),
         (["--workers", "0"], "--workers"),
+        (["--wire", "fp8"], "--wire"),
         (["--config", "none.toml"], "none.toml"),
     ],
 )

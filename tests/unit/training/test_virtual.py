@@ -13,10 +13,11 @@ from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, Sends, ServerConfig, StrategyConfig
 from training.units import Computed, Flat
 from training.virtual import Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
+from training.wire import Format, pack, packed_bytes, unpack
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)
-SIZE = 4 * len(GOAL)
+SIZE = packed_bytes(len(GOAL), 0, "fp32")
 RATE = 0.1
 
 
@@ -49,6 +50,7 @@ def run(
     workers: list[SimulatedWorker],
     *,
     steps: int = 120,
+    wire: Format = "fp32",
     serve_s: float = 0.0,
     lease_s: float = 5.0,
     faults: Mapping[int, Fault] | None = None,
@@ -64,7 +66,7 @@ def run(
         workers=len(workers),
         lease_s=lease_s,
     )
-    result = simulate(strategy, learner, config.sends, workers, serve_s=serve_s, faults=faults)
+    result = simulate(strategy, learner, config.sends, workers, wire=wire, serve_s=serve_s, faults=faults)
     assert strategy.finished
     return result, strategy.weights, learner
 
@@ -199,6 +201,46 @@ def test_a_run_is_the_same_when_it_is_repeated() -> None:
     first, weights, _ = run(ServerConfig(rule="dc-adaptive", delay_compensation=2.0), machines(5))
     again, same, _ = run(ServerConfig(rule="dc-adaptive", delay_compensation=2.0), machines(5))
     assert (first, weights.tobytes()) == (again, same.tobytes())
+
+
+WIRES: tuple[tuple[Format, Format], ...] = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"))
+"""Of the updates, and of the weights that go with them."""
+
+
+@pytest.mark.parametrize(("wire", "weights"), WIRES)
+def test_bytes_are_those_of_the_formula(wire: Format, weights: Format) -> None:
+    link = Link(bytes_per_s=1_000.0)
+    config = ServerConfig(rule="sgd", n_fetch=4, n_push=2)
+    result, _, _ = run(config, machines(1, link=link), steps=40, wire=wire)
+    sent, received = packed_bytes(len(GOAL), 0, wire), packed_bytes(len(GOAL), 0, weights)
+    assert (result.bytes_sent, result.bytes_received) == (20 * sent, 10 * received)
+    assert result.virtual_seconds == pytest.approx(40 * 0.1 + (20 * sent + 10 * received) / 1_000)
+
+
+@pytest.mark.parametrize(("wire", "weights"), WIRES)
+def test_updates_and_weights_are_rounded_as_they_would_be_on_their_way(wire: Format, weights: Format) -> None:
+    _, found, _ = run(ServerConfig(rule="sgd"), machines(1), steps=7, wire=wire)
+    expected = np.zeros(3, np.float32)
+    for _ in range(7):
+        there, _ = unpack(pack(expected, NONE, weights), values=3, buffers=0)
+        back, _ = unpack(pack(there - GOAL, NONE, wire), values=3, buffers=0)
+        expected -= np.float32(RATE) * back
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_short_numbers_reach_the_goal_all_the_same(wire: Format) -> None:
+    for config in (ServerConfig(rule="sgd"), OuterConfig(local_steps=5)):
+        _, weights, _ = run(config, machines(4), steps=1_000, wire=wire)
+        np.testing.assert_allclose(weights, GOAL, rtol=2.0**-7)
+
+
+def test_diloco_sends_a_fortieth_of_what_sgd_sends() -> None:
+    every, _, _ = run(STRATEGIES["sgd"], machines(4), steps=2_000)
+    rounds, _, _ = run(STRATEGIES["diloco"], machines(4), steps=2_000, lease_s=60.0)
+    assert every.bytes_sent == every.bytes_received == 2_000 * SIZE
+    assert 0 < rounds.bytes_sent <= every.bytes_sent / 40
+    assert 0 < rounds.bytes_received <= every.bytes_received / 40
 
 
 def test_a_push_of_several_steps_sends_less() -> None:

@@ -15,7 +15,7 @@ from safetensors import deserialize
 
 from tierkit.errors import MalformedMessage
 from training.units import Flat
-from training.wire import Format, compress, decompress, pack, packed_bytes, unpack, worth_compressing
+from training.wire import Format, compress, decompress, pack, packed_bytes, rounded, unpack, worth_compressing
 
 FORMATS: tuple[Format, ...] = ("fp32", "bf16", "int8")
 EMPTY = np.zeros(0, np.float32)
@@ -66,6 +66,14 @@ def test_int8_is_off_by_at_most_a_254th_of_its_blocks_largest(sparse: bool, valu
         block, back = kept[start : start + 256], got[start : start + 256]
         most = np.float64(np.abs(block).max(initial=0.0)) / 254 * 1.0001 + 1e-43
         assert (np.abs(back.astype(np.float64) - block) <= most).all()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(values=numbers)
+def test_rounded_is_what_comes_back(format: Format, values: Flat) -> None:
+    found = rounded(values, format)
+    assert found.tobytes() == there_and_back(values, format).tobytes()
+    assert not np.shares_memory(found, values)
 
 
 def test_bf16_rounds_to_even_and_keeps_what_is_not_finite() -> None:
