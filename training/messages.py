@@ -108,7 +108,8 @@ class UpdateHead(Frozen):
     lease: NonNegativeInt
     first: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
     stop: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
-    loss: Annotated[float, Field(allow_inf_nan=False)]
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None
+    """Mean over the steps; null where it is not finite."""
     times: Annotated[Times, Field(max_length=16)] = Field(default_factory=dict)
     """Spent since the worker's last update."""
 
@@ -142,7 +143,7 @@ class RunStatus(Frozen):
     id: str
     network: str
     strategy: str
-    state: Literal["running", "finished", "stopped"]
+    state: Literal["running", "finished", "stopped", "failed"]
     done: int
     """Steps."""
     steps: int
@@ -161,3 +162,5 @@ class RunStatus(Frozen):
     """Of all workers together; `apply` is the host's."""
     workers: tuple[WorkerStatus, ...]
     result: dict[str, Any] | None
+    error: str | None = None
+    """Why it has failed."""

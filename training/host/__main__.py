@@ -7,7 +7,7 @@ import gc
 
 from starlette.applications import Starlette
 
-from tierkit.errors import MissingExtra
+from tierkit.errors import MissingExtra, SetupError
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -17,7 +17,11 @@ __all__ = ["run", "start"]
 
 
 def start(settings: HostSettings) -> int:
-    """Run the host until its run has ended or a signal stops it; returns its exit code."""
+    """Run the host until its run has ended or a signal stops it; returns its exit code.
+
+    Raises:
+        SetupError: the run cannot begin, or cannot go on.
+    """
     try:
         from training.host.app import create_app, largest_body
         from training.host.opening import open_host
@@ -38,6 +42,8 @@ def start(settings: HostSettings) -> int:
 
     code = serve(build, settings)
     gc.unfreeze()  # or what torch is built on complains that its objects are left over
+    if host.error:
+        raise SetupError(host.error)
     return code
 
 

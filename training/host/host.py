@@ -81,6 +81,8 @@ class Host:
         """Version and weights as they are sent, while that is the present version."""
         self._accuracy: float | None = None
         self._stopped = False
+        self.error = ""
+        """Why the run cannot go on; "" while it can."""
         self._ended = asyncio.Event()
         """Set when there is nothing left to compute."""
         self.over = asyncio.Event()
@@ -95,7 +97,9 @@ class Host:
         return self._learner.steps
 
     @property
-    def state(self) -> Literal["running", "finished", "stopped"]:
+    def state(self) -> Literal["running", "finished", "stopped", "failed"]:
+        if self.error:
+            return "failed"
         if self.result is not None:
             return "finished"
         return "stopped" if self._stopped else "running"
@@ -182,6 +186,7 @@ class Host:
                 self._note("take", now, body, head=head.model_dump(), size=size)
             elif verdict in ("stale", "refused"):
                 self._note("drop", now, name=head.worker)
+            self.error = self._run.trouble
             self._run.spend({"apply": time.perf_counter() - began})
             return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self._run.finished)
 
@@ -250,6 +255,7 @@ class Host:
                 times=dict(totals.times),
                 workers=run.workers(self._now()),
                 result=self.result,
+                error=self.error or None,
             )
 
         return await self._call(call)
@@ -364,7 +370,7 @@ class Host:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to compute."""
-        return self._stopped or self._run.finished
+        return self._stopped or bool(self.error) or self._run.finished
 
     def _tell(self) -> None:
         """Wake who waits for work, or for the end."""
@@ -393,6 +399,8 @@ class Host:
             await asyncio.to_thread(self._keep, result)
             self.result = result
         self.over.set()
+        if self.error:
+            log.error("the run has failed: %s", self.error)
         log.info("the run is %s", self.state)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):

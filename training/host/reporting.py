@@ -108,13 +108,14 @@ class _Reporter:
         status = await self._host.status()
         return RunReport(
             incarnation=self._incarnation,
-            state="running" if status.state == "running" else "finished",
+            state="finished" if status.state == "stopped" else status.state,
             done=status.done,
             version=status.version,
             loss=status.loss,
             accuracy=status.accuracy,
             workers=tuple(WorkerReport(**each.model_dump()) for each in status.workers[:_MOST_WORKERS]),
             result=status.result,
+            error=status.error,
         )
 
     def _tell(self, news: str) -> None:

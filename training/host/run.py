@@ -6,6 +6,7 @@ journal (`training.host.journal`).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ _MOST_WORKERS = 1_000
 _FORGOTTEN_S = 600.0
 """A worker that was not heard for so long makes room for another one."""
 _LOSSES = 100
+_MOST_REFUSED = 100
+"""Updates in a row that were refused: then it is not one worker's fault."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,18 @@ class Run:
         self.totals = _Totals()
         self._workers: dict[str, _Worker] = {}
         self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self._refused = 0
+        """Updates in a row."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the run cannot go on; "" while it can."""
+        if self._refused < _MOST_REFUSED:
+            return ""
+        return (
+            f"the last {_MOST_REFUSED} updates held numbers that are not finite, or were no updates of this network: "
+            "lower the learning rate, and begin anew in another folder"
+        )
 
     @property
     def finished(self) -> bool:
@@ -161,10 +176,13 @@ class Run:
             totals.staleness += age
             totals.bytes_sent += size
             totals.latest_at = now
-            self._losses.append(update.computed.loss)
+            if math.isfinite(update.computed.loss):
+                self._losses.append(update.computed.loss)
             self.spend(times)
         elif verdict != "duplicate":
             totals.faults += 1
+        if verdict != "duplicate":
+            self._refused = self._refused + 1 if verdict == "refused" else 0
         return verdict
 
     def drop(self, name: str, now: float) -> None:
@@ -256,5 +274,5 @@ def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:
         lease=head.lease,
         worker=head.worker,
         steps=range(head.first, head.stop),
-        computed=Computed(values=values, buffers=buffers, loss=head.loss),
+        computed=Computed(values=values, buffers=buffers, loss=math.nan if head.loss is None else head.loss),
     )

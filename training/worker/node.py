@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -189,7 +190,7 @@ class _Worker:
                 lease=lease.number,
                 first=part.start,
                 stop=part.stop,
-                loss=found.loss,
+                loss=found.loss if math.isfinite(found.loss) else None,
                 times=self._learner.take_times() | self._host.take_times(),
             )
             message = self._host.packed(found.values, found.buffers, self._spec)

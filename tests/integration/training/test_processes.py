@@ -58,6 +58,16 @@ def test_a_host_without_its_images_is_told(tmp_path: Path, capsys: pytest.Captur
     assert "mnist" in capsys.readouterr().err
 
 
+def test_a_run_that_diverges_ends_and_says_so(
+    network: Network, shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = network(4_000)
+    path.write_text(path.read_text().replace("peak_rate = 0.05", "peak_rate = 1e30"))
+    flags = ["--strategy", "sgd", "--workers", "1", "--dataset", str(shapes)]
+    assert run(["train", "run", str(path), *flags]) == 1
+    assert "learning rate" in capsys.readouterr().err
+
+
 async def test_whoever_is_killed_the_run_goes_on(network: Network, shapes: Path, tmp_path: Path) -> None:
     pids: dict[str, int] = {}
     to_kill = ["worker-1", "host", "worker-2", "host"]
