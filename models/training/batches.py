@@ -50,7 +50,9 @@ class Batch:
 
 def statistics(images: np.ndarray) -> Statistics:
     """Centre and spread of UINT8 images `[n, h, w, c]`."""
-    counts = np.bincount(images.ravel(), minlength=256)
+    # Some images at a time: numpy counts with eight bytes for each.
+    parts = np.array_split(images, max(1, images.size >> 22))
+    counts = np.sum([np.bincount(part.ravel(), minlength=256) for part in parts], axis=0)
     values = np.arange(256)
     mean = round(float((counts * values).sum() / counts.sum()))
     variance = float((counts * (values - mean) ** 2).sum() / counts.sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,16 @@ class NetworkLearner:
         if initial is not None:
             load_weights(self.network.network, initial, f"the weights that {config.name!r} is to start from")
         check_images(self.network, data.held_out.images.shape[1:], config)
-        self._optimizer = make_optimizer(self.network, config)
         self.times: dict[str, float] = {}
         """Seconds that `backward` has spent on the batch (load), forward and backward. What a GPU computes counts where
         it is waited for."""
         if data.device.type == "cpu" and config.precision == "bf16":
             use_matrix_products(self.network)
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.SGD:
+        # Made when it is needed: torch imports much for its first one, and a worker of a fleet needs none.
+        return make_optimizer(self.network, self.config)
 
     def rate(self, step: int) -> float:
         return learning_rate(step, self.config.epochs * self.data.batches.steps_per_epoch, self.config)

@@ -11,11 +11,16 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
+from models.dataset import Dataset
+from models.training.data import TrainingData
 from tests.integration.training.conftest import RunningHost, StartHost
 from tests.shapes import write_shapes
 from tierkit.errors import Conflict, DeadlineExceeded, SetupError
 from tierkit.testing import wait_for
+from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
+from training.strategies.build import build_strategy
+from training.virtual import SimulatedWorker, simulate
 from training.wire import compress, pack, packed_bytes, unpack
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
@@ -81,6 +86,30 @@ async def test_workers_train_to_the_end_and_every_step_counts_once(start_host: S
     # Gradients of pixels without any spread are zero, and left out.
     assert 0.5 * dense < found["bytes_sent"] < dense
     assert set(found["times"]) == {"load", "forward", "backward", "step", "send", "wait", "apply"}
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "fedavg"])
+async def test_one_worker_over_http_is_one_worker_in_this_process_to_the_bit(
+    start_host: StartHost, shapes: Path, strategy: str
+) -> None:
+    async with start_host(epochs=3, strategy=strategy, workers=1) as running:
+        await work(options(running, shapes))
+        _, body = await running.host.weights()
+        spec = running.host.spec
+    dataset = Dataset.open(str(shapes), None)
+    learner = FlatLearner(spec.network, TrainingData(spec.network, dataset.read("train"), dataset.hierarchy))
+    alone = build_strategy(
+        spec.strategy,
+        learner.weights(),
+        learner.buffers(),
+        steps=learner.steps,
+        rate=learner.rate,
+        peak_rate=spec.network.peak_rate,
+        workers=1,
+        lease_s=100.0,
+    )
+    simulate(alone, learner, spec.strategy.sends, [SimulatedWorker(name="w", step_s=1.0)])
+    assert body == pack(alone.weights, alone.buffers, "fp32")
 
 
 async def test_a_lease_is_the_weights_of_its_version_and_an_update_counts_once(start_host: StartHost) -> None:
