@@ -24,6 +24,7 @@ from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
+from experiments.training.experiment import TRAINING
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
@@ -46,9 +47,9 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; the last four of `EXPERIMENTS` need a core
-each for server and load."""
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; `training` needs torch and MNIST; the four before it
+need a core each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES)
+    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES, TRAINING)
 }

@@ -17,9 +17,9 @@ from models.training.data import TrainingData
 from tierkit.errors import InvalidInput
 from training.learner import FlatLearner
 from training.strategies.build import build_strategy
-from training.strategies.config import StrategyConfig
+from training.strategies.config import Sends, StrategyConfig
 from training.strategies.protocol import Strategy
-from training.units import Computed, Update
+from training.units import Computed, Flat, Update
 from training.virtual import Link, SimulatedWorker, draw_faults, simulate
 from training.wire import Format, format_of_weights, pack, packed_bytes, unpack
 
@@ -71,10 +71,13 @@ def run_simulation(
     test: ImageSet,
     machines: Machines,
     watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
+    *,
+    gradients: bool = True,
 ) -> dict[str, Any]:
     """Train to the end; what came of it.
 
     Args:
+        gradients: whether they are computed. Without them the times are the same, and there is no accuracy.
         watch: called after each update with the steps that are done, those of the run, and the virtual time.
 
     Raises:
@@ -117,7 +120,7 @@ def run_simulation(
     began = time.monotonic()
     found = simulate(
         strategy,
-        learner,
+        learner if gradients else _Still(weights, buffers),
         choice.sends,
         crew,
         wire=wire,
@@ -137,7 +140,7 @@ def run_simulation(
         "workers": machines.workers,
         "seed": config.seed,
         "wire": wire,
-        "accuracy": learner.accuracy(strategy.weights, strategy.buffers, test),
+        "accuracy": learner.accuracy(strategy.weights, strategy.buffers, test) if gradients else None,
         "virtual_seconds": found.virtual_seconds,
         "seconds": time.monotonic() - began,
         "epochs": config.all_epochs,
@@ -147,11 +150,28 @@ def run_simulation(
         "faults": found.faults,
         "twice": found.twice,
         "missing": found.missing,
+        "worker_step_s": statistics.fmean(seconds / steps for seconds, steps in found.spent.values()),
         "staleness": statistics.fmean(found.staleness),
         "loss": statistics.fmean(found.losses[-100:]),
         "step_s": step_s,
         "serve_s": serve_s,
     }
+
+
+class _Still:
+    """Stands in for a learner where nothing but time counts."""
+
+    def __init__(self, weights: Flat, buffers: Flat) -> None:
+        self._nothing, self._buffers = np.zeros_like(weights), buffers
+
+    def load(self, weights: Flat, buffers: Flat) -> None:
+        pass
+
+    def weights(self) -> Flat:
+        return self._nothing
+
+    def compute(self, steps: range, sends: Sends) -> Computed:
+        return Computed(values=self._nothing, buffers=self._buffers, loss=0.0)
 
 
 def _step_s(learner: FlatLearner, choice: StrategyConfig) -> float:

@@ -112,6 +112,8 @@ class Simulated:
     """Steps whose update was brought into the weights although it was there: none, if all is well."""
     missing: int = 0
     """Steps whose update is not in the weights at the end: none, if all is well."""
+    spent: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Of each worker: seconds from its first request to its last update, and the steps of its updates."""
     losses: list[float] = field(default_factory=list)
     """Of the updates, in their order."""
     staleness: list[int] = field(default_factory=list)
@@ -158,7 +160,7 @@ def simulate(
         await loop.until(host_free)
 
     def wake() -> None:
-        """There may be a unit for who waits for one."""
+        """There may be a unit for those who wait."""
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -194,12 +196,16 @@ def simulate(
             result.twice += len(applied.intersection(update.steps))
             applied.update(update.steps)
             result.updates += 1
+            _, done = result.spent.get(worker.name, (0.0, 0))
+            result.spent[worker.name] = loop.time(), done + len(update.steps)
             result.losses.append(update.computed.loss)
             result.staleness.append(age)
             result.virtual_seconds = loop.time()
             watch(strategy.leases.done, loop.time())
         elif verdict == "refused" and not np.isfinite(strategy.weights.sum()):
-            raise InvalidInput(f"the weights are infinite after {strategy.version:,} updates: lower the rate")
+            raise InvalidInput(
+                f"the weights are infinite after {strategy.version:,} updates: lower the rate of strategy or network"
+            )
         if strategy.version != before or verdict != "taken" or strategy.finished:
             wake()
         return verdict

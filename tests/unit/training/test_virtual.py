@@ -95,6 +95,7 @@ def test_a_run_takes_what_its_formula_says() -> None:
     assert result.virtual_seconds == pytest.approx(10 * each)
     assert (result.bytes_sent, result.bytes_received) == (10 * SIZE, 10 * SIZE)
     assert (result.updates, result.faults, learner.steps) == (10, 0, list(range(10)))
+    assert result.spent == {"w0": (result.virtual_seconds, 10)}
 
 
 def test_workers_share_the_steps_until_the_host_is_busy_all_the_time() -> None:

@@ -1,0 +1,1 @@
+"""Training on virtual time: scaling, delay, slow workers, bytes and faults."""

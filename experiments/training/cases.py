@@ -1,0 +1,330 @@
+"""What `terrace experiment training` trains, and how its tables are judged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+
+__all__ = [
+    "LINK_BYTES_PER_S",
+    "LINK_DELAY_S",
+    "TABLES",
+    "Case",
+    "Judged",
+    "cases",
+    "judge",
+    "key",
+    "p_value",
+    "round_s",
+]
+
+Row = Mapping[str, Any]
+
+TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults")
+
+LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
+"""Of the links between workers and host: one region of a data centre, one gigabit a second."""
+
+_EXCHANGE = 50
+"""Steps between two exchanges with the host where scaling is weak. With fewer, 12 workers wait for each other at the
+host: see the lines that exchange each step, and every 20."""
+
+_ROUND = 20
+"""Steps between two exchanges where the images are shared: units are short, so that the last ones cost little."""
+
+_DOWNPOUR = ServerConfig(rule="adagrad", rate=0.02)
+_DC = ServerConfig(rule="dc-adaptive", delay_compensation=2.0)
+_DC_RATE = 0.01
+"""Of updates that are sums of many gradients."""
+_SYNCHRONOUS = OuterConfig(local_steps=1, momentum=0.9, nesterov=True)
+"""The mean of all gradients at each step, with the momentum that the network is trained with alone."""
+
+
+_SOURCE_EPOCHS = 20
+"""Over which the source takes its mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A line of a table: runs that differ in their seed alone."""
+
+    table: str
+    name: str
+    """Of the strategy, among others in the table."""
+    strategy: StrategyConfig
+    workers: int
+    epochs: int = 1
+    """Of each worker where scaling is weak, else of all together."""
+    scaling: Literal["strong", "weak"] = "strong"
+    """Whether the training images are shared, or each worker goes through all of them."""
+    peak_rate: float | None = None
+    """In place of the network's."""
+    slow: tuple[float, ...] = ()
+    """How many times slower the first workers are."""
+    faulty: bool = False
+    """Whether updates meet with faults."""
+    timed_epochs: int = 0
+    """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
+    them. 0 for the run itself."""
+    learns: bool = True
+    """Whether gradients are computed; else there is only the run without any."""
+
+    def passes(self, epochs: int) -> int:
+        """Through the training images, by all workers together."""
+        return epochs * (self.workers if self.scaling == "weak" else 1)
+
+    @property
+    def words(self) -> str:
+        """What tells it from the other lines of its table."""
+        slow = f", one {self.slow[0]:g} times slower" if self.slow else ""
+        return f"{self.name}{slow}{', with faults' if self.faulty else ''}"
+
+
+def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
+    """With an exchange every so many steps."""
+    return strategy.model_copy(update={"n_fetch": steps, "n_push": steps, **changes})
+
+
+_SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
+    ("weak", _EXCHANGE, 1, _SOURCE_EPOCHS),
+    ("strong", _ROUND, 5, 0),
+)
+"""With steps between exchanges, epochs, and epochs of the run without gradients."""
+_DELAYED: tuple[tuple[str, StrategyConfig, int], ...] = (
+    ("sgd", STRATEGIES["sgd"], 1),
+    ("sgd", STRATEGIES["sgd"], 8),
+    ("dc-adaptive", _DC, 8),
+    ("adagrad", _DOWNPOUR, 8),
+)
+_SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
+    ("asynchronous", _every(_ROUND, _DOWNPOUR)),
+    ("synchronous", OuterConfig(local_steps=_ROUND)),
+)
+_FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(local_steps=5)))
+
+
+def cases(tables: Sequence[str] = TABLES) -> list[Case]:
+    """All lines of these tables."""
+    rules = ("downpour", _DOWNPOUR, None), ("dc-adaptive", _DC, _DC_RATE)
+    lines = [
+        Case(
+            table="scaling",
+            name=name,
+            strategy=_every(steps, rule) if rate is None else _every(steps, rule, rate=rate),
+            workers=workers,
+            scaling=scaling,
+            epochs=epochs,
+            timed_epochs=timed,
+        )
+        for (scaling, steps, epochs, timed), (name, rule, rate), workers in product(_SCALINGS, rules, (4, 8, 12))
+    ]
+    lines += [
+        Case(
+            table="scaling",
+            name=name,
+            strategy=_every(steps, _DOWNPOUR),
+            workers=workers,
+            scaling="weak",
+            timed_epochs=epochs,
+            learns=False,
+        )
+        for (name, steps, epochs), workers in product(
+            (("downpour, every 20 steps", 20, _SOURCE_EPOCHS), ("downpour, every step", 1, 1)), (4, 12)
+        )
+    ]
+    lines += [
+        Case(table="delay", name=name, strategy=strategy, workers=workers, peak_rate=0.5)
+        for name, strategy, workers in _DELAYED
+    ]
+    lines += [
+        Case(
+            table="slow-worker",
+            name=name,
+            strategy=strategy,
+            workers=8,
+            slow=slow,
+            epochs=8,
+            timed_epochs=8,
+            learns=False,
+        )
+        for (name, strategy), slow in product(_SLOWED, ((), (4.0,)))
+    ]
+    lines += [
+        Case(table="bytes", name="each step", strategy=_SYNCHRONOUS, workers=4, epochs=10),
+        Case(table="bytes", name="diloco", strategy=STRATEGIES["diloco"], workers=4, epochs=10),
+    ]
+    lines += [
+        Case(table="faults", name=name, strategy=strategy, workers=8, epochs=2, faulty=faulty)
+        for (name, strategy), faulty in product(_FAULTY, (False, True))
+    ]
+    return [line for line in lines if line.table in tables]
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A figure against its target."""
+
+    words: str
+    reached: bool
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """Of the exact one-sided test of paired differences: the share of all their signs with a mean as large."""
+    total = math.fsum(differences)
+    sums = [0.0]
+    for difference in differences:
+        sums = [each + sign * abs(difference) for each in sums for sign in (-1, 1)]
+    return sum(each >= total - 1e-12 for each in sums) / len(sums)
+
+
+def round_s(*, workers: int, steps: int, step_s: float, serve_s: float, transfer_s: float, delay_s: float) -> float:
+    """What a round of a synchronous rule takes when one worker is the slowest: the others wait for its end and are
+    served one by one, it comes last.
+
+    Args:
+        step_s: of that worker.
+        transfer_s: of weights, or an update, on the way.
+    """
+    return max(workers * serve_s, delay_s + serve_s) + 2 * transfer_s + steps * step_s + serve_s
+
+
+def judge(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Judged]]:
+    """The targets of the tables whose rows these are, by the line that they stand in: `key` of its rows."""
+    lines: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        lines.setdefault(key(row), []).append(row)
+    return {
+        place: [judged for judged in _JUDGES[line[0]["table"]](line, lines) if judged is not None]
+        for place, line in lines.items()
+    }
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    """The line of a row."""
+    return tuple(row[name] for name in ("table", "scaling", "strategy", "workers", "slow", "faulty"))
+
+
+Line = Sequence[Row]
+Lines = Mapping[tuple[Any, ...], Line]
+
+
+def _mean(line: Line, name: str) -> float:
+    return statistics.fmean(row[name] for row in line)
+
+
+def _other(line: Line, lines: Lines, **changes: Any) -> Line:
+    """The line that differs from this one in these fields; empty where it was not measured."""
+    return lines.get(key({**line[0], **changes}), ())
+
+
+def _ratio(line: Line, other: Line, words: str, most: float) -> Judged | None:
+    """How much longer an epoch takes than in another line."""
+    if not other:
+        return None
+    ratio = _mean(line, "epoch_seconds") / _mean(other, "epoch_seconds")
+    return Judged(words=f"{ratio:.3f} of {words} (at most {most:g})", reached=ratio <= most)
+
+
+def _scaling(line: Line, lines: Lines) -> list[Judged | None]:
+    row = line[0]
+    if row["scaling"] != "weak":
+        return []
+    found = []
+    if row["workers"] == 12:
+        found.append(_ratio(line, _other(line, lines, workers=4), "4 workers", 1.014))
+    if row["strategy"] == "dc-adaptive":
+        found.append(_ratio(line, _other(line, lines, strategy="downpour"), "downpour", 1.03))
+    return found
+
+
+def _paired(line: Line, other: Line, name: str) -> list[float]:
+    """Differences to another line, seed by seed."""
+    theirs = {row["seed"]: row[name] for row in other}
+    return [row[name] - theirs[row["seed"]] for row in line if row["seed"] in theirs]
+
+
+def _delay(line: Line, lines: Lines) -> list[Judged | None]:
+    differences = _paired(line, _other(line, lines, strategy="sgd"), "accuracy")
+    if line[0]["strategy"] == "sgd" or not differences:
+        return []
+    mean, chance = statistics.fmean(differences), p_value(differences)
+    words = f"{100 * mean:+.1f} points to sgd, p = {chance:.3f} (more than 0 with p below 0.05)"
+    return [Judged(words=words, reached=mean > 0 and chance < 0.05)]
+
+
+def _slow_worker(line: Line, lines: Lines) -> list[Judged | None]:
+    row = line[0]
+    if not row["slow"]:
+        return []
+    if row["strategy"] == "asynchronous":
+        return [_ratio(line, _other(line, lines, slow=()), "no slow one", 1.15)]
+    foretold = statistics.fmean(_synchronous_s(each) / each["timed_epochs"] for each in line)
+    ratio = _mean(line, "epoch_seconds") / foretold
+    words = f"{ratio:.3f} of its formula, {foretold:.2f} s (within 5 %)"
+    other = _other(line, lines, slow=())
+    if other:
+        words += f"; {_mean(line, 'epoch_seconds') / _mean(other, 'epoch_seconds'):.2f} of no slow one"
+    return [Judged(words=words, reached=abs(ratio - 1) <= 0.05)]
+
+
+def _synchronous_s(row: Row) -> float:
+    """What a run with one slow worker takes: the slow one is in every round, but for a last one of fewer updates."""
+
+    def a_round(factor: float) -> float:
+        return round_s(
+            workers=row["workers"],
+            steps=_ROUND,
+            step_s=factor * row["step_s"],
+            serve_s=row["serve_s"],
+            transfer_s=LINK_DELAY_S + row["size_bytes"] / LINK_BYTES_PER_S,
+            delay_s=LINK_DELAY_S,
+        )
+
+    whole, rest = divmod(int(row["updates"]), int(row["workers"]))
+    return whole * a_round(max(row["slow"])) + (a_round(1.0) if rest else 0.0)
+
+
+def _bytes(line: Line, lines: Lines) -> list[Judged | None]:
+    counted = all(row["bytes_sent"] == row["bytes_received"] == row["updates"] * row["size_bytes"] for row in line)
+    exact = all(row["updates"] == row["formula_updates"] for row in line)
+    found: list[Judged | None] = [Judged(words="as the formula says", reached=counted and exact)]
+    other = _other(line, lines, strategy="each step")
+    if line[0]["strategy"] == "diloco" and other:
+        share = _mean(other, "bytes_sent") / _mean(line, "bytes_sent")
+        found.append(Judged(words=f"1/{share:.1f} of each step (at most 1/40)", reached=share >= 40))
+        found.append(_within_a_point(_paired(line, other, "accuracy"), "each step"))
+    return found
+
+
+def _within_a_point(differences: Sequence[float], words: str) -> Judged | None:
+    if not differences:
+        return None
+    mean = statistics.fmean(differences)
+    return Judged(words=f"{100 * mean:+.2f} points to {words} (at least -1)", reached=mean >= -0.01)
+
+
+def _faults(line: Line, lines: Lines) -> list[Judged | None]:
+    if not line[0]["faulty"]:
+        return []
+    lost, twice = sum(row["missing"] for row in line), sum(row["twice"] for row in line)
+    words = f"{sum(row['faults'] for row in line):,} faults: {lost} steps lost, {twice} applied twice (none)"
+    quiet = _paired(line, _other(line, lines, faulty=False), "accuracy")
+    return [Judged(words=words, reached=not lost and not twice), _within_a_point(quiet, "no faults")]
+
+
+_JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
+    "scaling": _scaling,
+    "delay": _delay,
+    "slow-worker": _slow_worker,
+    "bytes": _bytes,
+    "faults": _faults,
+}

@@ -1,0 +1,180 @@
+"""Training on virtual time: real gradients, and machines and links that are simulated.
+
+What a step takes, and what a host takes for a request, is measured first, as processor time: of the network's own step
+and of a host process. All else is the virtual clock of `training.virtual`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import threading
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
+from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
+from tierkit.errors import InvalidInput, MissingExtra
+from training.strategies.config import ServerConfig
+
+__all__ = ["TRAINING"]
+
+_MOST_SEEDS = 16
+"""The exact test looks at all signs of so many differences."""
+
+
+class _Stopped(Exception):
+    """The run is to end."""
+
+
+class Chosen(Options):
+    """Which tables, of how many runs."""
+
+    seeds: int = option(5, "Runs of each line, from --seed on.", quick=1, min=1, max=_MOST_SEEDS)
+    only: list[str] | None = option(
+        None, f"A table; may be repeated. Default: all, {', '.join(TABLES)}.", metavar="TABLE"
+    )
+    images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=240, max=60_000)
+    faults: int = option(1_000, "Faults in all runs together.", quick=20, min=2, max=100_000)
+    exchanges: int = option(1_000, "Exchanges by which the cost of a host is measured.", quick=100, min=4, max=100_000)
+    data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
+
+
+class Training(Experiment):
+    """What delay, slow workers, few bytes and faults cost training on many machines, on virtual time."""
+
+    name = "training"
+    options = Chosen
+    ignores = frozenset({"tasks"})
+    profile = None
+    repeats = ("runs", "runs that differ in their seed")
+    quick = "{images:,} images rather than 60,000, one seed rather than 5, {faults} faults rather than 1,000"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        wrong = [name for name in chosen.only or () if name not in TABLES]
+        if wrong:
+            raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}")
+        try:
+            from experiments.training.running import NETWORK, Bench, serve_s
+        except ImportError as exc:
+            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
+                raise
+            raise MissingExtra("learn", "training on the fleet") from exc
+        lines = cases(chosen.only or TABLES)
+        seeds = range(run.request.seed, run.request.seed + chosen.seeds)
+        faulty = len(seeds) * sum(line.faulty for line in lines)
+        run.config |= {
+            "network": NETWORK,
+            "seeds": list(seeds),
+            "only": list(chosen.only or TABLES),
+            "images": chosen.images,
+            "faults": chosen.faults,
+            "link_delay_s": LINK_DELAY_S,
+            "link_bytes_per_s": LINK_BYTES_PER_S,
+        }
+        run.expect(3 + len(lines) * len(seeds))
+        with run.step("reading the images, and the time of a step"):
+            bench = await asyncio.to_thread(Bench, chosen.data, chosen.images, run.folder)
+        core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        costs = {}
+        for name in ("downpour", "dc-adaptive"):
+            with run.step(f"the cost of a host with {name}"):
+                costs[name] = await serve_s(name, bench, exchanges=chosen.exchanges, core=core)
+        stop = threading.Event()
+
+        def watch() -> None:
+            if stop.is_set():
+                raise _Stopped
+
+        for line in lines:
+            cost = costs["dc-adaptive" if _compensates(line) else "downpour"]
+            for seed in seeds:
+                with run.step(f"{line.table}: {line.words}, {line.workers} workers"):
+                    try:
+                        found = await asyncio.to_thread(
+                            bench.run,
+                            line,
+                            seed,
+                            serve_s=cost,
+                            faults=chosen.faults // max(1, faulty),
+                            watch=watch,
+                        )
+                    except asyncio.CancelledError:
+                        stop.set()
+                        raise
+                run.add(
+                    **{
+                        "table": line.table,
+                        "strategy": line.name,
+                        "scaling": line.scaling,
+                        "slow": list(line.slow),
+                        "faulty": line.faulty,
+                        **found,
+                    }
+                )
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        points = [{**point, "slow": tuple(point["slow"])} for point in record["points"]]
+        verdicts = judge(points)
+        runs = {place: sum(key(point) == place for point in points) for place in verdicts}
+        return [
+            {
+                **point,
+                "slow": list(point["slow"]),
+                "runs": runs[key(point)],
+                "targets": [judged.words for judged in verdicts[key(point)]],
+                # A quick run is too short to reach anything.
+                "missed": []
+                if record["config"]["quick"]
+                else [judged.words for judged in verdicts[key(point)] if not judged.reached],
+            }
+            for point in points
+        ]
+
+    def table(self, record: Record) -> Table:
+        lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in self.rows(record):
+            lines.setdefault(key({**row, "slow": tuple(row["slow"])}), []).append(row)
+        return Table(
+            headings="table | strategy | workers | n | accuracy, % | virtual s an epoch | updates | MB sent | targets",
+            rows=[_shown(line) for line in lines.values()],
+            spare=("MB sent", "updates"),
+        )
+
+
+def _compensates(line: Case) -> bool:
+    return isinstance(line.strategy, ServerConfig) and line.strategy.rule.startswith("dc-")
+
+
+def _shown(line: list[dict[str, Any]]) -> list[str]:
+    row = line[0]
+    words = row["strategy"]
+    if row["slow"]:
+        words += f", one {row['slow'][0]:g} times slower"
+    if row["faulty"]:
+        words += ", with faults"
+    missed = set(row["missed"])
+    return [
+        f"{row['table']}, {row['scaling']}" if row["table"] == "scaling" else row["table"],
+        words,
+        str(row["workers"]),
+        str(len(line)),
+        _mean(line, "accuracy", 100, ".2f"),
+        _mean(line, "epoch_seconds", 1, ".3f"),
+        f"{statistics.fmean(each['updates'] for each in line):,.0f}",
+        f"{statistics.fmean(each['bytes_sent'] for each in line) / 1e6:,.1f}",
+        "; ".join(f"missed: {each}" if each in missed else each for each in row["targets"]),
+    ]
+
+
+def _mean(line: list[dict[str, Any]], name: str, unit: float, form: str) -> str:
+    """Mean and standard deviation."""
+    values = [unit * row[name] for row in line if row[name] is not None]
+    if not values:
+        return cell(None, form)
+    spread = f" ± {format(statistics.stdev(values), form)}" if len(values) > 1 else ""
+    return format(statistics.fmean(values), form) + spread
+
+
+TRAINING = Training()

@@ -1,0 +1,184 @@
+"""The runs of `terrace experiment training`, and what they take the times of machines from. Needs torch."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.peers.processes import ServerProcesses, serving
+from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from models.dataset import Dataset
+from models.training.config import CONFIGS, TrainConfig, find_config
+from models.training.data import TrainingData
+from tierkit.errors import DataError
+from tierkit.http.client import open_client
+from training.learner import FlatLearner
+from training.messages import UpdateHead
+from training.simulation import Machines, run_simulation
+from training.strategies.config import Sends
+from training.virtual import Link
+from training.worker.connection import HostConnection
+
+__all__ = ["NETWORK", "Bench", "serve_s"]
+
+NETWORK = "mnist-64-64"
+
+_SPREAD = 0.1
+"""Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
+_STEPS, _UNMEASURED = 200, 20
+_CLIENTS = 4
+_HELD_OUT = 120
+"""One of so many images is held out: 500 of each class of all 60,000."""
+
+
+class Bench:
+    """The images and the network, and the time of a step on this machine.
+
+    Args:
+        images: to train on, the held-out ones among them; the first of the data set.
+        folder: for a file of its own.
+
+    Raises:
+        DataError: MNIST is missing, or has fewer images.
+    """
+
+    def __init__(self, data: Path | None, images: int, folder: Path) -> None:
+        self._dataset = Dataset.open("mnist", data)
+        whole = self._dataset.read("train")
+        if len(whole) < images:
+            raise DataError(f"MNIST has {len(whole):,} training images here, fewer than {images:,}")
+        self._images, self._test = whole.take(np.arange(images)), self._dataset.read("test")
+        text = (CONFIGS / f"{NETWORK}.toml").read_text(encoding="utf-8")
+        # Fewer images are held out where there are fewer in all.
+        file = folder / f"{NETWORK}.toml"
+        file.write_text(text.replace("held_out_per_class = 500", f"held_out_per_class = {images // _HELD_OUT}"))
+        self._config = find_config(NETWORK, file)
+        self.host_flags = ["--network", str(file), *([] if data is None else ["--data", str(data.absolute())])]
+        """Of a host that trains it."""
+        self._data: dict[int, TrainingData] = {}
+        torch.set_num_threads(1)
+        learner = FlatLearner(self._config, self._drawn(0))
+        self._size_bytes = 4 * (len(learner.weights()) + len(learner.buffers()))
+        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in ("gradient", "change")}
+        """Processor seconds, median."""
+
+    def run(
+        self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """One run of a line; what came of it."""
+        step_s = self.step_s[case.strategy.sends]
+
+        def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
+            config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
+            updates = -(-config.epochs * self._drawn(seed).batches.steps_per_epoch // case.strategy.push)
+            hit = min(faults, updates // 2) if case.faulty else 0
+            found = run_simulation(
+                config,
+                case.strategy,
+                self._drawn(seed),
+                self._test,
+                Machines(
+                    workers=case.workers,
+                    slow=case.slow,
+                    step_s=step_s,
+                    serve_s=serve_s,
+                    spread=_SPREAD,
+                    link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S),
+                    faults=hit,
+                ),
+                lambda done, steps, now: watch(),
+                gradients=gradients,
+            )
+            return {**found, "epochs": epochs, "formula_updates": updates}
+
+        timed = simulated(case.timed_epochs, gradients=False) if case.timed_epochs else None
+        found = simulated(case.epochs, gradients=True) if case.learns else timed
+        assert found is not None
+        clock = timed or found
+        if case.scaling == "weak":  # the mean over the workers, as the source has it
+            epoch_seconds = clock["worker_step_s"] * self._drawn(seed).batches.steps_per_epoch
+        else:
+            epoch_seconds = clock["virtual_seconds"] / clock["epochs"]
+        return {
+            **found,
+            "epoch_seconds": epoch_seconds,
+            "timed_epochs": clock["epochs"],
+            "size_bytes": self._size_bytes,
+        }
+
+    def _of(self, seed: int, **changes: Any) -> TrainConfig:
+        return self._config.model_copy(update={"seed": seed, **changes})
+
+    def _drawn(self, seed: int) -> TrainingData:
+        # Batches of this network depend on nothing else of a configuration.
+        if seed not in self._data:
+            self._data[seed] = TrainingData(self._of(seed), self._images, self._dataset.hierarchy)
+        return self._data[seed]
+
+    def _measured(self, sends: Sends) -> float:
+        learner = FlatLearner(self._config, self._drawn(0))
+
+        def once(step: int) -> float:
+            began = time.thread_time()
+            learner.compute(range(step, step + 1), sends)
+            return time.thread_time() - began
+
+        return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
+
+
+async def serve_s(strategy: str, bench: Bench, *, exchanges: int, core: int) -> float:
+    """Processor seconds that a real host takes for a request, a fetch of the weights or an update in fp32: the mean of
+    this many of both.
+
+    Args:
+        core: of the host.
+    """
+    flags = ["--strategy", strategy, "--workers", str(_CLIENTS), *bench.host_flags]
+    with serving(["training.host", *flags], core=core) as (url, server):
+        each = -(-exchanges // _CLIENTS)
+        async with open_client() as http:
+            workers = [HostConnection(url, f"w{number}", f"{number:016x}", http) for number in range(_CLIENTS)]
+            await asyncio.gather(*(_exchange(worker, 1 + each // 10) for worker in workers))  # until all is compiled
+            before = server.cpu_s()
+            done = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))
+            return _per_request(server, before, done)
+
+
+def _per_request(server: ServerProcesses, before: float, exchanges: int) -> float:
+    return (server.cpu_s() - before) / (2 * max(1, exchanges))
+
+
+async def _exchange(worker: HostConnection, times: int) -> int:
+    """Fetch and bring updates that change little; how many there were before the run ended."""
+    spec = await worker.spec()
+    await worker.join(spec.data_sha256)
+    chance = np.random.default_rng(0)
+    values = (1e-6 * chance.standard_normal(spec.values)).astype(np.float32)
+    buffers = np.zeros(spec.buffers, np.float32)
+    done = 0
+    while done < times:
+        granted = await worker.lease()
+        if granted is None:
+            break
+        if granted == "none yet":
+            continue
+        lease, _ = granted
+        for part in lease.unit.parts():
+            head = UpdateHead(
+                worker=worker.name,
+                incarnation=worker.incarnation,
+                lease=lease.number,
+                first=part.start,
+                stop=part.stop,
+                loss=0.0,
+            )
+            await worker.update(head, worker.packed(values, buffers, spec))
+        done += 1
+    return done

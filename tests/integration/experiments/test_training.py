@@ -1,0 +1,78 @@
+"""`terrace experiment training`, as small as it can be: a host process, and all tables on a few images."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from experiments.harness import RECORD
+from experiments.training.cases import TABLES, cases
+from terrace.commands.experiment import app
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+
+IMAGES = 480
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files like MNIST's, whose classes differ in the row that is bright."""
+    root = tmp_path_factory.mktemp("digits")
+    (root / "mnist").mkdir()
+    for split, count in (("train", IMAGES), ("t10k", 100)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        pixels = np.random.default_rng(0).integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        pixels[np.arange(count), 2 + 2 * labels] += 150
+        for kind, content in (
+            ("images-idx3", struct.pack(">4I", 0x803, count, 28, 28) + pixels.tobytes()),
+            ("labels-idx1", struct.pack(">2I", 0x801, count) + labels.tobytes()),
+        ):
+            (root / "mnist" / f"{split}-{kind}-ubyte").write_bytes(content)
+    return root
+
+
+def run(digits: Path, folder: Path, *flags: str) -> Any:
+    known = ["training", "--quick", "--json", "--data", str(digits), "--images", str(IMAGES), "--out", str(folder)]
+    return CliRunner().invoke(app, [*known, *flags], catch_exceptions=False)
+
+
+def test_all_tables(digits: Path, tmp_path: Path) -> None:
+    ended = run(digits, tmp_path / "run", "--exchanges", "8")
+    assert ended.exit_code == 0, ended.output
+    rows = json.loads(ended.stdout)
+    assert len(rows) == len(cases())
+    assert {row["table"] for row in rows} == set(TABLES)
+    for row in rows:
+        assert row["virtual_seconds"] > 0
+        assert row["updates"] > 0
+        assert row["bytes_sent"] >= row["updates"] * row["size_bytes"]
+        assert 0 < row["step_s"] < 1
+        assert 0 < row["serve_s"] < 1
+        assert (row["seed"], row["twice"], row["missing"]) == (0, 0, 0)
+    by_table = {table: [row for row in rows if row["table"] == table] for table in TABLES}
+    assert all(row["accuracy"] is None for row in by_table["slow-worker"])
+    assert all(0 <= row["accuracy"] <= 1 for table in ("delay", "bytes", "faults") for row in by_table[table])
+    assert [row["faults"] > 0 for row in by_table["faults"]] == [False, True, False, True]
+    record = json.loads((tmp_path / "run" / RECORD).read_text())
+    assert record["config"]["network"] == "mnist-64-64"
+    assert len(record["points"]) == len(rows)
+
+
+def test_a_table_that_is_none_is_refused(digits: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["training", "--data", str(digits), "--only", "speed", "--out", str(tmp_path / "r")]
+    )
+    assert result.exit_code != 0
+    assert "scaling" in str(result.exception)
+
+
+def test_too_few_images_are_told(digits: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["training", "--data", str(digits), "--out", str(tmp_path / "r")])
+    assert result.exit_code != 0
+    assert "60,000" in str(result.exception)

@@ -1,0 +1,148 @@
+"""The tables of training: what is run, how it is judged, and how the rows are shown."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from experiments.training.cases import TABLES, cases, judge, key, p_value, round_s
+from experiments.training.experiment import TRAINING
+
+ROW: dict[str, Any] = {
+    "table": "scaling",
+    "strategy": "downpour",
+    "scaling": "weak",
+    "workers": 4,
+    "slow": (),
+    "faulty": False,
+    "seed": 0,
+    "accuracy": 0.9,
+    "epoch_seconds": 1.0,
+    "virtual_seconds": 20.0,
+    "timed_epochs": 20,
+    "updates": 100,
+    "formula_updates": 100,
+    "size_bytes": 10,
+    "bytes_sent": 1_000,
+    "bytes_received": 1_000,
+    "faults": 0,
+    "twice": 0,
+    "missing": 0,
+    "step_s": 0.002,
+    "serve_s": 0.001,
+}
+
+
+def verdicts(*changes: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Of the last of these rows."""
+    rows = [{**ROW, **change} for change in changes]
+    return [(judged.words, judged.reached) for judged in judge(rows)[key(rows[-1])]]
+
+
+def test_every_table_has_lines_that_differ() -> None:
+    lines = cases()
+    assert {line.table for line in lines} == set(TABLES)
+    places = Counter((line.table, line.name, line.workers, line.scaling, line.slow, line.faulty) for line in lines)
+    assert set(places.values()) == {1}
+    assert {line.table for line in cases(["delay"])} == {"delay"}
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [([1.0, 1.0, 1.0, 1.0, 1.0], 1 / 32), ([1.0, 2.0, -0.5], 2 / 8), ([-1.0, -1.0], 1.0), ([0.0, 0.0], 1.0)],
+)
+def test_p_is_the_share_of_signs_with_a_mean_as_large(differences: list[float], p: float) -> None:
+    assert p_value(differences) == pytest.approx(p)
+
+
+@pytest.mark.parametrize(("seconds", "reached"), [(1.014, True), (1.0141, False)])
+def test_twelve_workers_take_hardly_longer_than_four(seconds: float, reached: bool) -> None:
+    ((words, found),) = verdicts({}, {"workers": 12, "epoch_seconds": seconds})
+    assert (words.startswith("1.014 of 4 workers"), found) == (True, reached)
+    assert verdicts({"scaling": "strong"}, {"scaling": "strong", "workers": 12, "epoch_seconds": 9.0}) == []
+
+
+@pytest.mark.parametrize(("seconds", "reached"), [(1.03, True), (1.031, False)])
+def test_compensation_takes_hardly_longer_than_downpour(seconds: float, reached: bool) -> None:
+    found = verdicts({}, {"strategy": "dc-adaptive", "epoch_seconds": seconds})
+    assert [each for _, each in found] == [reached]
+
+
+@pytest.mark.parametrize(
+    ("gains", "reached"), [([0.01] * 5, True), ([0.01] * 4, False), ([0.01, 0.02, 0.03, 0.04, -0.001], False)]
+)
+def test_a_gain_counts_seed_by_seed(gains: list[float], reached: bool) -> None:
+    delay = {"table": "delay", "scaling": "strong", "workers": 8}
+    before = [{**delay, "strategy": "sgd", "seed": seed, "accuracy": seed / 10} for seed in range(5)]
+    after = [
+        {**delay, "strategy": "adagrad", "seed": seed, "accuracy": seed / 10 + gain} for seed, gain in enumerate(gains)
+    ]
+    ((words, found),) = verdicts(*before, *after)
+    assert ("points to sgd" in words, found) == (True, reached)
+
+
+def test_a_slow_worker_is_held_against_none_and_against_the_formula() -> None:
+    slow = {"table": "slow-worker", "scaling": "strong", "workers": 8, "timed_epochs": 1}
+    quiet = {**slow, "strategy": "asynchronous"}
+    for seconds, reached in ((1.15, True), (1.16, False)):
+        found = verdicts(quiet, {**quiet, "slow": (4.0,), "epoch_seconds": seconds})
+        assert [each for _, each in found] == [reached]
+    # Two rounds of eight with the slow worker, and a last one of four without it.
+    slow_s, quick_s = (
+        round_s(workers=8, steps=20, step_s=step_s, serve_s=0.001, transfer_s=0.0002 + 10 / 125e6, delay_s=0.0002)
+        for step_s in (0.008, 0.002)
+    )
+    whole_s = 2 * slow_s + quick_s
+    for seconds, reached in ((whole_s, True), (1.06 * whole_s, False)):
+        late = {**slow, "strategy": "synchronous", "slow": (4.0,), "updates": 20, "epoch_seconds": seconds}
+        assert [each for _, each in verdicts(late)] == [reached]
+
+
+@pytest.mark.parametrize(
+    ("change", "reached"),
+    [
+        ({}, [True, True, True]),
+        ({"bytes_sent": 21}, [False, True, True]),
+        ({"updates": 3}, [False, True, True]),
+        ({"accuracy": 0.889}, [True, True, False]),
+    ],
+)
+def test_diloco_sends_a_fortieth_and_loses_no_point(change: dict[str, Any], reached: list[bool]) -> None:
+    table = {"table": "bytes", "scaling": "strong"}
+    few = {"updates": 2, "formula_updates": 2, "bytes_sent": 20, "bytes_received": 20}
+    found = verdicts({**table, "strategy": "each step"}, {**table, "strategy": "diloco", **few, **change})
+    assert [each for _, each in found] == reached
+
+
+@pytest.mark.parametrize(
+    ("change", "reached"),
+    [
+        ({}, [True, True]),
+        ({"twice": 1}, [False, True]),
+        ({"missing": 1}, [False, True]),
+        ({"accuracy": 0.88}, [True, False]),
+    ],
+)
+def test_faults_lose_nothing_and_apply_nothing_twice(change: dict[str, Any], reached: list[bool]) -> None:
+    table = {"table": "faults", "scaling": "strong"}
+    found = verdicts(table, {**table, "faulty": True, "faults": 100, **change})
+    assert [each for _, each in found] == reached
+
+
+def test_rows_tell_what_was_missed_but_for_quick_runs() -> None:
+    points = [{**ROW, "slow": []}, {**ROW, "slow": [], "workers": 12, "epoch_seconds": 2.0, "accuracy": None}]
+    record = {"config": {"quick": False}, "points": points}
+    rows = TRAINING.rows(record)
+    assert [len(row["missed"]) for row in rows] == [0, 1]
+    assert [row["runs"] for row in rows] == [1, 1]
+    assert not any(row["missed"] for row in TRAINING.rows({**record, "config": {"quick": True}}))
+    table = TRAINING.table(record)
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [each["accuracy, %"] for each in cells] == ["90.00", "-"]
+    assert cells[1]["targets"].startswith("missed: 2.000 of 4 workers")
+
+
+def test_several_seeds_are_a_mean_and_its_spread() -> None:
+    points = [{**ROW, "slow": [], "seed": seed, "accuracy": 0.9 + seed / 100} for seed in range(3)]
+    (row,) = TRAINING.table({"config": {"quick": False}, "points": points}).rows
+    assert row[3:5] == ["3", "91.00 ± 1.00"]
