@@ -88,8 +88,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
             workers = [
                 await start(f"worker-{n}", ["work", url, "--name", f"worker-{n}", *_flags(run.worker)]) for n in count
             ]
-            connection = HostConnection("observer", "0" * 16, http)
-            connection.url = url
+            connection = HostConnection("observer", "0" * 16, http, url=url)
             killed = 0
             while True:
                 for each in (host, *workers):

@@ -144,7 +144,7 @@ async def serve_s(strategy: str, bench: Bench, *, exchanges: int, core: int) -> 
     with serving(["training.host", *flags], core=core) as (url, server):
         each = -(-exchanges // _CLIENTS)
         async with open_client() as http:
-            workers = [HostConnection(url, f"w{number}", f"{number:016x}", http) for number in range(_CLIENTS)]
+            workers = [HostConnection(f"w{number}", f"{number:016x}", http, url=url) for number in range(_CLIENTS)]
             await asyncio.gather(*(_exchange(worker, 1 + each // 10) for worker in workers))  # until all is compiled
             before = server.cpu_s()
             done = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))

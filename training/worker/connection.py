@@ -55,9 +55,11 @@ class HostConnection:
         incarnation: str,
         http: aiohttp.ClientSession,
         token: Callable[[], str] | None = None,
+        *,
+        url: str = "",
     ) -> None:
-        self.url = ""
-        """Of the host; to be set."""
+        self.url = url
+        """Of the host; it may move."""
         self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
