@@ -80,7 +80,7 @@ class Host:
         self._packed: tuple[int, bytes] | None = None
         """Version and weights as they are sent, while that is the present version."""
         self._accuracy: float | None = None
-        self._stopped = False
+        self._stopped = self._draining = False
         self.error = ""
         """Why the run cannot go on; "" while it can."""
         self._ended = asyncio.Event()
@@ -139,7 +139,7 @@ class Host:
         while True:
             changed = self._changed
             granted = None if self.finished else await self._call(lambda: self._grant(name, incarnation))
-            left_s = deadline - self._now()
+            left_s = 0.0 if self._draining else deadline - self._now()
             if granted is not None or self.finished or left_s <= 0:
                 return granted
             try:
@@ -270,6 +270,7 @@ class Host:
                 lifecycle.own(self._work(thread), name="run"),
                 lifecycle.own(self._write(), name="journal"),
                 lifecycle.own(self._attend(lifecycle), name="accuracy and end"),
+                lifecycle.own(self._drain(lifecycle), name="drain"),
             ]
             try:
                 yield
@@ -365,7 +366,8 @@ class Host:
         return self._wait_s if next_expiry is None else max(0.01, next_expiry - self._now())
 
     def _note(self, do: str, now: float, body: bytes = b"", **given: Any) -> None:
-        self._journal.add({"do": do, "now": now, **given}, body)
+        # A lease that a dead machine has forgotten costs its unit, as one that expires does.
+        self._journal.add({"do": do, "now": now, **given}, body, lasting=do in ("take", "drop"))
 
     @property
     def finished(self) -> bool:
@@ -409,6 +411,12 @@ class Host:
                 while self._run.workers(0.0):
                     await self._changed.wait()
         lifecycle.drain()
+
+    async def _drain(self, lifecycle: Lifecycle) -> None:
+        """Let nobody wait for work in a host that is ending."""
+        await lifecycle.wait_draining()
+        self._draining = True
+        self._tell()
 
     async def _measured(self, images: ImageSet) -> float:
         def copies() -> tuple[Flat, Flat]:

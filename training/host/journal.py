@@ -105,8 +105,11 @@ class Journal:
         os.truncate(path, whole)
         self._open(append=True)
 
-    def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
-        """Write down a call; `flush` and then `sync` make it last.
+    def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"", *, lasting: bool = True) -> None:
+        """Write down a call; `flush` makes it outlast this process, and `sync` the machine.
+
+        Args:
+            lasting: whether anybody relies on it; the disk is not waited for on behalf of other calls.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -117,12 +120,13 @@ class Journal:
         self._length += self._file.write(_HEAD.pack(len(written), len(body), crc) + written)
         if body:
             self._length += self._file.write(body)
-        self._added = True
+        self._added |= lasting
 
     def flush(self) -> None:
         """What was added is the system's to write; raises OSError as `add`."""
-        if self._added and self._file is not None:
-            self._file.flush()
+        assert self._file is not None
+        self._file.flush()
+        if self._added:
             # In this order: `sync` may run meanwhile, and answers only for what was the system's before.
             self._added, self._dirty = False, True
 
@@ -159,10 +163,10 @@ class Journal:
 
     def close(self) -> None:
         """Let the folder go."""
-        with suppress(OSError):
-            self.flush()
-            self.sync()
         if self._file is not None:
+            with suppress(OSError):
+                self.flush()
+                self.sync()
             self._file.close()
         self._lock.close()
 

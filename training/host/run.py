@@ -164,10 +164,11 @@ class Run:
         """
         self.check(update.worker, incarnation)
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
-        worker.heard_at = now
         held = strategy.leases.held_by(update.worker)
         age = strategy.version - (strategy.version if held is None else held.unit.version)
         verdict = strategy.take(update, now)
+        if verdict in ("taken", "stale", "refused"):  # the others change nothing that a journal would have to know
+            worker.heard_at = now
         if verdict == "taken":
             worker.updates += 1
             worker.staleness += age
@@ -188,6 +189,7 @@ class Run:
     def drop(self, name: str, now: float) -> None:
         """An update was not taken, and what its worker had is given back: `take` has done so, and this repeats it."""
         self.strategy.leave(name)
+        self._workers[name].heard_at = now
         self.totals.faults += 1
 
     def spend(self, times: Times) -> None:
