@@ -12,7 +12,7 @@ from tierkit.errors import WeightsError
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from models.training.config import TrainConfig  # noqa: E402
+from models.training.config import CONFIGS, TrainConfig, find_config  # noqa: E402
 from models.training.data import TrainingData  # noqa: E402
 from models.training.learner import NetworkLearner  # noqa: E402
 from training.learner import FlatLearner  # noqa: E402
@@ -133,6 +133,45 @@ def test_one_worker_of_a_stream_with_label_noise_is_sequential_training() -> Non
 def test_several_workers_learn_with_every_strategy(name: str) -> None:
     strategy, own = trained(name, CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}), workers=3)
     assert own.accuracy(strategy.weights, strategy.buffers, DATA) > 0.9
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.toml") if "mnist" not in path.stem))
+def test_the_networks_of_all_tiers_learn_on_the_fleet(name: str) -> None:
+    bundled = find_config(name, None)
+    options = dict(bundled.network.options)
+    if "width" in options:
+        options["width"] = 1  # or a step of the widest takes seconds
+    # What they need of other runs, a fleet does not know; all else is as they have it.
+    config = bundled.model_copy(
+        update={
+            "teacher": None,
+            "initial": None,
+            "network": bundled.network.model_copy(update={"options": options}),
+            "epochs": 1,
+            "batch_size": 6,
+            "held_out_per_class": 2,
+        }
+    )
+    images = shape_images(32).take(np.arange(18))
+    own = FlatLearner(config, TrainingData(config, images, SHAPES))
+    chosen = OuterConfig(local_steps=1)
+    strategy = build_strategy(
+        chosen,
+        own.weights(),
+        own.buffers(),
+        steps=own.steps,
+        rate=own.rate,
+        peak_rate=config.peak_rate,
+        workers=2,
+        lease_s=60.0,
+    )
+    before = strategy.weights.copy()
+    crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(2)]
+    found = simulate(strategy, own, chosen.sends, crew)
+    assert (found.updates, found.missing) == (2, 0)
+    assert np.isfinite(strategy.weights).all()
+    assert np.count_nonzero(strategy.weights != before) > 0.5 * len(before)
+    assert 0 <= own.accuracy(strategy.weights, strategy.buffers, images) <= 1
 
 
 def test_values_of_another_network_are_refused() -> None:

@@ -97,6 +97,16 @@ def test_what_cannot_be_is_refused(
     assert said in error
 
 
+@pytest.mark.parametrize("name", ["mobilenet-v1-0.5", "resnet-34", "resnet-34-middle"])
+def test_a_network_that_needs_another_run_is_refused(
+    shapes: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    code = run(["train", "simulate", name, "--dataset", str(shapes), "--json"])
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert "needs another run" in said.err
+
+
 def test_all_workers_dead_is_an_error_and_no_result(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result, error = simulate(shapes, capsys, "--workers", "1", "--step-ms", "10", "--leave", "0.05")
     assert (code, result) == (1, None)
