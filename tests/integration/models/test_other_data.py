@@ -24,7 +24,7 @@ from tierkit.errors import DataError, InvalidInput, WeightsError
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from models.training.config import find_config
+from models.training.config import TrainConfig, find_config
 
 pytestmark = pytest.mark.train
 
@@ -189,7 +189,8 @@ def test_the_example_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
-    digits, hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    digits, noisy, hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    TrainConfig.model_validate(find_config("mnist-64-64", None).model_dump() | tomllib.loads(noisy))
     assert tomllib.loads(digits)["network"] == find_config("mnist-64-64", None).network.model_dump()
     (commands,) = re.findall(r"```sh\n(terrace models train shapes-net.*?)```", page, flags=re.DOTALL)
     (tmp_path / "shapes-net.toml").write_text(config.replace("epochs = 10", "epochs = 1"))
