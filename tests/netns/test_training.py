@@ -28,25 +28,39 @@ pytestmark = [pytest.mark.netns, pytest.mark.train, pytest.mark.anyio, pytest.ma
 __all__ = ["certificates"]  # the fixture
 
 PORT = 8074
-EPOCHS, STEPS = 24, 120
+EPOCHS, STEPS = 30, 150
 LEASE_S = 4
 _BUDGET_S = 90.0
+
+
+def log_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.log"
 
 
 @contextlib.asynccontextmanager
 async def working(network: Network, folder: Path, url: str, name: str, ca: Path) -> AsyncIterator[asyncio.Task[Any]]:
     """A worker on the host of its name; the task's result is what it has printed as JSON."""
-    process = await asyncio.create_subprocess_exec(
-        *(*network[name].inside, sys.executable, "-P", "-m", "terrace", "train", "work", url, "--name", name, "--json"),
-        *("--token-file", str(folder / name), "--tls-ca", str(ca), "--dataset", str(folder / "shapes")),
-        *("--threads", "1", "--patience-s", "60"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = [
+        *network[name].inside,
+        sys.executable,
+        "-P",
+        "-m",
+        "terrace",
+        "train",
+        "work",
+        url,
+        "--name",
+        name,
+        "--json",
+    ]
+    command += ["--token-file", str(folder / name), "--tls-ca", str(ca), "--dataset", str(folder / "shapes")]
+    command += ["--threads", "1", "--patience-s", "60"]
+    with log_of(folder, name).open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
 
     async def ends() -> Any:
-        printed, said = await process.communicate()
-        assert process.returncode == 0, said.decode()
+        printed, _ = await process.communicate()
+        assert process.returncode == 0, log_of(folder, name).read_text()
         return json.loads(printed)
 
     ending = asyncio.create_task(ends())
@@ -129,6 +143,9 @@ async def test_a_worker_is_cut_off_and_every_step_counts_once(
 
             await wait_for(expired, timeout_s=_BUDGET_S, what="the end of its lease")
             await more_of("w2", before["w2"])
+            # For less than that, its connections would wait and go on.
+            told = log_of(tmp_path, "w1")
+            await wait_for(lambda: "away" in told.read_text(), timeout_s=_BUDGET_S, what="w1 to notice")
             during = await status()
             silent = next(each for each in during["workers"] if each["name"] == "w1")
             # What was on its way when the link was cut may have come.
