@@ -26,7 +26,7 @@ def test_a_browser_is_led_to_the_map_and_a_program_is_not(fleet: Fleet, open_pag
         for place in ("node", "map-node"):
             expect(page.locator(f'[data-testid={place}][data-node="{node_id}"][data-health=alive]')).to_have_count(1)
     names = page.locator("nav a").all_inner_texts()
-    assert names == ["Fleet", "Try it", "Jobs", "Timeline", "Privacy"]
+    assert names == ["Fleet", "Try it", "Jobs", "Timeline", "Privacy", "Training"]
     assert httpx.get(fleet.url).status_code == 404
 
 
