@@ -65,7 +65,7 @@ test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED) $(COVER)
 
 test-train: $(TRAIN)/.ready
-	$(TRAIN)/bin/python -m pytest -m 'train and not benchmark'
+	$(TRAIN)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'train and not benchmark'
 
 test-ray: $(RAY)/.ray
 	$(RAY)/bin/python -m pytest -m ray tests/integration/engines

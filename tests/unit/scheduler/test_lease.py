@@ -104,7 +104,7 @@ async def test_one_leads_and_the_other_one_when_that_has_given_the_lease_back(en
 
 
 async def test_a_lease_that_is_not_renewed_runs_out(engines: Any) -> None:
-    first, second = (Lease(engine, url=FIRST, lease_s=0.2) for engine in engines)
+    first, second = Lease(engines[0], url=FIRST, lease_s=0.2), Lease(engines[1], url=SECOND, lease_s=60.0)
     await first.acquire()
     async with asyncio.timeout(10):
         await second.acquire()
@@ -113,11 +113,11 @@ async def test_a_lease_that_is_not_renewed_runs_out(engines: Any) -> None:
 
 
 async def test_a_renewed_lease_does_not_run_out(engines: Any) -> None:
-    first, second = (Lease(engine, url=FIRST, lease_s=0.5) for engine in engines)
+    first, second = (Lease(engine, url=FIRST, lease_s=2.0) for engine in engines)
     await first.acquire()
     keeping = asyncio.create_task(first.keep())
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(3.0):
             await second.acquire()
     assert first.held
     keeping.cancel()
