@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from functools import partial
 from typing import Any
 
 import httpx
@@ -235,24 +234,25 @@ async def test_a_full_queue_is_told_at_once(start_end: StartEnd) -> None:
         assert sum(isinstance(answer, list) for answer in answers) == 4
 
 
-def _has(end: RunningEnd, tasks: int) -> bool:
-    return end.lifecycle.in_flight == tasks
-
-
 async def test_an_interactive_task_overtakes_those_that_wait(start_end: StartEnd) -> None:
-    order: list[str] = []
-
-    async def ask(end: RunningEnd, name: str, priority: str | None = None) -> None:
-        await end.answer(images(1), priority=priority)
-        order.append(name)
+    async def waiting(end: RunningEnd) -> float:
+        text = (await end.http.get(f"{end.url}/metrics")).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("terrace_queued_images"))
 
     async with start_end(max_batch_size=1) as end, asyncio.TaskGroup() as group:
         end.model.gate.clear()
-        for number, (name, priority) in enumerate([("first", None), ("batch", None), ("user", "interactive")], start=1):
-            group.create_task(ask(end, name, priority))
-            await wait_for(partial(_has, end, number))
+        end.model.entered.clear()  # set by the warm-up
+        group.create_task(end.answer(images(1)))
+        await wait_for(end.model.entered.is_set, what="the first task out of the queue")
+        for number, (label, priority) in enumerate([(2, None), (3, "interactive")], start=1):
+            group.create_task(end.answer(images(label), priority=priority))
+
+            async def queued(number: int = number) -> bool:
+                return await waiting(end) == number
+
+            await wait_for(queued, what=f"{number} in the queue")
         end.model.gate.set()
-    assert order == ["first", "user", "batch"]
+    assert end.model.ran[-3:] == [1, 3, 2]
 
 
 # --- the end of things ---
