@@ -149,8 +149,7 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
             strategy=strategy,
             workers=8,
             slow=slow,
-            epochs=8,
-            timed_epochs=8,
+            timed_epochs=_SOURCE_EPOCHS,
             learns=False,
         )
         for (name, strategy), slow in product(_SLOWED, ((), (4.0,)))

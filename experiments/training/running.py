@@ -24,6 +24,7 @@ from training.messages import UpdateHead
 from training.simulation import Machines, run_simulation
 from training.strategies.config import Sends
 from training.virtual import Link
+from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
 __all__ = ["NETWORK", "Bench", "serve_s"]
@@ -65,7 +66,8 @@ class Bench:
         self._data: dict[int, TrainingData] = {}
         torch.set_num_threads(1)
         learner = FlatLearner(self._config, self._drawn(0))
-        self._size_bytes = 4 * (len(learner.weights()) + len(learner.buffers()))
+        self._size_bytes = packed_bytes(len(learner.weights()), len(learner.buffers()), "fp32")
+        """Of the weights, and of an update, as they are sent."""
         self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in ("gradient", "change")}
         """Processor seconds, median."""
 
