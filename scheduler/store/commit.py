@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.measures import COMMITS
-from scheduler.store.database import REFUSALS, may_be_written, plain_reason
+from scheduler.store.database import REFUSALS, may_be_written, plain_reason, transact
 from scheduler.store.lease import Lease
 from scheduler.store.tables import attempts, results
 from tierkit.errors import DataError, Standby, Unavailable
@@ -130,6 +130,13 @@ class GroupCommit:
             Standby: another scheduler leads now.
             One of REFUSALS: not now.
         """
+
+        async def fenced(connection: AsyncConnection) -> None:
+            write.number = await self._lease.fence(connection)
+            for statement in self._undo:
+                await connection.execute(statement)
+            await work(connection)
+
         async with self._write_lock:
             if (doubtful := self._doubtful) is not None:
                 doubtful.done = await self._lease.latest() == doubtful.number
@@ -140,11 +147,7 @@ class GroupCommit:
                 return
             write.number = 0
             try:
-                async with self._engine.begin() as connection:
-                    write.number = await self._lease.fence(connection)
-                    for statement in self._undo:
-                        await connection.execute(statement)
-                    await work(connection)
+                await transact(self._engine, fenced)
             except asyncio.CancelledError:
                 self._doubtful = write
                 raise
@@ -169,8 +172,7 @@ class GroupCommit:
     async def _check(self) -> None:
         try:
             # A commit, though of nothing: that is when the file is looked at. No lock, so no writer is waited for.
-            async with self._engine.begin() as connection:
-                await connection.execute(select(1))
+            await transact(self._engine, lambda connection: connection.execute(select(1)))
         except REFUSALS as exc:
             if not self._failing:
                 _log.error("the database fails its check: %s", plain_reason(exc))

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, event, func, inspect, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, lease, properties, results
 from tierkit.errors import DatabaseUnavailable, MissingExtra, SetupError
 
-__all__ = ["REFUSALS", "last_seq", "may_be_written", "open_database", "plain_reason"]
+__all__ = ["REFUSALS", "last_seq", "may_be_written", "open_database", "plain_reason", "transact"]
+
+Value = TypeVar("Value")
 
 REFUSALS = (SQLAlchemyError, OSError)
 """What a database raises that refuses something, or is away."""
@@ -82,6 +85,32 @@ async def open_database(url: str) -> AsyncEngine:
         await engine.dispose()
         raise
     return engine
+
+
+async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+    """Run `work` in a transaction.
+
+    On SQLite it is completed even if the caller is cancelled, which then waits for its end: of a transaction that is
+    broken off, the driver may leave a statement behind that locks the file until Python next collects garbage.
+
+    Raises:
+        One of REFUSALS: the database refuses it.
+    """
+
+    async def whole() -> Value:
+        async with engine.begin() as connection:
+            return await work(connection)
+
+    if engine.dialect.name != "sqlite":
+        return await whole()
+    task = asyncio.create_task(whole(), name="transaction")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # the caller is told nothing more
+        raise
 
 
 async def last_seq(engine: AsyncEngine) -> int:

@@ -12,11 +12,12 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Float, cast, extract, func, select, text, true, update
+from sqlalchemy import Float, Row, cast, extract, func, select, text, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from scheduler.store.database import REFUSALS, plain_reason
+from scheduler.store.database import REFUSALS, plain_reason, transact
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, lease
 from tierkit.errors import SetupError, Standby
 
@@ -108,7 +109,8 @@ class Lease:
     async def _try(self) -> float:
         """Take the lease if it is free. Returns the seconds for which another one has it still; 0 for success."""
         began = self._clock()
-        async with self._engine.begin() as connection:
+
+        async def take(connection: AsyncConnection) -> tuple[int, float, str]:
             free = true() if self.alone else lease.c.expires_at <= self._now
             taken = {
                 "epoch": lease.c.epoch + 1,
@@ -121,13 +123,18 @@ class Lease:
             if row is None:
                 waits = update(lease).values(awaited_until=self._now + self._lease_s)
                 other = (await connection.execute(waits.returning(lease.c.expires_at - self._now, lease.c.url))).one()
-                self.leader = other[1]
-                return max(0.001, float(other[0]))
+                return 0, max(0.001, float(other[0])), other[1]
             found = await connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
             if found != SCHEMA:
                 raise SetupError(f"a newer Terrace has changed the database (schema {found}): update this one")
+            return row.epoch, 0.0, self._url
+
+        epoch, left_s, leader = await transact(self._engine, take)
+        if left_s:
+            self.leader = leader
+            return left_s
         self.lost.clear()
-        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, not self.alone
+        self.epoch, self._number, self._renewed_at, self._awaited = epoch, 0, began, not self.alone
         return 0.0
 
     async def keep(self) -> None:
@@ -141,10 +148,8 @@ class Lease:
             await asyncio.sleep(self._lease_s / _TRIES)
             began = self._clock()
             try:
-                async with asyncio.timeout(self._lease_s / _TRIES), self._engine.begin() as connection:
-                    own = update(lease).where(lease.c.epoch == self.epoch)
-                    renewed = own.values(expires_at=self._now + self._lease_s)
-                    row = (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()
+                async with asyncio.timeout(self._lease_s / _TRIES):
+                    row = await transact(self._engine, self._renew)
             except REFUSALS as exc:
                 if not trouble:
                     trouble = plain_reason(exc)
@@ -157,6 +162,12 @@ class Lease:
                 self.lost.set()
             else:
                 self._renewed_at, self._awaited = began, bool(row[0])
+
+    async def _renew(self, connection: AsyncConnection) -> Row[Any] | None:
+        """Whether another scheduler waits; None where it leads."""
+        own = update(lease).where(lease.c.epoch == self.epoch)
+        renewed = own.values(expires_at=self._now + self._lease_s)
+        return (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()
 
     async def fence(self, connection: AsyncConnection) -> int:
         """Make a transaction one of this epoch: it counts if no other scheduler has taken over, and none can until it
@@ -187,8 +198,9 @@ class Lease:
 
     async def release(self) -> None:
         """Let another scheduler lead at once; without success it does when the lease runs out."""
+        given_back = update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0)
         try:
-            async with asyncio.timeout(_RELEASE_S), self._engine.begin() as connection:
-                await connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+            async with asyncio.timeout(_RELEASE_S):
+                await transact(self._engine, lambda connection: connection.execute(given_back))
         except REFUSALS as exc:
             _log.warning("the lease cannot be given back: %s", plain_reason(exc))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text, update
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import event, func, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.store.commit import GroupCommit
-from scheduler.store.database import open_database
+from scheduler.store.database import open_database, transact
 from scheduler.store.inputs import InputCopies
 from scheduler.store.lease import Lease
 from scheduler.store.tables import VERSION_TABLE, lease as table
@@ -244,3 +248,34 @@ async def test_copies_of_inputs(engines: Any, tmp_path: Any) -> None:
         await store.commit.flush()
         await copies.fetch("b" * 64, target)
         assert target.read_bytes() == b""
+
+
+async def test_a_transaction_that_is_cancelled_leaves_no_lock(tmp_path: Path) -> None:
+    file = tmp_path / "terrace.db"
+    engine = await open_database(f"sqlite+aiosqlite:///{file}")
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        begun.set()
+        ended.wait(10.0)
+        return 1.0
+
+    async def renew(connection: AsyncConnection) -> None:
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.create_function("slow", 0, slow)
+        await connection.execute(update(table).values(expires_at=func.slow()).returning(table.c.epoch))
+
+    gc.disable()
+    try:
+        renewal = asyncio.create_task(transact(engine, renew))
+        assert await asyncio.to_thread(begun.wait, 10.0)
+        renewal.cancel()
+        ended.set()
+        with pytest.raises(asyncio.CancelledError):
+            await renewal
+        with closing(sqlite3.connect(file, isolation_level=None, timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+    finally:
+        gc.enable()
+        await engine.dispose()
