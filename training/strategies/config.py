@@ -31,6 +31,9 @@ class ServerConfig(Frozen):
     """Lambda of `dc-constant`; lambda_0 of `dc-adaptive` (Zheng et al. 2016, arXiv:1609.08326, section 6)."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """Of the mean square of the gradients in `dc-adaptive`."""
+    shards: int = Field(default=1, ge=1, le=4)
+    """Slices of the weights that the host changes at the same time, each in a thread of its own; the result is the same
+    to the bit."""
     most_stale: PositiveInt = 1_000
     """An update from weights that have changed more often than this since is refused."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,10 @@ class ServerRules(Strategy):
         self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
         self._from: dict[int, tuple[Flat, int]] = {}
         """Weights by version, with the number of leases that start from them."""
+        ends = [len(self.weights) * number // config.shards for number in range(config.shards + 1)]
+        self._shards = [range(*each) for each in pairwise(ends)]
+        # One slice is changed by the caller itself.
+        self._threads = ThreadPoolExecutor(config.shards - 1, "shard") if config.shards > 1 else None
 
     def _verdict(self, lease: Lease, update: Update) -> Verdict:
         if self.version - lease.unit.version > self.config.most_stale:
@@ -74,12 +80,24 @@ class ServerRules(Strategy):
     def _apply(self, lease: Lease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
         rate, values = np.float32(self._rate(update.steps.start)), update.computed.values
-        # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
-        for first in range(0, len(values), _PIECE):
-            piece = slice(first, first + _PIECE)
-            self._rule(
-                self.weights[piece], values[piece], rate, self._squares[piece], None if start is None else start[piece]
-            )
+
+        def change(shard: range) -> None:
+            # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
+            for first in shard[::_PIECE]:
+                piece = slice(first, min(first + _PIECE, shard.stop))
+                self._rule(
+                    self.weights[piece],
+                    values[piece],
+                    rate,
+                    self._squares[piece],
+                    None if start is None else start[piece],
+                )
+
+        own, *others = self._shards
+        changing = [self._threads.submit(change, shard) for shard in others] if self._threads is not None else []
+        change(own)
+        for each in changing:
+            each.result()
         # With one worker its statistics are the run's; with many each one moves them by its share.
         self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
         self.version += 1

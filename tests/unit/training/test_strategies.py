@@ -88,6 +88,28 @@ def test_delay_compensation_corrects_by_how_far_the_weights_have_moved_meanwhile
         np.testing.assert_allclose(strategy.weights, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "dc-adaptive"])
+def test_shards_change_all_weights_and_no_bit_of_the_result(rule: Any) -> None:
+    chance = np.random.default_rng(0)
+    # Longer than two pieces, and no multiple of anything.
+    first, gradients = chance.standard_normal(200_003).astype(np.float32), chance.standard_normal((3, 200_003))
+
+    def trained(shards: int) -> Flat:
+        config = ServerConfig(rule=rule, shards=shards)
+        strategy = build_strategy(
+            config, first, EMPTY, steps=100, rate=lambda step: RATE, peak_rate=RATE, workers=2, lease_s=10.0
+        )
+        other = granted(strategy, "b")  # its update comes late
+        for gradient in gradients.astype(np.float32)[:2]:
+            strategy.take(brought(granted(strategy), gradient), 0.0)
+        strategy.take(brought(other, gradients.astype(np.float32)[2]), 0.0)
+        return strategy.weights
+
+    whole = trained(1)
+    assert (whole != first).all()
+    assert all(trained(shards).tobytes() == whole.tobytes() for shards in (2, 3, 4))
+
+
 def test_average_meets_the_worker_half_way() -> None:
     strategy = start(ServerConfig(rule="average", n_fetch=2, n_push=2))
     lease = granted(strategy)
