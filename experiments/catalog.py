@@ -25,6 +25,7 @@ from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
 from experiments.training.experiment import TRAINING
+from experiments.training.virtual_time import VIRTUAL_TIME
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
@@ -47,9 +48,10 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; `training` needs torch and MNIST; the four before it
-need a core each for server and load."""
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; `training` needs torch and MNIST, `virtual-time` root as
+well; the four before them need a core each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES, TRAINING)
+    experiment.name: experiment
+    for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES, TRAINING, VIRTUAL_TIME)
 }

@@ -80,7 +80,7 @@ class Training(Experiment):
         costs = {}
         for name in ("downpour", "dc-adaptive"):
             with run.step(f"the cost of a host with {name}"):
-                costs[name] = await serve_s(name, bench, exchanges=chosen.exchanges, core=core)
+                costs[name] = await serve_s(name, bench.host_flags, exchanges=chosen.exchanges, core=core)
         stop = threading.Event()
 
         def watch() -> None:

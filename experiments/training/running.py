@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from training.virtual import Link
 from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "Bench", "serve_s"]
+__all__ = ["NETWORK", "SPREAD", "Bench", "serve_s"]
 
 NETWORK = "mnist-64-64"
 
-_SPREAD = 0.1
+SPREAD = 0.1
 """Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
 _STEPS, _UNMEASURED = 200, 20
 _CLIENTS = 4
@@ -91,7 +91,7 @@ class Bench:
                     slow=case.slow,
                     step_s=step_s,
                     serve_s=serve_s,
-                    spread=_SPREAD,
+                    spread=SPREAD,
                     link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S),
                     faults=hit,
                 ),
@@ -135,14 +135,15 @@ class Bench:
         return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
 
 
-async def serve_s(strategy: str, bench: Bench, *, exchanges: int, core: int) -> float:
+async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
     """Processor seconds that a real host takes for a request, a fetch of the weights or an update in fp32: the mean of
     this many of both.
 
     Args:
+        host_flags: which network, and where its images are.
         core: of the host.
     """
-    flags = ["--strategy", strategy, "--workers", str(_CLIENTS), *bench.host_flags]
+    flags = ["--strategy", strategy, "--workers", str(_CLIENTS), *host_flags]
     with serving(["training.host", *flags], core=core) as (url, server):
         each = -(-exchanges // _CLIENTS)
         async with open_client() as http:

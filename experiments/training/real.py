@@ -1,0 +1,146 @@
+"""Runs of real processes whose workers have a share of a core each, and the same runs on virtual time. Needs torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.peers.processes import cpu_s
+from experiments.training.cores import CoreShare, core_shares
+from experiments.training.running import NETWORK, SPREAD
+from experiments.training.virtual_time import Seen, of_a_step, thinned
+from models.dataset import Dataset
+from models.training.config import find_config
+from tierkit.errors import DeadlineExceeded, SetupError
+from training.local import LocalRun, run_here
+from training.messages import RunStatus
+from training.simulation import Machines, read_images, run_simulation
+from training.strategies.config import STRATEGIES
+
+__all__ = ["real_run", "step_s", "virtual_run"]
+
+_BUDGET_S = 300.0
+"""Of a run of processes."""
+_KNOWS_THE_RUN = "the run is "
+"""What a worker writes before it reads its images."""
+
+
+class _Enough(Exception):
+    """The run has been seen for long enough."""
+
+
+class _Gate:
+    """Stops each worker when it knows the run; when all are there, it gives each its share of a core and lets them go."""
+
+    def __init__(self, shares: Sequence[CoreShare]) -> None:
+        self._shares = shares
+        self.pids: dict[str, int] = {}
+        self._stopped: list[int] = []
+
+    @property
+    def opened(self) -> bool:
+        return len(self._stopped) == len(self._shares)
+
+    def start(self, name: str, pid: int) -> None:
+        """A process has been started."""
+        if name != "host":
+            self.pids[name] = pid
+
+    def line(self, name: str, line: str) -> None:
+        """A process has written a line."""
+        if name not in self.pids or _KNOWS_THE_RUN not in line or self.opened:
+            return
+        os.kill(self.pids[name], signal.SIGSTOP)
+        self._stopped.append(self.pids[name])
+        if self.opened:
+            for share, pid in zip(self._shares, self._stopped, strict=True):
+                share.take(pid)
+            for pid in self._stopped:
+                os.kill(pid, signal.SIGCONT)
+
+
+async def real_run(
+    strategy: str, seed: int, *, workers: int, share: float, epochs: int, data: Path | None, enough_s: float | None = None
+) -> dict[str, Any]:
+    """Train with `terrace train host` and so many `terrace train work`, which all begin at the same time.
+
+    Args:
+        share: of a core, that each worker has.
+        enough_s: end the run when it has taken so long. Default: never.
+
+    Returns:
+        `seconds` from the first unit of work to the last update, `updates`, `seen` (how many there were at which of
+        these seconds) and `cores` (processor time of each worker by the time between the first and the last look).
+
+    Raises:
+        SetupError: the workers cannot be held to a share, or did not run to the end.
+        ServiceFailed: as `run_here`.
+        DeadlineExceeded: it takes too long.
+    """
+    seen: list[Seen] = []
+    used: list[dict[str, float]] = []
+    with core_shares(workers, share) as shares:
+        gate = _Gate(shares)
+
+        def watch(status: RunStatus) -> None:
+            if status.updates:
+                seen.append((status.seconds, status.updates))
+                used.append({name: cpu_s(pid) for name, pid in gate.pids.items()} | {"at": asyncio.get_running_loop().time()})
+            if enough_s is not None and status.seconds >= enough_s:
+                raise _Enough
+
+        images = {"data": data}
+        plan = LocalRun(
+            host={"network": NETWORK, "strategy": strategy, "workers": workers, "epochs": epochs, "seed": seed, **images},
+            worker={"threads": 1, **images},
+            workers=workers,
+            on_line=gate.line,
+            on_start=gate.start,
+        )
+        try:
+            async with asyncio.timeout(_BUDGET_S):
+                result = await run_here(plan, watch)
+        except _Enough:
+            result = {"seconds": seen[-1][0], "updates": seen[-1][1], "faults": 0}
+        except TimeoutError:
+            raise DeadlineExceeded(f"a run of {strategy} did not end within {_BUDGET_S:g} s") from None
+    if not gate.opened or result["faults"]:
+        raise SetupError(f"the run of {strategy} had {result['faults']} faults, or workers that were not held back")
+    # The last look of all finds workers that have ended, whose processor time is not known any more.
+    whole = [each for each in used if min(each.values()) > 0] or [{"at": 0.0}]
+    elapsed = whole[-1]["at"] - whole[0]["at"]
+    return {
+        "seconds": result["seconds"],
+        "updates": result["updates"],
+        "seen": thinned(seen),
+        "cores": [(whole[-1][name] - whole[0][name]) / elapsed for name in gate.pids] if elapsed > 0 else [],
+    }
+
+
+async def step_s(strategy: str, seed: int, *, share: float, serve_s: float, enough_s: float, data: Path | None) -> dict[str, Any]:
+    """What a step takes a worker with this share of a core, with all that it does for an update, from a run of one
+    worker.
+
+    Raises:
+        SetupError, ServiceFailed, DeadlineExceeded: as `real_run`.
+    """
+    alone = await real_run(strategy, seed, workers=1, share=share, epochs=20, data=data, enough_s=enough_s)
+    return {
+        "step_s": of_a_step(alone["seen"], steps=STRATEGIES[strategy].push, serve_s=serve_s),
+        "alone": alone["seen"],
+        "alone_cores": alone["cores"],
+    }
+
+
+def virtual_run(
+    strategy: str, seed: int, *, workers: int, epochs: int, step_s: float, serve_s: float, data: Path | None
+) -> dict[str, Any]:
+    """The same run on virtual time, without gradients, which its time does not depend on."""
+    config = find_config(NETWORK, None).model_copy(update={"seed": seed, "epochs": epochs})
+    images, test = read_images(config, Dataset.open(config.dataset, data))
+    machines = Machines(workers=workers, step_s=step_s, serve_s=serve_s, spread=SPREAD)
+    return run_simulation(config, STRATEGIES[strategy], images, test, machines, gradients=False)

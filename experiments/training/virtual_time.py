@@ -1,0 +1,196 @@
+"""Whether a run on virtual time takes as long as the same run of real processes.
+
+Each run trains with a real host and four real workers, each of which a control group of the system holds to a quarter
+of a core. What the simulation is given comes from elsewhere: a step from a run of one such worker, a request from the
+processor time of a host that is kept busy. So the two agree if what the simulation adds is right: that workers compute
+side by side, wait for the host and for each other, and that the last units end as they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Experiment, Options, Record, Run, Table, grouped, option
+from experiments.training.cases import Judged
+from tierkit.errors import MissingExtra, SetupError
+
+__all__ = ["VIRTUAL_TIME", "Seen", "judge", "of_a_step", "thinned"]
+
+Seen = tuple[float, int]
+"""Seconds since a run's first unit of work, and its updates by then."""
+
+WORKERS, SHARE = 4, 0.25
+EPOCHS = {"downpour": 7, "fedavg": 18}
+"""Of the runs of each strategy: at least 20 s."""
+_WITHIN = 0.1
+_WARM_S = 1.5
+"""A first step takes longer than all others."""
+_KEPT_S = 1.0
+"""Between two looks at a run that the record keeps."""
+
+
+class Chosen(Options):
+    """How many runs, and how long ones."""
+
+    runs: int = option(5, "Runs of each strategy, seeds from --seed on.", quick=1, min=1, max=100)
+    epochs: int | None = option(
+        None,
+        f"Of each run. Default: {', '.join(f'{count} with {name}' for name, count in EPOCHS.items())}; 1 with --quick.",
+        min=1,
+        max=1_000,
+    )
+    alone_s: float = option(8.0, "How long the worker runs that is alone.", quick=4.0, min=2.0, max=100.0)
+    exchanges: int = option(1_000, "Exchanges by which the cost of a host is measured.", quick=100, min=4, max=100_000)
+    data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
+
+
+class VirtualTime(Experiment):
+    """Whether training on virtual time takes as long as on real workers with a quarter of a core each."""
+
+    name = "virtual-time"
+    options = Chosen
+    ignores = frozenset({"tasks"})
+    profile = None
+    repeats = ("runs", "runs that differ in their seed, each with a measurement of its own of what a step takes")
+    quick = "one run of one epoch rather than 5 runs of more"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        try:
+            from experiments.training.real import real_run, step_s, virtual_run
+            from experiments.training.running import NETWORK, serve_s
+        except ImportError as exc:
+            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
+                raise
+            raise MissingExtra("learn", "training on the fleet") from exc
+        given = {"data": chosen.data}
+        seeds = range(run.request.seed, run.request.seed + chosen.runs)
+        run.config |= {"network": NETWORK, "workers": WORKERS, "cores": SHARE, "seeds": list(seeds)}
+        run.config |= {"alone_s": chosen.alone_s, "exchanges": chosen.exchanges}
+        run.expect(len(EPOCHS) * (1 + 3 * len(seeds)))
+        core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        flags = ["--network", NETWORK, *([] if chosen.data is None else ["--data", str(chosen.data.absolute())])]
+        costs = {}
+        for name in EPOCHS:
+            with run.step(f"the cost of a host with {name}"):
+                costs[name] = await serve_s(name, flags, exchanges=chosen.exchanges, core=core)
+        for seed in seeds:
+            for name, usual in EPOCHS.items():
+                epochs = chosen.epochs or (1 if run.request.quick else usual)
+                with run.step(f"{name}: what a step takes a worker alone"):
+                    alone = await step_s(
+                        name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, **given
+                    )
+                of_run = {"workers": WORKERS, "epochs": epochs, **given}
+                with run.step(f"{name}: {WORKERS} real workers"):
+                    real = await real_run(name, seed, share=SHARE, **of_run)
+                with run.step(f"{name}: on virtual time"):
+                    virtual = await asyncio.to_thread(
+                        virtual_run, name, seed, step_s=alone["step_s"], serve_s=costs[name], **of_run
+                    )
+                run.add(
+                    **{
+                        "strategy": name,
+                        "workers": WORKERS,
+                        "seed": seed,
+                        "epochs": epochs,
+                        "virtual_seconds": virtual["virtual_seconds"],
+                        "virtual_updates": virtual["updates"],
+                        "serve_s": costs[name],
+                        **alone,
+                        **real,
+                    }
+                )
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        quick = record["config"]["quick"]
+        verdicts = {name: judge(line) for (name,), line in grouped(record["points"], "strategy").items()}
+        runs = {name: len(line) for (name,), line in grouped(record["points"], "strategy").items()}
+        return [
+            {
+                **{name: value for name, value in point.items() if name not in ("seen", "alone")},
+                "ratio": point["virtual_seconds"] / point["seconds"],
+                "runs": runs[point["strategy"]],
+                "targets": [verdicts[point["strategy"]].words],
+                # A quick run is so short that its begin and end are much of it.
+                "missed": []
+                if quick or verdicts[point["strategy"]].reached
+                else [verdicts[point["strategy"]].words],
+            }
+            for point in record["points"]
+        ]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings="strategy | n | real, s | virtual, s | virtual / real | step, ms | request, ms | cores of a worker | "
+            "target",
+            rows=[_shown(line) for line in grouped(self.rows(record), "strategy").values()],
+            spare=("request, ms", "step, ms"),
+        )
+
+
+def of_a_step(seen: Sequence[Seen], *, steps: int, serve_s: float) -> float:
+    """What a step takes a worker that is alone with a host: what its updates took, without what the host took for each,
+    and for the weights that came before it.
+
+    Args:
+        seen: of its run. What it does at first does not count.
+        steps: of an update.
+
+    Raises:
+        SetupError: it was too short to tell.
+    """
+    first = next((each for each in seen if each[0] >= _WARM_S), None)
+    if first is None or seen[-1][1] == first[1]:
+        raise SetupError(f"a worker alone did too few updates after its first {_WARM_S:g} s: let it run for longer")
+    seconds, updates = seen[-1][0] - first[0], seen[-1][1] - first[1]
+    return (seconds / updates - 2 * serve_s) / steps
+
+
+def thinned(seen: Sequence[Seen]) -> list[Seen]:
+    """One of about every second, and the last."""
+    kept: list[Seen] = []
+    for each in seen:
+        if not kept or each[0] >= kept[-1][0] + _KEPT_S:
+            kept.append(each)
+    if kept and kept[-1] != seen[-1]:
+        kept.append(seen[-1])
+    return kept
+
+
+def judge(line: Sequence[Any]) -> Judged:
+    """The target of the runs of a strategy: each one within 10 %."""
+    worst = max((each["virtual_seconds"] / each["seconds"] for each in line), key=lambda ratio: abs(ratio - 1))
+    return Judged(
+        words=f"farthest from 1: {worst:.3f} (each run within {100 * _WITHIN:g} %)", reached=abs(worst - 1) <= _WITHIN
+    )
+
+
+def _shown(line: Sequence[Any]) -> list[str]:
+    row = line[0]
+    return [
+        row["strategy"],
+        str(len(line)),
+        _mean([each["seconds"] for each in line], ".2f"),
+        _mean([each["virtual_seconds"] for each in line], ".2f"),
+        _mean([each["ratio"] for each in line], ".3f"),
+        _mean([1e3 * each["step_s"] for each in line], ".2f"),
+        _mean([1e3 * each["serve_s"] for each in line], ".2f"),
+        _mean([share for each in line for share in each["cores"]], ".3f"),
+        "; ".join(f"missed: {each}" if each in row["missed"] else each for each in row["targets"]),
+    ]
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    """Mean and standard deviation."""
+    if not values:
+        return "-"
+    spread = f" ± {format(statistics.stdev(values), form)}" if len(values) > 1 else ""
+    return format(statistics.fmean(values), form) + spread
+
+
+VIRTUAL_TIME = VirtualTime()
