@@ -41,6 +41,8 @@ class Machines:
     """A step of a worker that is not slow; what it takes here unless given."""
     serve_s: float | None = None
     """What the host takes for an update; what it takes here unless given."""
+    sync_s: float = 0.0
+    """What the host's disk takes to keep updates."""
     spread: float = 0.0
     """See `training.virtual.simulate`."""
     link: Link = field(default_factory=Link)
@@ -125,6 +127,7 @@ def run_simulation(
         crew,
         wire=wire,
         serve_s=serve_s,
+        sync_s=machines.sync_s,
         spread=machines.spread,
         seed=config.seed,
         faults=draw_faults(

@@ -128,6 +128,7 @@ def simulate(
     *,
     wire: Format = "fp32",
     serve_s: float = 0.0,
+    sync_s: float = 0.0,
     spread: float = 0.0,
     seed: int = 0,
     faults: Mapping[int, Fault] | None = None,
@@ -138,6 +139,8 @@ def simulate(
     Args:
         wire: what the updates travel in, with nothing left out and nothing compressed.
         serve_s: what the host takes for an update; a fetch takes it as long.
+        sync_s: what its disk takes to keep updates. Their answers wait for that, and so do others that come after
+            them; updates that come meanwhile are kept together, the next time.
         spread: a worker's steps take from `1 - spread` to `1 + spread` of its own time, drawn anew for each update.
         faults: by the number of the update that they hit, counted in the order in which updates are ready to be sent.
         watch: called with the steps that are done, and the virtual time.
@@ -150,6 +153,7 @@ def simulate(
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
+    sync_from, sync_until = 0.0, 0.0  # the last one that is due
     steps, applied = strategy.leases.left, set[int]()
     waiting: list[asyncio.Future[None]] = []
 
@@ -158,6 +162,20 @@ def simulate(
         nonlocal host_free
         host_free = max(host_free, loop.time()) + serve_s
         await loop.until(host_free)
+
+    async def kept(*, lasting: bool) -> None:
+        """Wait for the disk before an answer, that of an update or another one."""
+        nonlocal sync_from, sync_until
+        if not sync_s:
+            return
+        if lasting and loop.time() >= sync_from:
+            sync_from = max(loop.time(), sync_until)
+            sync_until = sync_from + sync_s
+        elif not lasting and loop.time() >= sync_from:  # what was written before; and what has come until then
+            await loop.until(max(loop.time(), sync_until))
+            if loop.time() > sync_from:
+                return
+        await loop.until(sync_until)
 
     def wake() -> None:
         """There may be a unit for those who wait."""
@@ -176,6 +194,7 @@ def simulate(
                 found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
                 if waited:
                     await served()
+                await kept(lasting=False)
                 return found
             waited = True
             waiting.append(loop.create_future())
@@ -208,6 +227,7 @@ def simulate(
             )
         if strategy.version != before or verdict != "taken" or strategy.finished:
             wake()
+        await kept(lasting=verdict != "duplicate")
         return verdict
 
     async def sent(worker: SimulatedWorker, update: Update, version: int, fault: Fault | None) -> bool:

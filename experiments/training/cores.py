@@ -86,7 +86,9 @@ def core_shares(count: int, share: float) -> Iterator[list[CoreShare]]:
             try:
                 folder.mkdir()
             except OSError as exc:
-                raise SetupError(f"cannot make a control group in {root.folder}: {exc.strerror}; run it as root") from exc
+                raise SetupError(
+                    f"cannot make a control group in {root.folder}: {exc.strerror}; run it as root"
+                ) from exc
             stack.callback(folder.rmdir)
             for name, text in limits(root.version, share).items():
                 _write(folder / name, text)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.peers.processes import cpu_s
 from experiments.training.cores import CoreShare, core_shares
-from experiments.training.running import NETWORK, SPREAD
+from experiments.training.running import NETWORK, SPREAD, sync_s
 from experiments.training.virtual_time import Seen, of_a_step, thinned
 from models.dataset import Dataset
 from models.training.config import find_config
@@ -64,7 +65,14 @@ class _Gate:
 
 
 async def real_run(
-    strategy: str, seed: int, *, workers: int, share: float, epochs: int, data: Path | None, enough_s: float | None = None
+    strategy: str,
+    seed: int,
+    *,
+    workers: int,
+    share: float,
+    epochs: int,
+    data: Path | None,
+    enough_s: float | None = None,
 ) -> dict[str, Any]:
     """Train with `terrace train host` and so many `terrace train work`, which all begin at the same time.
 
@@ -82,6 +90,7 @@ async def real_run(
         DeadlineExceeded: it takes too long.
     """
     seen: list[Seen] = []
+    sent: list[int] = []
     used: list[dict[str, float]] = []
     with core_shares(workers, share) as shares:
         gate = _Gate(shares)
@@ -89,13 +98,23 @@ async def real_run(
         def watch(status: RunStatus) -> None:
             if status.updates:
                 seen.append((status.seconds, status.updates))
-                used.append({name: cpu_s(pid) for name, pid in gate.pids.items()} | {"at": asyncio.get_running_loop().time()})
+                sent.append(status.bytes_sent)
+                used.append(
+                    {name: cpu_s(pid) for name, pid in gate.pids.items()} | {"at": asyncio.get_running_loop().time()}
+                )
             if enough_s is not None and status.seconds >= enough_s:
                 raise _Enough
 
         images = {"data": data}
         plan = LocalRun(
-            host={"network": NETWORK, "strategy": strategy, "workers": workers, "epochs": epochs, "seed": seed, **images},
+            host={
+                "network": NETWORK,
+                "strategy": strategy,
+                "workers": workers,
+                "epochs": epochs,
+                "seed": seed,
+                **images,
+            },
             worker={"threads": 1, **images},
             workers=workers,
             on_line=gate.line,
@@ -105,7 +124,7 @@ async def real_run(
             async with asyncio.timeout(_BUDGET_S):
                 result = await run_here(plan, watch)
         except _Enough:
-            result = {"seconds": seen[-1][0], "updates": seen[-1][1], "faults": 0}
+            result = {"seconds": seen[-1][0], "updates": seen[-1][1], "bytes_sent": sent[-1], "faults": 0}
         except TimeoutError:
             raise DeadlineExceeded(f"a run of {strategy} did not end within {_BUDGET_S:g} s") from None
     if not gate.opened or result["faults"]:
@@ -116,31 +135,44 @@ async def real_run(
     return {
         "seconds": result["seconds"],
         "updates": result["updates"],
+        "bytes_sent": result["bytes_sent"],
         "seen": thinned(seen),
         "cores": [(whole[-1][name] - whole[0][name]) / elapsed for name in gate.pids] if elapsed > 0 else [],
     }
 
 
-async def step_s(strategy: str, seed: int, *, share: float, serve_s: float, enough_s: float, data: Path | None) -> dict[str, Any]:
+async def step_s(
+    strategy: str, seed: int, *, share: float, serve_s: float, enough_s: float, data: Path | None
+) -> dict[str, Any]:
     """What a step takes a worker with this share of a core, with all that it does for an update, from a run of one
-    worker.
+    worker; and what the disk takes to keep an update.
 
     Raises:
         SetupError, ServiceFailed, DeadlineExceeded: as `real_run`.
     """
     alone = await real_run(strategy, seed, workers=1, share=share, epochs=20, data=data, enough_s=enough_s)
+    kept_s = await asyncio.to_thread(sync_s, alone["bytes_sent"] // alone["updates"], Path(tempfile.gettempdir()))
     return {
-        "step_s": of_a_step(alone["seen"], steps=STRATEGIES[strategy].push, serve_s=serve_s),
+        "step_s": of_a_step(alone["seen"], steps=STRATEGIES[strategy].push, host_s=2 * serve_s + kept_s),
+        "sync_s": kept_s,
         "alone": alone["seen"],
         "alone_cores": alone["cores"],
     }
 
 
 def virtual_run(
-    strategy: str, seed: int, *, workers: int, epochs: int, step_s: float, serve_s: float, data: Path | None
+    strategy: str,
+    seed: int,
+    *,
+    workers: int,
+    epochs: int,
+    step_s: float,
+    serve_s: float,
+    sync_s: float,
+    data: Path | None,
 ) -> dict[str, Any]:
     """The same run on virtual time, without gradients, which its time does not depend on."""
     config = find_config(NETWORK, None).model_copy(update={"seed": seed, "epochs": epochs})
     images, test = read_images(config, Dataset.open(config.dataset, data))
-    machines = Machines(workers=workers, step_s=step_s, serve_s=serve_s, spread=SPREAD)
+    machines = Machines(workers=workers, step_s=step_s, serve_s=serve_s, sync_s=sync_s, spread=SPREAD)
     return run_simulation(config, STRATEGIES[strategy], images, test, machines, gradients=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from training.virtual import Link
 from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "SPREAD", "Bench", "serve_s"]
+__all__ = ["NETWORK", "SPREAD", "Bench", "serve_s", "sync_s"]
 
 NETWORK = "mnist-64-64"
 
@@ -35,6 +37,7 @@ SPREAD = 0.1
 """Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
 _STEPS, _UNMEASURED = 200, 20
 _CLIENTS = 4
+_SYNCS = 100
 _HELD_OUT = 120
 """One of so many images is held out: 500 of each class of all 60,000."""
 
@@ -152,6 +155,23 @@ async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, c
             before = server.cpu_s()
             done = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))
             return _per_request(server, before, done)
+
+
+def sync_s(size: int, folder: Path) -> float:
+    """Seconds that a disk takes to keep an update of this many bytes: the median.
+
+    Args:
+        folder: on that disk.
+    """
+    update, times = bytes(size), []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(_SYNCS):
+            file.write(update)
+            file.flush()
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def _per_request(server: ServerProcesses, before: float, exchanges: int) -> float:

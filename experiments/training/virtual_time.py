@@ -82,15 +82,18 @@ class VirtualTime(Experiment):
             for name, usual in EPOCHS.items():
                 epochs = chosen.epochs or (1 if run.request.quick else usual)
                 with run.step(f"{name}: what a step takes a worker alone"):
-                    alone = await step_s(
-                        name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, **given
-                    )
+                    alone = await step_s(name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, **given)
                 of_run = {"workers": WORKERS, "epochs": epochs, **given}
                 with run.step(f"{name}: {WORKERS} real workers"):
                     real = await real_run(name, seed, share=SHARE, **of_run)
                 with run.step(f"{name}: on virtual time"):
                     virtual = await asyncio.to_thread(
-                        virtual_run, name, seed, step_s=alone["step_s"], serve_s=costs[name], **of_run
+                        virtual_run,
+                        name,
+                        seed,
+                        serve_s=costs[name],
+                        **of_run,
+                        **{key: alone[key] for key in ("step_s", "sync_s")},
                     )
                 run.add(
                     **{
@@ -117,29 +120,27 @@ class VirtualTime(Experiment):
                 "runs": runs[point["strategy"]],
                 "targets": [verdicts[point["strategy"]].words],
                 # A quick run is so short that its begin and end are much of it.
-                "missed": []
-                if quick or verdicts[point["strategy"]].reached
-                else [verdicts[point["strategy"]].words],
+                "missed": [] if quick or verdicts[point["strategy"]].reached else [verdicts[point["strategy"]].words],
             }
             for point in record["points"]
         ]
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings="strategy | n | real, s | virtual, s | virtual / real | step, ms | request, ms | cores of a worker | "
+            headings="strategy | n | real, s | virtual, s | virtual / real | step, ms | request, ms | disk, ms | cores of a worker | "
             "target",
             rows=[_shown(line) for line in grouped(self.rows(record), "strategy").values()],
-            spare=("request, ms", "step, ms"),
+            spare=("disk, ms", "request, ms", "step, ms"),
         )
 
 
-def of_a_step(seen: Sequence[Seen], *, steps: int, serve_s: float) -> float:
-    """What a step takes a worker that is alone with a host: what its updates took, without what the host took for each,
-    and for the weights that came before it.
+def of_a_step(seen: Sequence[Seen], *, steps: int, host_s: float) -> float:
+    """What a step takes a worker that is alone with a host: what its updates took, without what the host did meanwhile.
 
     Args:
         seen: of its run. What it does at first does not count.
         steps: of an update.
+        host_s: what the host takes for an update, and for the weights that come before it.
 
     Raises:
         SetupError: it was too short to tell.
@@ -148,7 +149,7 @@ def of_a_step(seen: Sequence[Seen], *, steps: int, serve_s: float) -> float:
     if first is None or seen[-1][1] == first[1]:
         raise SetupError(f"a worker alone did too few updates after its first {_WARM_S:g} s: let it run for longer")
     seconds, updates = seen[-1][0] - first[0], seen[-1][1] - first[1]
-    return (seconds / updates - 2 * serve_s) / steps
+    return (seconds / updates - host_s) / steps
 
 
 def thinned(seen: Sequence[Seen]) -> list[Seen]:
@@ -180,6 +181,7 @@ def _shown(line: Sequence[Any]) -> list[str]:
         _mean([each["ratio"] for each in line], ".3f"),
         _mean([1e3 * each["step_s"] for each in line], ".2f"),
         _mean([1e3 * each["serve_s"] for each in line], ".2f"),
+        _mean([1e3 * each["sync_s"] for each in line], ".2f"),
         _mean([share for each in line for share in each["cores"]], ".3f"),
         "; ".join(f"missed: {each}" if each in row["missed"] else each for each in row["targets"]),
     ]

@@ -52,6 +52,7 @@ def run(
     steps: int = 120,
     wire: Format = "fp32",
     serve_s: float = 0.0,
+    sync_s: float = 0.0,
     lease_s: float = 5.0,
     faults: Mapping[int, Fault] | None = None,
 ) -> tuple[Simulated, Flat, Quadratic]:
@@ -66,7 +67,9 @@ def run(
         workers=len(workers),
         lease_s=lease_s,
     )
-    result = simulate(strategy, learner, config.sends, workers, wire=wire, serve_s=serve_s, faults=faults)
+    result = simulate(
+        strategy, learner, config.sends, workers, wire=wire, serve_s=serve_s, sync_s=sync_s, faults=faults
+    )
     assert strategy.finished
     return result, strategy.weights, learner
 
@@ -104,6 +107,22 @@ def test_workers_share_the_steps_until_the_host_is_busy_all_the_time() -> None:
     assert alone.virtual_seconds / four.virtual_seconds == pytest.approx(4)
     crowd, _, _ = run(ServerConfig(rule="sgd"), machines(60), serve_s=0.01)
     assert crowd.virtual_seconds >= 120 * 2 * 0.01
+
+
+def test_an_answer_waits_until_the_disk_has_what_came_before_it() -> None:
+    alone, _, _ = run(ServerConfig(rule="sgd"), machines(1), steps=10, sync_s=0.05)
+    assert alone.virtual_seconds == pytest.approx(10 * 0.1 + 9 * 0.05)
+    # An update of the other comes half-way: its own is kept after it, and the weights for the first one wait for both.
+    two = [SimulatedWorker(name="a", step_s=0.1), SimulatedWorker(name="b", step_s=0.12)]
+    result, _, _ = run(ServerConfig(rule="sgd"), two, steps=4, sync_s=0.04)
+    # a: 0.1, kept until 0.14; b: 0.12, kept until 0.18; a's request of 0.14 comes as that begins, and waits for it.
+    assert result.spent == {"a": (pytest.approx(0.18 + 0.1), 2), "b": (pytest.approx(0.18 + 0.12), 2)}
+
+
+def test_updates_that_come_meanwhile_are_kept_together() -> None:
+    crowd, _, _ = run(ServerConfig(rule="sgd"), machines(60), sync_s=0.05)
+    # Two of each worker: the first of all alone, the others with each other.
+    assert crowd.virtual_seconds == pytest.approx(0.1 + 2 * 0.05 + 0.1)
 
 
 def test_weights_are_as_old_as_there_are_other_workers() -> None:
