@@ -35,7 +35,7 @@ class _Enough(Exception):
 
 
 class _Gate:
-    """Stops each worker when it knows the run; when all are there, it gives each its share of a core and lets them go."""
+    """Stops each worker when it knows the run; when all are there, gives each its share of a core and lets them go."""
 
     def __init__(self, shares: Sequence[CoreShare]) -> None:
         self._shares = shares

@@ -67,7 +67,6 @@ class VirtualTime(Experiment):
             if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
                 raise
             raise MissingExtra("learn", "training on the fleet") from exc
-        given = {"data": chosen.data}
         seeds = range(run.request.seed, run.request.seed + chosen.runs)
         run.config |= {"network": NETWORK, "workers": WORKERS, "cores": SHARE, "seeds": list(seeds)}
         run.config |= {"alone_s": chosen.alone_s, "exchanges": chosen.exchanges}
@@ -83,17 +82,19 @@ class VirtualTime(Experiment):
                 epochs = chosen.epochs or (1 if run.request.quick else usual)
                 with run.step(f"{name}: what a step takes a worker alone"):
                     alone = await step_s(name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, **given)
-                of_run = {"workers": WORKERS, "epochs": epochs, **given}
                 with run.step(f"{name}: {WORKERS} real workers"):
-                    real = await real_run(name, seed, share=SHARE, **of_run)
+                    real = await real_run(name, seed, workers=WORKERS, share=SHARE, epochs=epochs, data=chosen.data)
                 with run.step(f"{name}: on virtual time"):
                     virtual = await asyncio.to_thread(
                         virtual_run,
                         name,
                         seed,
+                        workers=WORKERS,
+                        epochs=epochs,
+                        step_s=alone["step_s"],
                         serve_s=costs[name],
-                        **of_run,
-                        **{key: alone[key] for key in ("step_s", "sync_s")},
+                        sync_s=alone["sync_s"],
+                        data=chosen.data,
                     )
                 run.add(
                     **{
@@ -127,8 +128,8 @@ class VirtualTime(Experiment):
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings="strategy | n | real, s | virtual, s | virtual / real | step, ms | request, ms | disk, ms | cores of a worker | "
-            "target",
+            headings="strategy | n | real, s | virtual, s | virtual / real | step, ms | request, ms | disk, ms | "
+            "cores of a worker | target",
             rows=[_shown(line) for line in grouped(self.rows(record), "strategy").values()],
             spare=("disk, ms", "request, ms", "step, ms"),
         )

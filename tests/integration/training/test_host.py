@@ -294,6 +294,20 @@ async def test_a_run_that_is_stopped_lets_its_workers_go_and_goes_on_later(start
         assert (found["state"], found["done"]) == ("running", done)
 
 
+async def test_a_worker_that_joins_in_mid_run_contributes_beside_the_first(start_host: StartHost, shapes: Path) -> None:
+    async with start_host(epochs=2_000, strategy="sgd") as running:
+        first = asyncio.create_task(work(options(running, shapes, "first")))
+        await reaches(running, updates=3)
+        joiner = asyncio.create_task(work(options(running, shapes, "joiner")))
+
+        async def contributes() -> bool:
+            return any(each.name == "joiner" and each.updates >= 3 for each in (await running.host.status()).workers)
+
+        await wait_for(contributes, what="updates of the joiner")
+        running.host.stop()
+        assert all(each.updates >= 3 for each in await asyncio.wait_for(asyncio.gather(first, joiner), 20))
+
+
 async def test_a_host_that_is_away_is_waited_for_and_not_for_ever(start_host: StartHost, shapes: Path) -> None:
     async with start_host(strategy="sgd") as running:
         away = options(running, shapes, patience_s=0.5)
