@@ -81,7 +81,9 @@ class VirtualTime(Experiment):
             for name, usual in EPOCHS.items():
                 epochs = chosen.epochs or (1 if run.request.quick else usual)
                 with run.step(f"{name}: what a step takes a worker alone"):
-                    alone = await step_s(name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, **given)
+                    alone = await step_s(
+                        name, seed, share=SHARE, serve_s=costs[name], enough_s=chosen.alone_s, data=chosen.data
+                    )
                 with run.step(f"{name}: {WORKERS} real workers"):
                     real = await real_run(name, seed, workers=WORKERS, share=SHARE, epochs=epochs, data=chosen.data)
                 with run.step(f"{name}: on virtual time"):

@@ -199,6 +199,7 @@ def simulate_run(
     serve_ms: Annotated[
         float | None, typer.Option(min=0, help="What an update takes the host; measured here unless given.")
     ] = None,
+    sync_ms: Annotated[float, typer.Option(min=0, help="What the host's disk takes to keep updates.")] = 0.0,
     data: Data = None,
     dataset: OtherDataset = None,
     threads: TorchThreads = None,
@@ -226,6 +227,7 @@ def simulate_run(
         leave_after_s=leave or [],
         step_s=None if step_ms is None else step_ms / 1e3,
         serve_s=None if serve_ms is None else serve_ms / 1e3,
+        sync_s=sync_ms / 1e3,
         link=Link(delay_s=delay_ms / 1e3, bytes_per_s=None if mbps is None else mbps * 1e6 / 8),
         wire=wire,
     )

@@ -76,3 +76,9 @@ def test_too_few_images_are_told(digits: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["training", "--data", str(digits), "--out", str(tmp_path / "r")])
     assert result.exit_code != 0
     assert "60,000" in str(result.exception)
+
+
+def test_a_run_on_virtual_time_beside_real_workers(digits: Path, tmp_path: Path) -> None:
+    flags = ["--quick", "--json", "--data", str(digits), "--out", str(tmp_path / "run"), "--exchanges", "8"]
+    ended = CliRunner().invoke(app, ["virtual-time", *flags])
+    print(ended.output[-2000:], ended.exception)
