@@ -25,6 +25,7 @@ from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
 from experiments.training.experiment import TRAINING
+from experiments.training.updates import UPDATES
 from experiments.training.virtual_time import VIRTUAL_TIME
 
 __all__ = ["ALL", "EXPERIMENTS"]
@@ -53,5 +54,5 @@ ALL = (
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES, TRAINING, VIRTUAL_TIME)
+    for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES, TRAINING, UPDATES, VIRTUAL_TIME)
 }

@@ -8,13 +8,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.peers.processes import ServerProcesses, serving
+from experiments.peers.processes import serving
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from models.dataset import Dataset
 from models.training.config import CONFIGS, TrainConfig, find_config
@@ -29,7 +30,7 @@ from training.virtual import Link
 from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "SPREAD", "Bench", "serve_s", "sync_s"]
+__all__ = ["NETWORK", "SPREAD", "Bench", "Exchanged", "exchanged", "serve_s", "sync_s"]
 
 NETWORK = "mnist-64-64"
 
@@ -140,10 +141,28 @@ class Bench:
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
     """Processor seconds that a real host takes for a request, a fetch of the weights or an update in fp32: the mean of
-    this many of both.
+    this many of both. For the arguments see `exchanged`."""
+    found = await exchanged(strategy, host_flags, exchanges=exchanges, core=core)
+    return found.cpu_s / (2 * max(1, found.updates))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """What a host was kept busy with, and for how long."""
+
+    updates: int
+    seconds: float
+    cpu_s: float
+    """Of all its threads."""
+
+
+async def exchanged(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> Exchanged:
+    """Keep a real host busy by clients that compute nothing.
 
     Args:
+        strategy: a name, or a file.
         host_flags: which network, and where its images are.
+        exchanges: updates, more or less.
         core: of the host.
     """
     flags = ["--strategy", strategy, "--workers", str(_CLIENTS), *host_flags]
@@ -152,9 +171,9 @@ async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, c
         async with open_client() as http:
             workers = [HostConnection(f"w{number}", f"{number:016x}", http, url=url) for number in range(_CLIENTS)]
             await asyncio.gather(*(_exchange(worker, 1 + each // 10) for worker in workers))  # until all is compiled
-            before = server.cpu_s()
+            began, before = time.monotonic(), server.cpu_s()
             done = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))
-            return _per_request(server, before, done)
+            return Exchanged(updates=done, seconds=time.monotonic() - began, cpu_s=server.cpu_s() - before)
 
 
 def sync_s(size: int, folder: Path) -> float:
@@ -174,12 +193,9 @@ def sync_s(size: int, folder: Path) -> float:
     return statistics.median(times)
 
 
-def _per_request(server: ServerProcesses, before: float, exchanges: int) -> float:
-    return (server.cpu_s() - before) / (2 * max(1, exchanges))
-
-
 async def _exchange(worker: HostConnection, times: int) -> int:
-    """Fetch and bring updates that change little; how many there were before the run ended."""
+    """Fetch weights, and bring at least so many updates, which change little; how many there were before the run
+    ended."""
     spec = await worker.spec()
     await worker.join(spec.data_sha256)
     chance = np.random.default_rng(0)
@@ -203,5 +219,5 @@ async def _exchange(worker: HostConnection, times: int) -> int:
                 loss=0.0,
             )
             await worker.update(head, worker.packed(values, buffers, spec))
-        done += 1
+            done += 1
     return done
