@@ -122,6 +122,8 @@ class UpdateAnswer(Frozen):
     """Of the weights now."""
     finished: bool
     """Whether the run has all that it needs."""
+    host_s: NonNegativeFloat = 0.0
+    """From the last byte of the update to this answer: time that the link has not taken."""
 
 
 class WorkerStatus(Frozen):

@@ -123,6 +123,7 @@ async def real_run(
         try:
             async with asyncio.timeout(_BUDGET_S):
                 result = await run_here(plan, watch)
+                seen.append((result["seconds"], result["updates"]))
         except _Enough:
             result = {"seconds": seen[-1][0], "updates": seen[-1][1], "bytes_sent": sent[-1], "faults": 0}
         except TimeoutError:

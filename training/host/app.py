@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -86,7 +87,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
         _need_worker(request, head.worker)
         with BodyRoom() as room:
             body = await read_body(request.receive, room, most_bytes=most_bytes)
-            size = len(body)
+            received_at, size = time.monotonic(), len(body)
             match request.headers.get("content-encoding", "identity"):
                 case "identity":
                     pass
@@ -96,7 +97,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
                 case other:
                     raise InvalidInput(f"the encoding {other[:40]!r} is not known here; zstd is")
             answer = await host.take(head, body, size)
-        return JSONResponse(answer.model_dump())
+        return JSONResponse({**answer.model_dump(), "host_s": time.monotonic() - received_at})
 
     async def weights(request: Request) -> Response:
         _need(request, "worker", "user")

@@ -64,7 +64,7 @@ class HostConnection:
         self.name, self.incarnation = name, incarnation
         self._largest = 0
         self._bytes_per_s: float | None = None
-        """Of the last large body."""
+        """Of the link, with the last update."""
         self._times: Times = {}
 
     async def spec(self) -> RunSpec:
@@ -119,7 +119,10 @@ class HostConnection:
 
     def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
         """An update as it is sent, and the headers that say how."""
-        body = pack(values, buffers, spec.wire, sparse=True)
+        return self.message(pack(values, buffers, spec.wire, sparse=True))
+
+    def message(self, body: bytes) -> tuple[bytes, dict[str, str]]:
+        """A body and the headers that say how it is sent: compressed where the link is slow."""
         if worth_compressing(self._bytes_per_s):
             return compress(body), {"Content-Encoding": "zstd"}
         return body, {}
@@ -131,11 +134,14 @@ class HostConnection:
         _, said = await self._ask(
             "POST", "/v1/updates", body, {**headers, UPDATE_HEADER: head.model_dump_json()}, budget_s=_TRANSFER_S
         )
-        self._bytes_per_s = len(body) / max(1e-6, time.perf_counter() - began)
+        spent_s = time.perf_counter() - began
         try:
-            return UpdateAnswer.model_validate_json(said)
+            answer = UpdateAnswer.model_validate_json(said)
         except ValidationError as exc:
             raise InvalidAnswer(f"{_WHO} says nothing of an update: {str(exc)[:200]}") from exc
+        # A busy host is no slow link: compression would make it busier still.
+        self._bytes_per_s = len(body) / max(1e-6, spent_s - answer.host_s)
+        return answer
 
     def spend(self, name: str, began: float) -> None:
         """Count time since `began` (`time.perf_counter`)."""

@@ -1,11 +1,9 @@
 """`terrace experiment training`, as small as it can be: a host process, and all tables on a few images."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +12,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from experiments.harness import RECORD
 from experiments.training.cases import TABLES, cases
 from terrace.commands.experiment import app
+from tests.digits import write_digits
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
@@ -22,19 +21,7 @@ IMAGES = 480
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files like MNIST's, whose classes differ in the row that is bright."""
-    root = tmp_path_factory.mktemp("digits")
-    (root / "mnist").mkdir()
-    for split, count in (("train", IMAGES), ("t10k", 100)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        pixels = np.random.default_rng(0).integers(0, 60, (count, 28, 28), dtype=np.uint8)
-        pixels[np.arange(count), 2 + 2 * labels] += 150
-        for kind, content in (
-            ("images-idx3", struct.pack(">4I", 0x803, count, 28, 28) + pixels.tobytes()),
-            ("labels-idx1", struct.pack(">2I", 0x801, count) + labels.tobytes()),
-        ):
-            (root / "mnist" / f"{split}-{kind}-ubyte").write_bytes(content)
-    return root
+    return write_digits(tmp_path_factory.mktemp("digits"), IMAGES)
 
 
 def run(digits: Path, folder: Path, *flags: str) -> Any:
@@ -76,9 +63,3 @@ def test_too_few_images_are_told(digits: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["training", "--data", str(digits), "--out", str(tmp_path / "r")])
     assert result.exit_code != 0
     assert "60,000" in str(result.exception)
-
-
-def test_a_run_on_virtual_time_beside_real_workers(digits: Path, tmp_path: Path) -> None:
-    flags = ["--quick", "--json", "--data", str(digits), "--out", str(tmp_path / "run"), "--exchanges", "8"]
-    ended = CliRunner().invoke(app, ["virtual-time", *flags])
-    print(ended.output[-2000:], ended.exception)

@@ -1,0 +1,40 @@
+"""What a worker makes of the time that its requests take."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from tierkit.http.client import open_client
+from training.messages import UpdateHead
+from training.worker.connection import HostConnection
+
+BODY = bytes(8_000_000)
+ANSWER_S = 0.5
+"""16 MB/s, if it were the link's."""
+
+
+@pytest.mark.parametrize(("host_s", "compressed"), [(0.0, True), (ANSWER_S, False)], ids=["slow link", "busy host"])
+async def test_bodies_are_compressed_for_a_slow_link_and_not_for_a_busy_host(host_s: float, compressed: bool) -> None:
+    async def update(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(ANSWER_S)
+        return web.json_response({"verdict": "taken", "version": 1, "finished": False, "host_s": host_s})
+
+    app = web.Application(client_max_size=2 * len(BODY))
+    app.add_routes([web.post("/v1/updates", update)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with open_client() as http:
+            worker = HostConnection("w", "0" * 16, http, url=site.name)
+            head = UpdateHead(worker="w", incarnation="0" * 16, lease=1, first=0, stop=1, loss=0.0)
+            assert worker.message(BODY)[1] == {}
+            await worker.update(head, (BODY, {}))
+            assert bool(worker.message(BODY)[1]) is compressed
+    finally:
+        await runner.cleanup()
