@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ _TARGET = 200
 """Updates a second of plain SGD, the median of the rounds."""
 _HIDDEN = 1_040
 """Units of the hidden layer: 826,810 weights, 3.3 MB in fp32."""
+_VALUES = 784 * _HIDDEN + _HIDDEN + 10 * _HIDDEN + 10
 _NAME = "mnist-1040"
 
 _EVERY_TEN = """family = "server"
@@ -30,7 +33,7 @@ n_fetch = 10
 class Chosen(Cores):
     """How much is exchanged."""
 
-    exchanges: int = option(2_000, "Updates of a round, for each strategy.", quick=40, min=4, max=100_000)
+    exchanges: int = option(1_000, "Updates of a round, for each strategy.", quick=40, min=4, max=100_000)
     rounds: int = option(5, "Rounds, each with all strategies.", quick=1, min=1, max=MOST_RUNS)
     data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
 
@@ -43,12 +46,12 @@ class Updates(Experiment):
     ignores = frozenset({"tasks", "seed"})
     profile = None
     repeats = ("rounds", "rounds")
-    quick = "{exchanges} updates rather than 2,000, one round rather than 5"
+    quick = "{exchanges} updates rather than 1,000, one round rather than 5"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         check_cores(chosen)
         try:
-            from experiments.training.running import exchanged
+            from experiments.training.running import exchanged, parts_ms
         except ImportError as exc:
             if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
                 raise
@@ -67,6 +70,9 @@ class Updates(Experiment):
         flags += [] if chosen.data is None else ["--data", str(chosen.data.absolute())]
         run.config |= {"exchanges": chosen.exchanges, "rounds": chosen.rounds, "hidden": _HIDDEN, "wire": "bf16"}
         run.expect(chosen.rounds * len(strategies))
+        with on_core(chosen.server_core):
+            run.config["parts_ms"] = await asyncio.to_thread(parts_ms, _VALUES, run.folder / "journal")
+        shutil.rmtree(run.folder / "journal")
         for number in range(chosen.rounds):
             for name, strategy in strategies.items():
                 with run.step(f"round {number + 1}: {name}"), on_core(chosen.load_core):
@@ -85,6 +91,7 @@ class Updates(Experiment):
                     "rounds": len(points),
                     "per_s": asdict(rate),
                     "cpu_ms": asdict(spread([1000 * point["cpu_s"] / point["updates"] for point in points])),
+                    "system_ms": asdict(spread([1000 * point["system_s"] / point["updates"] for point in points])),
                     "missed": [f"{rate.median:.0f} updates a second < {_TARGET}"] if late else [],
                 }
             )
@@ -92,9 +99,15 @@ class Updates(Experiment):
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings="strategy | n | updates a second | host, ms of its core for each",
+            headings="strategy | n | updates a second | host, ms of its core for each | of them in the system",
             rows=[
-                [row["strategy"], str(row["rounds"]), _range(row["per_s"], ".0f"), _range(row["cpu_ms"], ".2f")]
+                [
+                    row["strategy"],
+                    str(row["rounds"]),
+                    _range(row["per_s"], ".0f"),
+                    _range(row["cpu_ms"], ".2f"),
+                    _range(row["system_ms"], ".2f"),
+                ]
                 for row in self.rows(record)
             ],
         )
