@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tierkit.errors import InvalidInput
 
-__all__ = ["CONTENDERS", "MLSERVER_JSON", "TERRACE", "Contender", "Protocol", "choose", "cloud_node"]
+__all__ = ["CONTENDERS", "MLSERVER_JSON", "TERRACE", "Contender", "Program", "Protocol", "choose", "cloud_node"]
 
 _SERVERS = Path(__file__).parent / "servers"
 
@@ -21,14 +21,13 @@ with the pixels in base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """One server of the comparison."""
+class Program:
+    """Something that runs in an environment of its own."""
 
     name: str
     title: str
-    protocol: Protocol
     command: tuple[str, ...]
-    """After the interpreter; {port}, {model} (its name) and {weights} (the folder) are filled in."""
+    """After the interpreter; what stands in braces is filled in."""
     requirements: tuple[str, ...] = ()
     """What pip installs into its environment; none: it runs in Terrace's own."""
     distribution: str
@@ -39,6 +38,13 @@ class Contender:
     def filled(self, python: Path, values: Mapping[str, str]) -> list[str]:
         """What starts it, with `values` for what its command leaves open."""
         return [str(python), *(word.format(**values) for word in self.command)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender(Program):
+    """One server of the comparison; {port}, {model} (its name) and {weights} (the folder) stand in its command."""
+
+    protocol: Protocol
 
 
 TERRACE = Contender(

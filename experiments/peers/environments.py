@@ -1,4 +1,4 @@
-"""One virtual environment per contender, made when it is first needed."""
+"""One virtual environment per program, made when it is first needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.peers.contenders import Contender
+from experiments.peers.contenders import Program
 from tierkit.errors import SetupError
 
 __all__ = ["installed_version", "interpreter_of"]
@@ -18,26 +18,26 @@ _INSTALL_S = 1200.0
 _SHORT_S = 120.0
 
 
-def interpreter_of(contender: Contender, folder: Path) -> Path:
-    """The Python interpreter that runs this contender; installs its environment below `folder` where it is missing.
+def interpreter_of(program: Program, folder: Path) -> Path:
+    """The Python interpreter that runs this program; installs its environment below `folder` where it is missing.
 
     An environment counts as there when its installation was completed for the same requirements.
 
     Raises:
         SetupError: it cannot be installed; the message holds the reason that pip gave.
     """
-    if not contender.requirements:
+    if not program.requirements:
         return Path(sys.executable)
-    home = folder / contender.name
+    home = folder / program.name
     ready = home / _READY
     python = home / "bin" / "python"
-    wanted = {"requirements": list(contender.requirements), "python": sys.version}
+    wanted = {"requirements": list(program.requirements), "python": sys.version}
     if ready.exists() and json.loads(ready.read_text()) == wanted:
         return python
     shutil.rmtree(home, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(home)], f"no environment for {contender.title}", _SHORT_S)
+    _run([sys.executable, "-m", "venv", str(home)], f"no environment for {program.title}", _SHORT_S)
     pip = [str(python), "-m", "pip", "install", "--no-input", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, *contender.requirements], f"{contender.title} cannot be installed", _INSTALL_S)
+    _run([*pip, *program.requirements], f"{program.title} cannot be installed", _INSTALL_S)
     ready.write_text(json.dumps(wanted))
     return python
 

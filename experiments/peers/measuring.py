@@ -16,7 +16,7 @@ from experiments.bench.levels import Closed, Level, Plan
 from experiments.bench.report import error_text
 from experiments.bench.targets import Target
 from experiments.harness import Run, option
-from experiments.peers.contenders import Contender
+from experiments.peers.contenders import Contender, Program
 from experiments.peers.environments import installed_version, interpreter_of
 from experiments.peers.processes import Cores, ServerProcesses, running
 from experiments.peers.requests import check_answer, make_target, random_images
@@ -88,26 +88,24 @@ class Network:
 
 
 class Installed(NamedTuple):
-    """The environment of a contender."""
+    """The environment of a program."""
 
     python: Path
     version: str
 
 
-async def install(
-    run: Run, contenders: Sequence[Contender], folder: Path | None
-) -> dict[str, Installed | TerraceError]:
-    """See that every contender has its environment; by name, or why it has none."""
+async def install(run: Run, programs: Sequence[Program], folder: Path | None) -> dict[str, Installed | TerraceError]:
+    """See that every program has its environment; by name, or why it has none."""
     home = (folder or Path.home() / ".cache" / "terrace" / "peers").resolve()
     found: dict[str, Installed | TerraceError] = {}
-    run.expect(len(contenders))
-    for contender in contenders:
-        with run.step(f"{contender.title}: environment"):
+    run.expect(len(programs))
+    for program in programs:
+        with run.step(f"{program.title}: environment"):
             try:
-                python = await asyncio.to_thread(interpreter_of, contender, home)
-                found[contender.name] = Installed(python, installed_version(python, contender.distribution))
+                python = await asyncio.to_thread(interpreter_of, program, home)
+                found[program.name] = Installed(python, installed_version(python, program.distribution))
             except TerraceError as exc:
-                found[contender.name] = exc
+                found[program.name] = exc
     return found
 
 

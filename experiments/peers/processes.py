@@ -103,9 +103,13 @@ class ServerProcesses:
         """The part of `cpu_s` that the operating system took."""
         return sum(cpu_s(pid, system_only=True) for pid in self.pids())
 
+    def output(self) -> list[str]:
+        """The lines that it has written, but for empty ones."""
+        return [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+
     def log_tail(self) -> str:
         """The last lines of what it wrote, as one line."""
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = self.output()
         return " | ".join(lines[-_LOG_LINES:])[-600:] or "it wrote nothing"
 
     def stop(self) -> None:

@@ -18,6 +18,8 @@ import torch
 from experiments.peers.processes import serving
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from models.dataset import Dataset
+from models.held_out import hold_out
+from models.training.batches import statistics as pixel_statistics
 from models.training.config import CONFIGS, TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError
@@ -33,7 +35,7 @@ from training.virtual import Link
 from training.wire import pack, packed_bytes, unpack
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "SPREAD", "Bench", "Exchanged", "exchanged", "parts_ms", "serve_s", "sync_s"]
+__all__ = ["NETWORK", "SPREAD", "Bench", "Exchanged", "exchanged", "parts_ms", "serve_s", "sync_s", "write_task"]
 
 NETWORK = "mnist-64-64"
 
@@ -141,6 +143,27 @@ class Bench:
             return time.thread_time() - began
 
         return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
+
+
+def write_task(data: Path | None, seed: int, path: Path) -> None:
+    """Write what others need to train the network as Terrace does: an npz, as `contenders/common.py` reads it.
+
+    Raises:
+        DataError: MNIST is missing.
+    """
+    dataset, config = Dataset.open("mnist", data), find_config(NETWORK, None).model_copy(update={"seed": seed})
+    images = dataset.read("train")
+    labels = images.fine
+    assert labels is not None  # MNIST has them
+    split = hold_out(labels, config.held_out_per_class)
+    known = pixel_statistics(images.images[split.train])
+    parts = {
+        f"{name}_{what}": values[chosen].reshape(len(chosen), *shape)
+        for name, chosen in (("train", split.train), ("held_out", split.held_out))
+        for what, values, shape in (("images", images.images, (-1,)), ("labels", labels, ()))
+    }
+    initial = FlatLearner(config, TrainingData(config, images, dataset.hierarchy)).weights()
+    np.savez(path, mean=known.mean, std=known.std, initial=initial, **parts)
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
