@@ -70,8 +70,9 @@ test-train: $(TRAIN)/.ready
 test-ray: $(RAY)/.ray
 	$(RAY)/bin/python -m pytest -m ray tests/integration/engines
 
-test-peers: $(VENV)/.dev
+test-peers: $(VENV)/.dev $(TRAIN)/.ready
 	$(VENV)/bin/python -m pytest -m peers tests/integration/engines
+	$(TRAIN)/bin/python -m pytest -m peers tests/integration/experiments
 
 # Somebody else's `models/` and `scheduler/` stand where the command is called, and must not be taken for ours.
 wheel:

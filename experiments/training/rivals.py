@@ -26,7 +26,7 @@ from tierkit.errors import MissingExtra, SetupError, TerraceError
 __all__ = ["RIVALS", "TRAINERS", "Choice", "fastest", "ratios", "result_of", "turns"]
 
 _SCRIPTS = Path(__file__).parent / "contenders"
-_FLAGS = ("rate", "period", "seed", "workers", "accuracy")
+_FLAGS = ("data", "rate", "period", "seed", "workers", "accuracy")
 
 _WORKERS = 4
 _RUN_S = 180.0
@@ -61,8 +61,8 @@ class Trainer(Program):
         return [Choice(rate, period) for rate in _RATES for period in self.periods]
 
 
-def _script(name: str, *others: str) -> tuple[str, ...]:
-    flags = [word for flag in (*others, *_FLAGS) for word in (f"--{flag}", f"{{{flag}}}")]
+def _script(name: str) -> tuple[str, ...]:
+    flags = [word for flag in _FLAGS for word in (f"--{flag}", f"{{{flag}}}")]
     return (str(_SCRIPTS / f"train_{name}.py"), *flags)
 
 
@@ -75,7 +75,7 @@ TRAINERS: tuple[Trainer, ...] = (
     Trainer(
         name="hivemind",
         title="hivemind",
-        command=_script("hivemind", "data"),
+        command=_script("hivemind"),
         requirements=("hivemind==1.1.12", _TORCH, "numpy"),
         distribution="hivemind",
         # It averages at most every 3 s or so: with fewer steps its peers wait for each other.
@@ -84,7 +84,7 @@ TRAINERS: tuple[Trainer, ...] = (
     Trainer(
         name="flower",
         title="Flower",
-        command=_script("flower", "data"),
+        command=_script("flower"),
         requirements=("flwr==1.42.0", _TORCH, "numpy"),
         distribution="flwr",
         environment={"FLWR_TELEMETRY_ENABLED": "0"},
@@ -287,12 +287,13 @@ def _row(points: Sequence[Point], shares: Sequence[float] | None, rounds: int, *
         "min_ratio": min(shares, default=None) if shares else None,
         "max_ratio": max(shares, default=None) if shares else None,
         # A quick run is too short, and nothing is tuned, so nothing is judged.
+        "target": _TARGET if shares and not quick else None,
         "missed": [] if quick else missed,
     }
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
-    target = "at most 1" if row["ratio"] is not None else ""
+    target = "" if row["target"] is None else f"at most {row['target']:g}"
     return [
         f"{row['title']} {row['version'] or ''}".strip(),
         f"{row['rate']:g}",

@@ -109,11 +109,14 @@ class Measuring:
     def __init__(self, digits: Digits) -> None:
         self._digits, self._next_at = digits, 0.0
 
-    def __call__(self, network: nn.Module) -> float | None:
-        """The accuracy, if it is time to measure it."""
+    @property
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() >= self._next_at
+
+    def __call__(self, network: nn.Module) -> float:
+        """The accuracy now."""
         began = time.monotonic()
-        if began < self._next_at:
-            return None
         found = self._digits.accuracy(network)
         ended = time.monotonic()
         self._next_at = ended + (ended - began) / EVALUATION_SHARE

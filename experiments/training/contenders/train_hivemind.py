@@ -52,8 +52,7 @@ def peer(asked: argparse.Namespace) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
-        accuracy = measure(network) if asked.peer == 0 else None
-        if accuracy is not None and accuracy >= asked.accuracy:
+        if asked.peer == 0 and measure.due and (accuracy := measure(network)) >= asked.accuracy:
             seconds = time.monotonic() - began
             tell(seconds=seconds, accuracy=accuracy, updates=optimizer.local_epoch * asked.workers)
             return
