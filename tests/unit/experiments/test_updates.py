@@ -10,7 +10,9 @@ from experiments.training.updates import UPDATES
 
 
 def rows(*rates: float, strategy: str = "sgd", quick: bool = False) -> Any:
-    points = [{"strategy": strategy, "updates": 100, "seconds": 100 / rate, "cpu_s": 0.4, "system_s": 0.1} for rate in rates]
+    points = [
+        {"strategy": strategy, "updates": 100, "seconds": 100 / rate, "cpu_s": 0.4, "system_s": 0.1} for rate in rates
+    ]
     return UPDATES.rows({"points": points, "config": {"quick": quick}})
 
 
