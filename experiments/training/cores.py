@@ -1,4 +1,4 @@
-"""Processes that get a share of a core and no more: control groups of Linux (versions 1 and 2), made as root."""
+"""Processes that get a share of a core, and no more: control groups of Linux (versions 1 and 2), made as root."""
 
 from __future__ import annotations
 
@@ -54,17 +54,21 @@ def hierarchies(mounts: str) -> list[Hierarchy]:
     return found
 
 
-def limits(version: Literal[1, 2], share: float) -> dict[str, str]:
-    """The files of a group, in the order in which they are written, that hold it to a share of a core."""
+def limits(version: Literal[1, 2], share: float | None) -> dict[str, str]:
+    """The files of a group, in the order in which they are written, that give it a share of a core before all else that
+    this machine does, and no more; or, for None, as much as is left."""
+    files = {"cpu.weight": "10000"} if version == 2 else {"cpu.shares": "102400"}  # a hundred times the usual
+    if share is None:
+        return files
     quota_us = round(share * _PERIOD_US)
     if version == 2:
-        return {"cpu.max": f"{quota_us} {_PERIOD_US}"}
-    return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota_us)}
+        return {**files, "cpu.max": f"{quota_us} {_PERIOD_US}"}
+    return {**files, "cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota_us)}
 
 
 @contextmanager
-def core_shares(count: int, share: float) -> Iterator[list[CoreShare]]:
-    """Make so many groups, each with this share of a core; they are removed on the way out, when their processes must
+def core_shares(*shares: float | None) -> Iterator[list[CoreShare]]:
+    """Make groups with these shares of a core, as `limits`; they are removed on the way out, when their processes must
     have ended.
 
     Raises:
@@ -81,7 +85,7 @@ def core_shares(count: int, share: float) -> Iterator[list[CoreShare]]:
         )
     with ExitStack() as stack:
         made = []
-        for _ in range(count):
+        for share in shares:
             folder = root.folder / f"terrace-{secrets.token_hex(8)}"
             try:
                 folder.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = ["real_run", "step_s", "virtual_run"]
 
 _BUDGET_S = 300.0
 """Of a run of processes."""
+_EPOCHS = 100
+"""Of a run that is ended before."""
 _KNOWS_THE_RUN = "the run is "
 """What a worker writes before it reads its images."""
 
@@ -37,8 +40,8 @@ class _Enough(Exception):
 class _Gate:
     """Stops each worker when it knows the run; when all are there, gives each its share of a core and lets them go."""
 
-    def __init__(self, shares: Sequence[CoreShare]) -> None:
-        self._shares = shares
+    def __init__(self, host: CoreShare, shares: Sequence[CoreShare]) -> None:
+        self._host, self._shares = host, shares
         self.pids: dict[str, int] = {}
         self._stopped: list[int] = []
 
@@ -48,7 +51,9 @@ class _Gate:
 
     def start(self, name: str, pid: int) -> None:
         """A process has been started."""
-        if name != "host":
+        if name == "host":
+            self._host.take(pid)
+        else:
             self.pids[name] = pid
 
     def line(self, name: str, line: str) -> None:
@@ -77,7 +82,7 @@ async def real_run(
     """Train with `terrace train host` and so many `terrace train work`, which all begin at the same time.
 
     Args:
-        share: of a core, that each worker has.
+        share: of a core, that each worker has. The host has what it needs.
         enough_s: end the run when it has taken so long. Default: never.
 
     Returns:
@@ -92,8 +97,8 @@ async def real_run(
     seen: list[Seen] = []
     sent: list[int] = []
     used: list[dict[str, float]] = []
-    with core_shares(workers, share) as shares:
-        gate = _Gate(shares)
+    with core_shares(None, *[share] * workers) as (of_host, *shares):
+        gate = _Gate(of_host, shares)
 
         def watch(status: RunStatus) -> None:
             if status.updates:
@@ -143,21 +148,27 @@ async def real_run(
 
 
 async def step_s(
-    strategy: str, seed: int, *, share: float, serve_s: float, enough_s: float, data: Path | None
+    strategy: str, seed: int, *, workers: int, share: float, serve_s: float, enough_s: float, data: Path | None
 ) -> dict[str, Any]:
-    """What a step takes a worker with this share of a core, with all that it does for an update, from a run of one
-    worker; and what the disk takes to keep an update.
+    """What a step takes a worker with this share of a core, with all that it does for an update: the mean over so many
+    that run at the same time, each with a host of its own. And what the disk takes to keep an update.
 
     Raises:
         SetupError, ServiceFailed, DeadlineExceeded: as `real_run`.
     """
-    alone = await real_run(strategy, seed, workers=1, share=share, epochs=20, data=data, enough_s=enough_s)
-    kept_s = await asyncio.to_thread(sync_s, alone["bytes_sent"] // alone["updates"], Path(tempfile.gettempdir()))
+    runs = [
+        real_run(strategy, seed, workers=1, share=share, epochs=_EPOCHS, data=data, enough_s=enough_s)
+        for _ in range(workers)
+    ]
+    alone = await asyncio.gather(*runs)
+    size = alone[0]["bytes_sent"] // alone[0]["updates"]
+    kept_s = await asyncio.to_thread(sync_s, size, Path(tempfile.gettempdir()))
+    host_s, push = 2 * serve_s + kept_s, STRATEGIES[strategy].push
     return {
-        "step_s": of_a_step(alone["seen"], steps=STRATEGIES[strategy].push, host_s=2 * serve_s + kept_s),
+        "step_s": statistics.fmean(of_a_step(each["seen"], steps=push, host_s=host_s) for each in alone),
         "sync_s": kept_s,
-        "alone": alone["seen"],
-        "alone_cores": alone["cores"],
+        "alone": [each["seen"] for each in alone],
+        "alone_cores": [cores for each in alone for cores in each["cores"]],
     }
 
 

@@ -23,7 +23,7 @@ while time.process_time() < {WORK_S}:
 @pytest.fixture
 def share() -> Iterator[CoreShare]:
     try:
-        with core_shares(1, SHARE) as (made,):
+        with core_shares(SHARE) as (made,):
             yield made
     except SetupError as error:
         pytest.skip(str(error))

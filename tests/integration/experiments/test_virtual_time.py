@@ -21,7 +21,7 @@ EPOCHS, UPDATES = 100, 20
 @pytest.fixture(autouse=True)
 def _may_hold_processes() -> None:
     try:
-        with core_shares(1, SHARE):
+        with core_shares(SHARE):
             pass
     except SetupError as error:
         pytest.skip(str(error))

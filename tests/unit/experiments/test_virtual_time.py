@@ -30,7 +30,7 @@ POINT: dict[str, Any] = {
     "sync_s": 0.004,
     "cores": [0.25, 0.25, 0.24, 0.24],
     "seen": [[1.0, 100], [20.0, 3_850]],
-    "alone": [[1.0, 100], [8.0, 400]],
+    "alone": [[[1.0, 100], [8.0, 400]]],
     "alone_cores": [0.25],
 }
 
@@ -43,9 +43,11 @@ def test_the_hierarchy_is_the_one_of_processor_time() -> None:
     assert hierarchies("proc /proc proc rw 0 0\n") == []
 
 
-def test_a_share_is_a_quota_of_a_period() -> None:
-    assert limits(2, 0.25) == {"cpu.max": "5000 20000"}
-    assert limits(1, 0.25) == {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "5000"}
+def test_a_share_is_a_quota_of_a_period_before_all_else() -> None:
+    assert limits(2, 0.25) == {"cpu.weight": "10000", "cpu.max": "5000 20000"}
+    quota = {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "5000"}
+    assert limits(1, 0.25) == {"cpu.shares": "102400", **quota}
+    assert limits(1, None) == {"cpu.shares": "102400"}
 
 
 def test_a_step_is_what_an_update_takes_without_the_host() -> None:
