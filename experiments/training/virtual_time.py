@@ -1,9 +1,9 @@
 """Whether a run on virtual time takes as long as the same run of real processes.
 
 Each run trains with a real host and four real workers, each of which a control group of the system holds to a quarter
-of a core. What the simulation is given comes from elsewhere: a step from four such workers that have a host of their own
-each, a request from the processor time of a host that is kept busy. So the two agree if what the simulation adds is
-right: that workers share the work, wait for the host and for each other, and that the last units end as they do.
+of a core. What the simulation is given comes from elsewhere: a step from four such workers with a host of their own, a
+request from the processor time of a host that is kept busy. So the two agree if what the simulation adds is right: that
+workers share the work, wait for the host and for each other, and that the last units end as they do.
 """
 
 from __future__ import annotations
