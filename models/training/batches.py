@@ -62,7 +62,8 @@ def statistics(images: np.ndarray) -> Statistics:
 
 def normalise(images: Tensor, known: Statistics) -> Tensor:
     """UINT8 `[n, h, w, c]` to float `[n, c, h, w]` around zero with unit variance, channels last in memory."""
-    return ((images.float() - known.mean) / known.std).permute(0, 3, 1, 2)
+    # In place: `float` has made a copy.
+    return images.float().sub_(known.mean).div_(known.std).permute(0, 3, 1, 2)
 
 
 def generator(seed: int, number: int) -> torch.Generator:
@@ -125,6 +126,8 @@ class BatchSource:
         n, span = len(index), 2 * self._config.crop_padding + 1
         top, left = torch.randint(span, (2, n, 1), generator=draw).to(self._device)
         flipped = torch.randint(1 + self._config.mirror, (n, 1), generator=draw).to(self._device)
+        if not (self._config.crop_padding or self._config.mirror):
+            return normalise(self._padded[index], self.statistics), flipped[:, 0]  # whole images, five times faster
         rows = top + torch.arange(self._height, device=self._device)
         columns = torch.arange(self._width, device=self._device)
         columns = left + torch.where(flipped == 1, self._width - 1 - columns, columns)

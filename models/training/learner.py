@@ -84,9 +84,14 @@ class NetworkLearner:
         began = time.perf_counter()
         batch = self.data.batches.batch(step)
         loaded = time.perf_counter()
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         # Dropout too depends on nothing but seed and step: a resumed run is an unbroken one.
-        torch.manual_seed(self.config.seed * 2_654_435_761 + step)
+        seed = self.config.seed * 2_654_435_761 + step
+        if self.data.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # without those of all devices, which take a tenth of a millisecond
+        else:
+            torch.manual_seed(seed)
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
         loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)

@@ -52,9 +52,10 @@ def _term(logits: Tensor | None, target: str, batch: Batch, labels: Labels, conf
     logits = logits.float()
     classes = (labels.fine if target == "fine" else labels.coarse)[batch.index]
     smoothing = config.label_smoothing
-    hard = batch.share * F.cross_entropy(logits, classes, label_smoothing=smoothing) + (
-        1 - batch.share
-    ) * F.cross_entropy(logits, classes[batch.partner], label_smoothing=smoothing)
+    hard = F.cross_entropy(logits, classes, label_smoothing=smoothing)
+    if config.mixup or config.cutmix:
+        others = F.cross_entropy(logits, classes[batch.partner], label_smoothing=smoothing)
+        hard = batch.share * hard + (1 - batch.share) * others
     if config.teacher is None or labels.teacher is None:
         return hard
     temperature = config.teacher.temperature
