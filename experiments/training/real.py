@@ -23,7 +23,7 @@ from training.messages import RunStatus
 from training.simulation import Machines, read_images, run_simulation
 from training.strategies.config import STRATEGIES
 
-__all__ = ["real_run", "step_s", "virtual_run"]
+__all__ = ["real_run", "real_runs", "step_s", "virtual_run"]
 
 _BUDGET_S = 300.0
 """Of a run of processes."""
@@ -38,103 +38,107 @@ class _Enough(Exception):
 
 
 class _Gate:
-    """Stops each worker when it knows the run; when all are there, gives each its share of a core and lets them go."""
+    """Stops each worker when it knows its run; when all are there, gives each its share of a core and lets them go."""
 
-    def __init__(self, host: CoreShare, shares: Sequence[CoreShare]) -> None:
-        self._host, self._shares = host, shares
-        self.pids: dict[str, int] = {}
+    def __init__(self, shares: Sequence[CoreShare]) -> None:
+        self._shares = shares
         self._stopped: list[int] = []
 
     @property
     def opened(self) -> bool:
         return len(self._stopped) == len(self._shares)
 
-    def start(self, name: str, pid: int) -> None:
-        """A process has been started."""
-        if name == "host":
-            self._host.take(pid)
-        else:
-            self.pids[name] = pid
-
-    def line(self, name: str, line: str) -> None:
-        """A process has written a line."""
-        if name not in self.pids or _KNOWS_THE_RUN not in line or self.opened:
-            return
-        os.kill(self.pids[name], signal.SIGSTOP)
-        self._stopped.append(self.pids[name])
+    def arrived(self, pid: int) -> None:
+        """A worker knows its run."""
         if self.opened:
-            for share, pid in zip(self._shares, self._stopped, strict=True):
-                share.take(pid)
-            for pid in self._stopped:
-                os.kill(pid, signal.SIGCONT)
+            return
+        os.kill(pid, signal.SIGSTOP)
+        self._stopped.append(pid)
+        if self.opened:
+            for share, stopped in zip(self._shares, self._stopped, strict=True):
+                share.take(stopped)
+            for stopped in self._stopped:
+                os.kill(stopped, signal.SIGCONT)
 
 
-async def real_run(
+async def real_runs(
     strategy: str,
     seed: int,
     *,
+    runs: int,
     workers: int,
     share: float,
     epochs: int,
     data: Path | None,
     enough_s: float | None = None,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Train with `terrace train host` and so many `terrace train work`, which all begin at the same time.
 
     Args:
-        share: of a core, that each worker has. The host has what it needs.
-        enough_s: end the run when it has taken so long. Default: never.
+        runs: at the same time, each with a host of its own.
+        workers: of each run.
+        share: of a core, that each worker has. The hosts have what they need.
+        enough_s: end a run when it has taken so long. Default: never.
 
     Returns:
-        `seconds` from the first unit of work to the last update, `updates`, `seen` (how many there were at which of
-        these seconds) and `cores` (processor time of each worker by the time between the first and the last look).
+        For each run `seconds` from the first unit of work to the last update, `updates`, `seen` (how many there were at
+        which of these seconds) and `cores` (processor time of each worker by the time between the first and the last
+        look).
 
     Raises:
         SetupError: the workers cannot be held to a share, or did not run to the end.
         ServiceFailed: as `run_here`.
         DeadlineExceeded: it takes too long.
     """
+    with core_shares(*[None] * runs, *[share] * (runs * workers)) as shares:
+        gate = _Gate(shares[runs:])
+        wanted = {"network": NETWORK, "strategy": strategy, "workers": workers, "epochs": epochs, "seed": seed}
+        return await asyncio.gather(
+            *(_real_run(gate, host, {**wanted, "data": data}, workers, enough_s) for host in shares[:runs])
+        )
+
+
+async def _real_run(
+    gate: _Gate, of_host: CoreShare, host: dict[str, Any], workers: int, enough_s: float | None
+) -> dict[str, Any]:
     seen: list[Seen] = []
     sent: list[int] = []
     used: list[dict[str, float]] = []
-    with core_shares(None, *[share] * workers) as (of_host, *shares):
-        gate = _Gate(of_host, shares)
+    pids: dict[str, int] = {}
 
-        def watch(status: RunStatus) -> None:
-            if status.updates:
-                seen.append((status.seconds, status.updates))
-                sent.append(status.bytes_sent)
-                used.append(
-                    {name: cpu_s(pid) for name, pid in gate.pids.items()} | {"at": asyncio.get_running_loop().time()}
-                )
-            if enough_s is not None and status.seconds >= enough_s:
-                raise _Enough
+    def started(name: str, pid: int) -> None:
+        if name == "host":
+            of_host.take(pid)
+        else:
+            pids[name] = pid
 
-        images = {"data": data}
-        plan = LocalRun(
-            host={
-                "network": NETWORK,
-                "strategy": strategy,
-                "workers": workers,
-                "epochs": epochs,
-                "seed": seed,
-                **images,
-            },
-            worker={"threads": 1, **images},
-            workers=workers,
-            on_line=gate.line,
-            on_start=gate.start,
-        )
-        try:
-            async with asyncio.timeout(_BUDGET_S):
-                result = await run_here(plan, watch)
-                seen.append((result["seconds"], result["updates"]))
-        except _Enough:
-            result = {"seconds": seen[-1][0], "updates": seen[-1][1], "bytes_sent": sent[-1], "faults": 0}
-        except TimeoutError:
-            raise DeadlineExceeded(f"a run of {strategy} did not end within {_BUDGET_S:g} s") from None
+    def written(name: str, line: str) -> None:
+        if name in pids and _KNOWS_THE_RUN in line:
+            gate.arrived(pids[name])
+
+    def watch(status: RunStatus) -> None:
+        if status.updates:
+            seen.append((status.seconds, status.updates))
+            sent.append(status.bytes_sent)
+            used.append({name: cpu_s(pid) for name, pid in pids.items()} | {"at": asyncio.get_running_loop().time()})
+        if enough_s is not None and status.seconds >= enough_s:
+            raise _Enough
+
+    plan = LocalRun(
+        host=host, worker={"threads": 1, "data": host["data"]}, workers=workers, on_line=written, on_start=started
+    )
+    try:
+        async with asyncio.timeout(_BUDGET_S):
+            result = await run_here(plan, watch)
+            seen.append((result["seconds"], result["updates"]))
+    except _Enough:
+        result = {"seconds": seen[-1][0], "updates": seen[-1][1], "bytes_sent": sent[-1], "faults": 0}
+    except TimeoutError:
+        raise DeadlineExceeded(f"a run of {host['strategy']} did not end within {_BUDGET_S:g} s") from None
     if not gate.opened or result["faults"]:
-        raise SetupError(f"the run of {strategy} had {result['faults']} faults, or workers that were not held back")
+        raise SetupError(
+            f"a run of {host['strategy']} had {result['faults']} faults, or workers that were not held back"
+        )
     # The last look of all finds workers that have ended, whose processor time is not known any more.
     whole = [each for each in used if min(each.values()) > 0] or [{"at": 0.0}]
     elapsed = whole[-1]["at"] - whole[0]["at"]
@@ -143,8 +147,16 @@ async def real_run(
         "updates": result["updates"],
         "bytes_sent": result["bytes_sent"],
         "seen": thinned(seen),
-        "cores": [(whole[-1][name] - whole[0][name]) / elapsed for name in gate.pids] if elapsed > 0 else [],
+        "cores": [(whole[-1][name] - whole[0][name]) / elapsed for name in pids] if elapsed > 0 else [],
     }
+
+
+async def real_run(
+    strategy: str, seed: int, *, workers: int, share: float, epochs: int, data: Path | None
+) -> dict[str, Any]:
+    """One run to its end: `real_runs`."""
+    (found,) = await real_runs(strategy, seed, runs=1, workers=workers, share=share, epochs=epochs, data=data)
+    return found
 
 
 async def step_s(
@@ -154,21 +166,19 @@ async def step_s(
     that run at the same time, each with a host of its own. And what the disk takes to keep an update.
 
     Raises:
-        SetupError, ServiceFailed, DeadlineExceeded: as `real_run`.
+        SetupError, ServiceFailed, DeadlineExceeded: as `real_runs`.
     """
-    runs = [
-        real_run(strategy, seed, workers=1, share=share, epochs=_EPOCHS, data=data, enough_s=enough_s)
-        for _ in range(workers)
-    ]
-    alone = await asyncio.gather(*runs)
+    alone = await real_runs(
+        strategy, seed, runs=workers, workers=1, share=share, epochs=_EPOCHS, data=data, enough_s=enough_s
+    )
     size = alone[0]["bytes_sent"] // alone[0]["updates"]
     kept_s = await asyncio.to_thread(sync_s, size, Path(tempfile.gettempdir()))
     host_s, push = 2 * serve_s + kept_s, STRATEGIES[strategy].push
     return {
         "step_s": statistics.fmean(of_a_step(each["seen"], steps=push, host_s=host_s) for each in alone),
         "sync_s": kept_s,
-        "alone": [each["seen"] for each in alone],
-        "alone_cores": [cores for each in alone for cores in each["cores"]],
+        "seen": [each["seen"] for each in alone],
+        "cores": [cores for each in alone for cores in each["cores"]],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.training.cores import Hierarchy, hierarchies, limits
-from experiments.training.virtual_time import VIRTUAL_TIME, judge, of_a_step, thinned
+from experiments.training.virtual_time import VIRTUAL_TIME, drifted, judge, of_a_step, thinned
 from tierkit.errors import SetupError
 
 MOUNTS = """\
@@ -30,8 +30,9 @@ POINT: dict[str, Any] = {
     "sync_s": 0.004,
     "cores": [0.25, 0.25, 0.24, 0.24],
     "seen": [[1.0, 100], [20.0, 3_850]],
-    "alone": [[[1.0, 100], [8.0, 400]]],
-    "alone_cores": [0.25],
+    "around": [{"step_s": 0.02, "sync_s": 0.004, "seen": [[[1.0, 100], [8.0, 400]]], "cores": [0.25]}] * 2,
+    "drift": 0.01,
+    "passed_over": [],
 }
 
 
@@ -60,6 +61,11 @@ def test_a_step_is_what_an_update_takes_without_the_host() -> None:
 def test_a_run_that_is_too_short_tells_nothing(seen: list[tuple[float, int]]) -> None:
     with pytest.raises(SetupError, match="too few updates"):
         of_a_step(seen, steps=1, host_s=0.0)
+
+
+def test_drift_is_a_share_of_the_mean_whichever_came_first() -> None:
+    assert drifted(0.9, 1.1) == drifted(1.1, 0.9) == pytest.approx(0.2)
+    assert drifted(0.02, 0.02) == 0.0
 
 
 def test_a_record_keeps_a_look_a_second_and_the_last() -> None:
