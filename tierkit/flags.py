@@ -77,5 +77,8 @@ def run_main(run: Callable[..., NoReturn]) -> None:
 
 def _help(settings_class: type[ServiceSettings], name: str) -> str:
     text = description(settings_class, name)
-    default = settings_class.model_fields[name].default
+    field = settings_class.model_fields[name]
+    if field.is_required():
+        return f"{text} Required."
+    default = field.default
     return text if default in (None, "", (), False) else f"{text} (default: {default})"

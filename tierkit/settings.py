@@ -299,7 +299,7 @@ def load_settings(settings_class: type[S], *, flags: Mapping[str, object], confi
         if not error["loc"]:  # settings that do not go together; the sentence names them
             return sentence(error, "", settings_class.model_fields)
         name = str(error["loc"][0])
-        if name in given:
+        if name in given or error["type"] == "missing":
             where = f"the flag --{name.replace('_', '-')}"
         elif name in environment:
             where = f"the environment variable {prefix}{name.upper()}"

@@ -17,6 +17,13 @@ class EdgeLike(NodeSettings):
     service: ClassVar[str] = "edgelike"
 
 
+class Needy(EdgeLike):
+    """Serve a made-up node for something."""
+
+    what_for: str
+    """What for."""
+
+
 def invoke(arguments: list[str], start: object) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(command(EdgeLike, start))  # type: ignore[arg-type]  # tests pass small functions
@@ -31,6 +38,14 @@ def test_every_field_is_a_flag_with_its_documentation() -> None:
     assert missing == ["token"]  # a secret: every process of the machine can read a command line
     assert "Serve a made-up node." in output
     assert "Loopback unless told otherwise" in output
+
+
+def test_a_field_without_a_default_is_told_as_such() -> None:
+    app = typer.Typer()
+    app.command()(command(Needy, lambda _: 0))
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert "Undefined" not in output
+    assert "What for. Required." in output
 
 
 def test_flags_reach_the_settings_and_the_exit_code_comes_back() -> None:

@@ -82,6 +82,18 @@ def test_an_error_names_the_setting_and_its_source(
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_that_must_be_given_is_named_as_its_flag() -> None:
+    class Needy(NodeSettings):
+        """Settings of a made-up node."""
+
+        service: ClassVar[str] = "edgelike"
+        port: Port = 7
+        what_for: str
+
+    with pytest.raises(SetupError, match="the flag --what-for is missing"):
+        load_settings(Needy, flags={})
+
+
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
