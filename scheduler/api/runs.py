@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scheduler.api.routing import (
@@ -22,7 +22,7 @@ from scheduler.api.routing import (
 from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
 from scheduler.runs.service import Sight
 from tierkit.access import Caller
-from tierkit.wire.runs import RUN_ID_PATTERN, Run, RunHost, RunOrders, RunPage, RunReport, RunStart
+from tierkit.wire.runs import RUN_ID_PATTERN, Run, RunMatch, RunOrders, RunPage, RunReport, RunStart, WorkerOffer
 
 __all__ = ["runs"]
 
@@ -79,7 +79,7 @@ async def begin(response: Response, scheduler: Service, caller: CallerOf, wanted
 async def report(scheduler: Service, caller: CallerOf, run_id: RunId, said: RunReport) -> RunOrders:
     """For hosts. A last report, with `finished` or `failed`, is stored when this answers; it may be sent again. Asked
     to stop, a host ends the run and says `finished`."""
-    return RunOrders(stop=await scheduler.runs.report(run_id, said, _name(caller)))
+    return await scheduler.runs.report(run_id, said, _name(caller))
 
 
 @runs.get(
@@ -130,15 +130,23 @@ async def get_events(
 
 
 @runs.post(
-    "/v1/runs/{run_id}/workers",
-    response_model=RunHost,
-    responses={**MISSING, 409: {"description": "It has ended, or is about to."}},
-    summary="Where a worker finds the host of a run",
+    "/v1/matches",
+    response_model=RunMatch,
+    responses={
+        **MISSING,
+        409: {"description": "The run that was chosen has ended, is about to, or wants another kind of worker."},
+        429: {"description": "This caller asks too often."},
+    },
+    summary="The run that a worker is sent to, and where its host is",
     dependencies=USERS_AND_WORKERS,
 )
-async def find_host(scheduler: Service, sight: Seen, run_id: RunId) -> RunHost:
-    """503 while the host is not heard."""
-    return await scheduler.runs.host(run_id, sight)
+async def match(request: Request, scheduler: Service, caller: CallerOf, sight: Seen, offer: WorkerOffer) -> RunMatch:
+    """The oldest run that still wants workers, or the one that is chosen. 503 while none wants this worker, or the host
+    of the chosen one is not heard: ask again."""
+    if caller is not None:
+        caller.check_claim(offer.name)
+    asks = _name(caller) or (request.client.host if request.client is not None else "")
+    return await scheduler.runs.match(offer, asks, sight)
 
 
 @runs.delete(

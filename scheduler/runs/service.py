@@ -11,15 +11,17 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler.news import News
 from scheduler.runs.curve import Point, extended
+from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
 from scheduler.store.runs import RunDetails, RunRow, RunStore
 from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
 from tierkit.types import RunState
-from tierkit.wire.runs import Run, RunHost, RunPage, RunProgress, RunReport, RunStart
+from tierkit.wire.runs import Run, RunMatch, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunWants, WorkerOffer
 
 __all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
 
@@ -92,6 +94,7 @@ class Runs:
         """Of whoever writes: what is written later is newer."""
         self._news = News()
         self._stopping = False
+        self._matchmaker = Matchmaker()
 
     async def recover(self) -> None:
         """Take up the runs that the scheduler before this one has left. Raises Unavailable."""
@@ -115,11 +118,16 @@ class Runs:
         async with self._turn:
             known = await self._find(wanted.id)
             now, at = self._clock(), round(self._wall(), 6)
-            given = wanted.model_dump(exclude={"config"})
+            given = wanted.model_dump(exclude={"config", "more_urls", "wants"})
+            told: dict[str, Any] = {
+                "config": wanted.config,
+                "more_urls": wanted.more_urls,
+                "wants": wanted.wants.model_dump(),
+            }
             if known is None:
                 self._make_room(now)
                 row = RunRow(**given, owner=owner, created_at=at, heard_at=at)
-                details = RunDetails(config=wanted.config)
+                details = RunDetails(**told)
                 await self._store.add(row, details)
                 _log.info("training run begun", extra={"run": row.id, "network": row.network})
             else:
@@ -129,21 +137,26 @@ class Runs:
                 _check_unended(row, known.state(now))
                 self._make_room(now, but=row.id)
                 row = replace(row, **given, heard_at=at)
-                details = replace(details, config=wanted.config)
+                details = replace(details, **told)
                 await self._store.save([(row, details)])
                 _log.info("the host of a training run is back", extra={"run": row.id})
             self._under_way[row.id] = _Known(row, details, heard=now, saved=now)
             self._news.tell(row.id)
             return whole(row, details, self._under_way[row.id].state(now)), known is None
 
-    async def report(self, run_id: str, said: RunReport, owner: str | None) -> bool:
-        """Take what the host of a run says; returns whether it is to stop.
+    async def report(self, run_id: str, said: RunReport, owner: str | None) -> RunOrders:
+        """Take what the host of a run says; returns what it is to do, and which workers are on their way to it.
 
         Raises:
             NotFound: no such run of this owner.
             Conflict: another host has taken the run over.
             Unavailable: it was the last report, and the database does not accept it.
         """
+        stop = await self._reported(run_id, said, owner)
+        coming = self._matchmaker.coming(self._clock()).get(run_id, set()) - {worker.name for worker in said.workers}
+        return RunOrders(stop=stop, coming=tuple(sorted(coming)))
+
+    async def _reported(self, run_id: str, said: RunReport, owner: str | None) -> bool:
         known = self._under_way.get(run_id)
         if known is not None and said.state == "running":
             return self._take(known, said, owner)
@@ -218,14 +231,43 @@ class Runs:
         more = f"{round(rows[limit - 1].created_at * 1e6)}-{rows[limit - 1].id}" if len(rows) > limit else None
         return RunPage(runs=tuple(shown), next_cursor=more)
 
-    async def host(self, run_id: str, sight: Sight) -> RunHost:
-        """Where a worker finds the host of a run.
+    async def match(self, offer: WorkerOffer, caller: str, sight: Sight) -> RunMatch:
+        """The run that a worker is sent to, and where it finds its host.
+
+        Args:
+            caller: who asks, by whom questions are counted.
 
         Raises:
-            NotFound: no such run.
-            Conflict: it has ended, or is about to.
-            Unavailable: its host is not heard now.
+            LimitReached: this caller asks too often.
+            NotFound: there is no such run as it has chosen.
+            Conflict: that one has ended, is about to, or wants another kind of worker.
+            Unavailable: its host is not heard now; or no run wants this worker at present.
         """
+        now = self._clock()
+        self._matchmaker.admit(caller, now)
+        candidates = self._taking(now, sight) if offer.run is None else [await self._taking_one(offer.run, sight)]
+        coming = self._matchmaker.coming(now)
+        by_id = {known.row.id: known for known in candidates}
+        run = chosen((_wanting(known, coming.get(known.row.id, set())) for known in candidates), offer)
+        self._matchmaker.sent(offer.name, run, now)
+        row, details = by_id[run].row, by_id[run].details
+        return RunMatch(
+            run=row.id,
+            network=row.network,
+            strategy=row.strategy,
+            urls=(row.url, *details.more_urls),
+            config=details.config,
+        )
+
+    def _taking(self, now: float, sight: Sight) -> list[_Known]:
+        """All runs that take workers and that the caller may see."""
+        return [
+            known
+            for known in self._under_way.values()
+            if known.state(now) is RunState.RUNNING and sight.owner in (None, known.row.owner)
+        ]
+
+    async def _taking_one(self, run_id: str, sight: Sight) -> _Known:
         known, state = await self._seen(run_id, sight)
         row = known.row
         _check_unended(row, state)
@@ -233,7 +275,7 @@ class Runs:
             raise Conflict(f"run {row.id} is about to stop, and takes no workers any more")
         if state is RunState.INTERRUPTED:
             raise Unavailable(f"the host of run {row.id} has not reported for {SILENT_S:g} s", retry_after_s=5.0)
-        return RunHost(url=row.url, network=row.network, strategy=row.strategy)
+        return known
 
     async def stop(self, run_id: str, sight: Sight) -> Run:
         """Ask the host of a run to end it; where that is not heard any more, the run ends at once.
@@ -374,6 +416,12 @@ class Runs:
         if not silent:
             raise Overloaded(f"{len(self._under_way)} training runs are under way; try again later", retry_after_s=5.0)
         del self._under_way[min(silent, key=lambda known: known.heard).row.id]
+
+
+def _wanting(known: _Known, coming: set[str]) -> Wanting:
+    there = {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S}
+    wants = RunWants.model_validate(known.details.wants)
+    return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=there | coming)
 
 
 def _check_unended(row: RunRow, state: RunState) -> None:

@@ -37,6 +37,8 @@ def whole(row: RunRow, details: RunDetails, state: RunState) -> Run:
             **_short(row, state),
             **_live(row, details),
             "url": row.url,
+            "more_urls": details.more_urls,
+            "wants": details.wants,
             "config": details.config,
             "curve": [_point(point) for point in details.curve],
             "result": details.result,

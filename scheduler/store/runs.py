@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import and_, delete, func, insert, or_, select, update
@@ -55,10 +55,13 @@ class RunDetails:
     """As `tierkit.wire.runs.WorkerReport`."""
     curve: tuple[Point, ...] = ()
     result: Mapping[str, Any] | None = None
+    more_urls: Sequence[str] = ()
+    wants: Mapping[str, Any] = field(default_factory=dict)
+    """As `tierkit.wire.runs.RunWants`."""
 
 
-_SHORT = [runs.c[field.name] for field in fields(RunRow)]
-_WHOLE = [*_SHORT, *(runs.c[field.name] for field in fields(RunDetails))]
+_SHORT = [runs.c[each.name] for each in fields(RunRow)]
+_WHOLE = [*_SHORT, *(runs.c[each.name] for each in fields(RunDetails))]
 _HEARD = func.coalesce(runs.c.finished_at, runs.c.heard_at)
 
 
@@ -128,7 +131,7 @@ class RunStore:
 
 
 def _short(row: Row[Any]) -> RunRow:
-    values = {field.name: row._mapping[field.name] for field in fields(RunRow)}
+    values = {each.name: row._mapping[each.name] for each in fields(RunRow)}
     return RunRow(**{**values, "state": RunState(row.state)})
 
 
@@ -138,6 +141,8 @@ def _whole(row: Row[Any]) -> tuple[RunRow, RunDetails]:
         workers=json.loads(row.workers),
         curve=tuple(Point(*point) for point in json.loads(row.curve)),
         result=None if row.result is None else json.loads(row.result),
+        more_urls=json.loads(row.more_urls),
+        wants=json.loads(row.wants),
     )
 
 
@@ -147,4 +152,6 @@ def _texts(details: RunDetails) -> dict[str, str | None]:
         "workers": json.dumps(details.workers),
         "curve": json.dumps(details.curve),
         "result": None if details.result is None else json.dumps(details.result),
+        "more_urls": json.dumps(details.more_urls),
+        "wants": json.dumps(details.wants),
     }

@@ -43,7 +43,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0003"
+SCHEMA = "0004"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -212,6 +212,8 @@ runs = Table(
     Column("workers", Text, nullable=False),  # JSON list of tierkit.wire.runs.WorkerReport
     Column("curve", Text, nullable=False),  # JSON list of [seconds since 1970, steps, loss, accuracy]
     Column("result", Text),  # JSON object, of the last report
+    Column("more_urls", Text, nullable=False, server_default="[]"),  # JSON list: where else the host is
+    Column("wants", Text, nullable=False, server_default="{}"),  # JSON of tierkit.wire.runs.RunWants
 )
 
 Index("terrace_runs_by_time", runs.c.created_at, runs.c.id)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 
 from models.dataset import Dataset
 from terrace.commands import train_runs
@@ -16,8 +17,10 @@ from terrace.console import percent, print_json, progress_bars, screen
 from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_from, training_extra
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.settings import lasting_name
+from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
 
 __all__ = ["app"]
@@ -122,7 +125,9 @@ def work_for(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Id of the run, with --scheduler. Default: the newest that is under way."),
+        typer.Option(
+            metavar="RUN", help="Id of the run, with --scheduler. Default: the oldest that still wants workers."
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -139,19 +144,29 @@ def work_for(
 ) -> None:
     """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
     with training_extra("training on the fleet", "learn"):
+        from models.training.run import RunOptions
         from training.worker.finding import at, through
+        from training.worker.measuring import free_bytes, gflops
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
     if (host is None) == (scheduler is None) or (run is not None and scheduler is None):
         raise typer.BadParameter("give the URL of the host, or --scheduler, with --run or without.")
-    token = token_from(token_file)
-    try:
-        find_host = at(host) if host is not None else through(scheduler or "", run, token, tls_ca)
-    except ValueError as error:
-        raise typer.BadParameter(f"the URL {error}, and this is {host!r}") from error
+    token, name = token_from(token_file), name or lasting_name("work", os.getpid())
+    if host is not None:
+        try:
+            find_host = at(host)
+        except ValueError as error:
+            raise typer.BadParameter(f"the URL {error}, and this is {host!r}") from error
+    else:
+        RunOptions(device=device, threads=threads).prepare()
+        try:
+            offer = WorkerOffer(name=name, run=run, gflops=gflops(device), memory_bytes=free_bytes(device))
+        except ValidationError as error:
+            raise typer.BadParameter(faults(error, WorkerOffer)) from error
+        find_host = through(scheduler or "", offer, token, tls_ca)
     options = WorkerOptions(
         find_host=find_host,
-        name=name or lasting_name("work", os.getpid()),
+        name=name,
         data=data,
         dataset=dataset,
         device=device,

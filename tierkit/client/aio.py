@@ -34,7 +34,17 @@ from tierkit.wire.api import (
     StateChange,
     parse,
 )
-from tierkit.wire.runs import Run, RunHost, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunSummary
+from tierkit.wire.runs import (
+    Run,
+    RunMatch,
+    RunOrders,
+    RunPage,
+    RunProgress,
+    RunReport,
+    RunStart,
+    RunSummary,
+    WorkerOffer,
+)
 
 __all__ = ["AsyncClient"]
 
@@ -293,9 +303,10 @@ class AsyncClient(Connection):
         response = await self._request("DELETE", _run_path(run), repeatable=False)
         return parse(Run, response.content)
 
-    async def run_host(self, run: RunSummary | str) -> RunHost:
-        """Where a worker finds the host of a training run; `Unavailable` while it is not heard."""
-        return parse(RunHost, (await self._request("POST", f"{_run_path(run)}/workers", repeatable=True)).content)
+    async def match(self, offer: WorkerOffer) -> RunMatch:
+        """For workers: the training run that this one is sent to; `Unavailable` while none wants it."""
+        answer = await self._request("POST", "/v1/matches", repeatable=True, upload=json_upload(offer))
+        return parse(RunMatch, answer.content)
 
     async def begin_run(self, start: RunStart) -> Run:
         """For hosts: begin a training run, or go on with it."""

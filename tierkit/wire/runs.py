@@ -15,20 +15,22 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tierkit.types import RunState
-from tierkit.wire.messages import Incarnation, NodeUrl, Total
+from tierkit.wire.messages import Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
     "RUN_ID_PATTERN",
     "CurvePoint",
     "Run",
-    "RunHost",
+    "RunMatch",
     "RunOrders",
     "RunPage",
     "RunProgress",
     "RunReport",
     "RunStart",
     "RunSummary",
+    "RunWants",
     "RunWorker",
+    "WorkerOffer",
     "WorkerReport",
 ]
 
@@ -86,6 +88,17 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
+class RunWants(_Message):
+    """The workers that a run is for."""
+
+    workers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """How many; null for any number."""
+    min_gflops: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Billions of fp32 operations a second that each must do at least."""
+    min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
+    """That each must have free at least."""
+
+
 class RunStart(_Message):
     """POST /v1/runs: a host begins a run, or goes on with it after a restart. Answered by a `Run`."""
 
@@ -97,6 +110,9 @@ class RunStart(_Message):
     """Any JSON object of at most 64 KiB, for people and workers."""
     url: NodeUrl
     """Where workers reach the host."""
+    more_urls: Annotated[tuple[NodeUrl, ...], Field(max_length=7)] = ()
+    """Where else, in the order in which workers try them after `url`."""
+    wants: RunWants = RunWants()
     steps: Annotated[int, Field(ge=1, le=2**53)]
     """Training steps of the whole run."""
     incarnation: Incarnation
@@ -147,14 +163,33 @@ class RunOrders(_Value):
 
     stop: bool
     """End the run, and say so in a last report."""
+    coming: tuple[str, ...] = ()
+    """Workers that were sent to this host in the last minute."""
 
 
-class RunHost(_Value):
-    """Where a worker finds the host of a run."""
+class WorkerOffer(_Message):
+    """POST /v1/matches: a worker asks for a run. Answered by a `RunMatch`."""
 
-    url: str
+    name: NodeId
+    """Of the worker, in the run; with a token, one that the token is for."""
+    run: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
+    """The run that it chooses; null for the oldest that still wants workers."""
+    gflops: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Billions of fp32 operations a second, as it has measured."""
+    memory_bytes: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Free."""
+
+
+class RunMatch(_Value):
+    """The run that a worker is sent to. From then on it talks to the host alone."""
+
+    run: str
     network: str
     strategy: str
+    urls: tuple[str, ...]
+    """Of the host, to be tried in this order."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """As the host has told it."""
 
 
 class RunWorker(_Value):
@@ -218,6 +253,9 @@ class Run(RunProgress):
 
     url: str
     """Where workers reach its host."""
+    more_urls: tuple[str, ...] = ()
+    """Where else."""
+    wants: RunWants = RunWants()
     config: Mapping[str, Any] = Field(default_factory=dict)
     curve: tuple[CurvePoint, ...] = ()
     """At most 500 points; of a long run the early ones are thinned out."""

@@ -10,7 +10,7 @@ import secrets
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
-from tierkit.wire.runs import RunReport, RunStart, WorkerReport
+from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerReport
 from training.host.host import Host
 from training.host.settings import HostSettings
 
@@ -58,6 +58,8 @@ class _Reporter:
         """Whether the scheduler knows this run and this incarnation."""
         self._told_to_stop = False
         self._news = ""
+        self._coming: set[str] = set()
+        """Workers that the scheduler has sent, and that are not here yet."""
 
     async def said_all(self) -> bool:
         """Report once; whether there is nothing more to say."""
@@ -79,6 +81,9 @@ class _Reporter:
             self._tell(f"the scheduler is away: {error}")
             return False
         self._tell("")
+        for name in set(orders.coming) - self._coming:
+            log.info("%s is on its way, from the scheduler", name)
+        self._coming = set(orders.coming)
         if orders.stop and not ended:
             log.info("stopped from the scheduler")
             self._told_to_stop = True
@@ -89,6 +94,7 @@ class _Reporter:
     def _start(self) -> RunStart:
         spec, settings = self._host.spec, self._settings
         assert settings.scheduler is not None
+        url, *more = settings.advertise_url or [reachable_url(self._listens_at, peer=settings.scheduler[0])]
         return RunStart(
             id=spec.id,
             network=spec.network.name,
@@ -99,7 +105,13 @@ class _Reporter:
                 "workers": spec.workers,
                 "wire": spec.wire,
             },
-            url=settings.advertise_url or reachable_url(self._listens_at, peer=settings.scheduler[0]),
+            url=url,
+            more_urls=tuple(more),
+            wants=RunWants(
+                workers=spec.workers,
+                min_gflops=settings.min_gflops,
+                min_memory_bytes=None if settings.min_memory_mb is None else round(1e6 * settings.min_memory_mb),
+            ),
             steps=self._host.steps,
             incarnation=self._incarnation,
         )

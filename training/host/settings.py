@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tierkit.access import Role, TokenFile
-from tierkit.settings import CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
+from tierkit.settings import CommaSeparatedUrls, Port, ServiceSettings, UserPath
 
 __all__ = ["HostSettings"]
 
@@ -58,9 +58,16 @@ class HostSettings(ServiceSettings):
     token_file: UserPath | None = None
     """File with the token of a user for the scheduler, its owner's alone."""
 
-    advertise_url: HttpUrl | None = None
-    """URL under which workers reach this host. Default: the address it listens on or, where that is every interface,
-    the address of the interface that leads to the scheduler."""
+    advertise_url: Annotated[CommaSeparatedUrls, Field(min_length=1, max_length=8)] | None = None
+    """URL under which workers reach this host; of several, comma-separated, all in the order in which they are tried.
+    Default: the address it listens on or, where that is every interface, the address of the interface that leads to
+    the scheduler."""
+
+    min_gflops: PositiveFloat | None = None
+    """Speed that a worker which the scheduler sends must have: billions of fp32 operations a second. Default: any."""
+
+    min_memory_mb: PositiveFloat | None = None
+    """Free memory that a worker which the scheduler sends must have, in MB. Default: any."""
 
     lease_s: PositiveFloat = 30.0
     """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""

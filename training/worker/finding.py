@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tierkit.client import AsyncClient, Backoff, RunState
-from tierkit.errors import Unavailable
+from tierkit.client import AsyncClient, Backoff
 from tierkit.wire.messages import checked_url
+from tierkit.wire.runs import WorkerOffer
 
 __all__ = ["at", "through"]
 
 _BUDGET_S = 10.0
-_AGAIN_S = 3.0
 
 
 def at(url: str) -> Callable[[], Awaitable[str]]:
@@ -30,26 +29,25 @@ def at(url: str) -> Callable[[], Awaitable[str]]:
 
 
 def through(
-    scheduler: str, run: str | None, token: Callable[[], str] | None, tls_ca: Path | None
+    scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None, tls_ca: Path | None
 ) -> Callable[[], Awaitable[str]]:
-    """The scheduler knows where it is.
+    """The scheduler says where the host is. Each address is given in its turn; then it is asked again.
 
     Args:
         scheduler: its URL, or those of several, comma-separated.
-        run: id of the run. Default: the newest one that is under way, which then stays the one.
+        offer: what this worker tells of itself. The run that it is sent to first stays the one.
     """
-    chosen = run
+    left: list[str] = []
 
     async def find() -> str:
-        nonlocal chosen
-        async with AsyncClient(
-            scheduler, timeout_s=_BUDGET_S, backoff=Backoff(attempts=1), token=token, tls_ca=tls_ca
-        ) as client:
-            if chosen is None:
-                under_way = [each for each in (await client.runs(limit=200)).runs if each.state is RunState.RUNNING]
-                if not under_way:
-                    raise Unavailable("no training run is under way", retry_after_s=_AGAIN_S)
-                chosen = under_way[0].id
-            return (await client.run_host(chosen)).url
+        nonlocal offer
+        if not left:
+            async with AsyncClient(
+                scheduler, timeout_s=_BUDGET_S, backoff=Backoff(attempts=1), token=token, tls_ca=tls_ca
+            ) as client:
+                match = await client.match(offer)
+            offer = offer.model_copy(update={"run": match.run})
+            left.extend(match.urls)
+        return left.pop(0)
 
     return find

@@ -124,7 +124,7 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("DELETE", "/v1/jobs/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/runs", 200, 200, 200, 403, 200),
-    ("POST", "/v1/runs/0/workers", 404, 404, 404, 403, 404),
+    ("POST", "/v1/matches", 422, 422, 422, 403, 422),
     ("GET", "/v1/devices", 200, 200, 200, 403, 403),
     ("GET", "/v1/mapping", 200, 200, 200, 403, 403),
     ("POST", "/v1/devices/x/drain", 403, 404, 404, 403, 403),

@@ -72,6 +72,9 @@ class Caller:
         assert answer.status_code == 200, answer.text
         return bool(answer.json()["stop"])
 
+    async def match(self, name: str = "laptop", **offer: Any) -> httpx.Response:
+        return await self("POST", "/v1/matches", json={"name": name, **offer})
+
     async def run(self, run: str) -> dict[str, Any]:
         answer = await self("GET", f"/v1/runs/{run}")
         assert answer.status_code == 200, answer.text
@@ -121,8 +124,14 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
         (200, 1.0, 0.5),
     ]
     assert view["workers"] == [worker("laptop")]
-    found = await laptop("POST", f"/v1/runs/{run}/workers")
-    assert found.json() == {"url": wanted["url"], "network": "mnist-100", "strategy": "downpour"}
+    found = await laptop.match(run=run)
+    assert found.json() == {
+        "run": run,
+        "urls": [wanted["url"]],
+        "network": "mnist-100",
+        "strategy": "downpour",
+        "config": wanted["config"],
+    }
     for _ in range(2):  # the answer to the last report may be lost
         await alice.report(run, state="finished", done=1000, accuracy=0.97, result={"accuracy": 0.97})
     view = await alice.run(run)
@@ -132,7 +141,7 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
     assert await alice.run(run) == view
     for method, path, body in (
         ("DELETE", f"/v1/runs/{run}", None),
-        ("POST", f"/v1/runs/{run}/workers", None),
+        ("POST", "/v1/matches", {"name": "laptop", "run": run}),
         ("POST", "/v1/runs", wanted),
     ):
         refused = await alice(method, path, json=body)
@@ -148,7 +157,7 @@ async def test_a_host_that_was_restarted_takes_its_run_over(alice: Caller, lapto
     assert (await alice("POST", "/v1/runs", json=again)).status_code == 200
     assert (await alice("PUT", f"/v1/runs/{run}/report", json=report())).status_code == 409
     assert await alice.report(run, incarnation="2" * 16) is False
-    assert (await laptop("POST", f"/v1/runs/{run}/workers")).json()["url"] == "https://10.0.0.6:8090"
+    assert (await laptop.match(run=run)).json()["urls"] == ["https://10.0.0.6:8090"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +171,7 @@ async def test_a_run_is_stopped_by_the_answer_to_its_next_report(
     for _ in range(2):
         asked = await alice("DELETE", f"/v1/runs/{run}")
         assert (asked.status_code, asked.json()["state"]) == (200, "stopping")
-    assert (await laptop("POST", f"/v1/runs/{run}/workers")).status_code == 409
+    assert (await laptop.match(run=run)).status_code == 409
     assert await alice.report(run, done=500) is True
     assert (await alice.run(run))["state"] == "stopping"
     await alice.report(run, **last)
@@ -204,13 +213,15 @@ async def test_who_may_do_what(alice: Caller, laptop: Caller) -> None:
     expected = {
         ("GET", ""): (200, 200, 404, 200, 403),
         ("GET", "/events"): (200, 200, 404, 200, 403),
-        ("POST", "/workers"): (200, 200, 404, 200, 403),
+        ("POST", "/v1/matches"): (200, 200, 404, 200, 403),
         ("PUT", "/report"): (200, 404, 404, 403, 403),
         ("DELETE", ""): (200, 200, 404, 403, 403),
     }
     for (method, rest), statuses in expected.items():
         for caller, status in zip((alice, olga, bob, laptop, node), statuses, strict=True):
             path, body = f"/v1/runs/{run}{rest}", report() if method == "PUT" else None
+            if method == "POST":
+                path, body = rest, {"name": "laptop", "run": run}
             async with (
                 httpx.AsyncClient(base_url=alice.url, timeout=30, trust_env=False) as http,
                 http.stream(method, path, headers=caller.headers, json=body) as answer,
@@ -218,9 +229,26 @@ async def test_who_may_do_what(alice: Caller, laptop: Caller) -> None:
                 assert answer.status_code == status, (method, rest, caller.token == LAPTOP)
     assert (await laptop("GET", f"/v1/runs/{ended}")).status_code == 404
     assert (await laptop("POST", "/v1/runs", json=start())).status_code == 403
-    for rest in ("", "/events", "/workers"):
-        none = await alice("POST" if rest == "/workers" else "GET", f"/v1/runs/{'0' * 32}{rest}")
-        assert none.status_code == 404
+    for rest in ("", "/events"):
+        assert (await alice("GET", f"/v1/runs/{'0' * 32}{rest}")).status_code == 404
+    assert (await alice.match(run="0" * 32)).status_code == 404
+
+
+async def test_a_worker_speaks_for_itself_alone_and_a_flood_is_held_up(alice: Caller, laptop: Caller) -> None:
+    run = await alice.begin()
+    assert (await laptop.match("laptop-2", run=run)).status_code == 200
+    assert (await laptop.match("pi", run=run)).status_code == 403
+    assert (await laptop.match("../x", run=run)).status_code == 422
+
+    async def ask(http: httpx.AsyncClient) -> httpx.Response:
+        return await http.post("/v1/matches", headers=laptop.headers, json={"name": "laptop", "run": run})
+
+    async with httpx.AsyncClient(base_url=alice.url, timeout=60, trust_env=False) as http:
+        answers = [answer for _ in range(10) for answer in await asyncio.gather(*(ask(http) for _ in range(50)))]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+    assert (await alice.match("alice", run=run)).status_code == 200
 
 
 async def test_pages(alice: Caller) -> None:
@@ -291,11 +319,11 @@ async def test_a_host_that_falls_silent(alice: Caller, laptop: Caller, kit: Any)
         assert [data["state"] for data in [(await anext(events))[2]]] == ["running"]
         assert [data["state"] async for _, _, data in others] == ["stopping", "stopped"]
         assert (await anext(events))[2]["state"] == "interrupted"
-        where = await laptop("POST", f"/v1/runs/{silent}/workers")
+        where = await laptop.match(run=silent)
         assert (where.status_code, int(where.headers["retry-after"]) > 0) == (503, True)
         await alice.report(silent)
         assert (await anext(events))[2]["state"] == "running"
-    assert (await laptop("POST", f"/v1/runs/{silent}/workers")).status_code == 200
+    assert (await laptop.match(run=silent)).status_code == 200
     assert await alice.report(stopping) is True
 
 

@@ -17,6 +17,7 @@ from terrace.cli import run
 from tests.integration.access.conftest import Certificates, certificates
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Run, RunState
+from tierkit.http.address import free_port
 from tierkit.testing import service_process, wait_for
 from training.local import LocalRun, run_here
 from training.messages import RunStatus
@@ -143,11 +144,18 @@ async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
 ) -> None:
     scheduler_command = ["-m", "terrace", "scheduler", "--port=0", f"--state={tmp_path / 'state'}"]
     async with service_process(scheduler_command, ready_file=tmp_path / "s") as scheduler:
-        command = ["-m", "terrace", "train", "host", f"--network={network(4_000)}", f"--dataset={shapes}", "--port=0"]
+        command = ["-m", "terrace", "train", "host", f"--network={network(4_000)}", f"--dataset={shapes}"]
         command += [f"--folder={tmp_path / 'run'}", "--strategy=sgd", f"--scheduler={scheduler.url}"]
+        command += ["--min-gflops=0.001", "--min-memory-mb=1"]
+
+        def at(port: int) -> list[str]:
+            # Nobody listens at the first address.
+            addresses = f"http://127.0.0.1:{free_port()},http://127.0.0.1:{port}"
+            return [*command, f"--port={port}", f"--advertise-url={addresses}"]
+
         flags = ["--scheduler", scheduler.url, "--dataset", str(shapes), "--threads", "1"]
         async with AsyncClient(scheduler.url) as client:
-            async with service_process(command, ready_file=tmp_path / "h") as host:
+            async with service_process(at(free_port()), ready_file=tmp_path / "h") as host:
                 work = await asyncio.create_subprocess_exec(*TERRACE, "train", "work", "--name", "w", *flags)
                 try:
                     run = await until(client, lambda run: run.done > 20)
@@ -156,7 +164,7 @@ async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
                     host.kill()
                     await host.exit_code()
                     before = run.version
-                    async with service_process(command, ready_file=tmp_path / "again") as second:
+                    async with service_process(at(free_port()), ready_file=tmp_path / "again") as second:
                         # The worker finds it at its new address.
                         run = await until(client, lambda run: run.version > before + 20)
                         assert (await client.stop_run(run.id)).state is RunState.STOPPING

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from scheduler.runs import service
 from scheduler.runs.curve import MOST_POINTS, Point, extended
+from scheduler.runs.matching import THERE_S
 from scheduler.runs.service import EVERYTHING, RunEvents, Runs, Sight
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.store.commit import GroupCommit
@@ -21,10 +22,10 @@ from scheduler.store.lease import Lease
 from scheduler.store.reading import Reader
 from scheduler.store.runs import RunStore
 from tests.training_runs import report, start, worker
-from tierkit.errors import Conflict, NotFound, Overloaded, Standby, Unavailable
+from tierkit.errors import Conflict, LimitReached, NotFound, Overloaded, Standby, Unavailable
 from tierkit.testing import FakeClock, wait_for
 from tierkit.types import RunState
-from tierkit.wire.runs import RunReport, RunStart
+from tierkit.wire.runs import RunMatch, RunReport, RunStart, WorkerOffer
 
 RUNNING, INTERRUPTED, STOPPING = RunState.RUNNING, RunState.INTERRUPTED, RunState.STOPPING
 STOPPED, FINISHED, FAILED = RunState.STOPPED, RunState.FINISHED, RunState.FAILED
@@ -110,6 +111,9 @@ def test_a_short_curve_is_kept_as_it_is() -> None:
         ({"config": {"\ud800": 1}}, "half characters"),
         ({"config": {"x": ["\udfff"]}}, "half characters"),
         ({"weights": 1}, "not permitted"),
+        ({"more_urls": ["http://a"] * 8}, "at most 7"),
+        ({"wants": {"workers": 0}}, "greater"),
+        ({"wants": {"min_gflops": float("nan")}}, "finite"),
     ],
 )
 def test_wrong_beginnings(changes: dict[str, Any], words: str) -> None:
@@ -171,7 +175,10 @@ class Kept:
         return run.id
 
     async def report(self, run_id: str, owner: str | None = None, **changes: Any) -> bool:
-        return await self.runs.report(run_id, RunReport.model_validate(report(**changes)), owner)
+        return (await self.runs.report(run_id, RunReport.model_validate(report(**changes)), owner)).stop
+
+    async def match(self, name: str, caller: str = "", **offer: Any) -> RunMatch:
+        return await self.runs.match(WorkerOffer(name=name, **offer), caller, EVERYTHING)
 
     async def state(self, run_id: str) -> RunState:
         return (await self.runs.view(run_id)).state
@@ -233,11 +240,44 @@ async def test_silence_interrupts_and_a_report_goes_on(kept: Kept) -> None:
     kept.clock.advance(LATE)
     assert await kept.state(run) is INTERRUPTED
     with pytest.raises(Unavailable) as caught:
-        await kept.runs.host(run, EVERYTHING)
+        await kept.match("w", run=run)
     assert caught.value.retry_after_s > 0
     assert await kept.report(run) is False
     assert await kept.state(run) is RUNNING
-    assert (await kept.runs.host(run, EVERYTHING)).url == "https://10.0.0.5:8090"
+    assert (await kept.match("w", run=run)).urls == ("https://10.0.0.5:8090",)
+
+
+async def test_workers_fill_the_oldest_run_then_the_next_and_hosts_hear_who_comes(kept: Kept) -> None:
+    old = await kept.begin(wants={"workers": 2}, more_urls=["https://192.0.2.7:8090"])
+    kept.clock.advance(1.0)
+    new = await kept.begin(wants={"workers": 1})
+    await kept.report(old, workers=[worker("there")])
+    found = [await kept.match(name) for name in ("a", "b", "a")]
+    assert [match.run for match in found] == [old, new, old]
+    assert found[0].urls == ("https://10.0.0.5:8090", "https://192.0.2.7:8090")
+    assert found[0].config == {"epochs": 3}
+    with pytest.raises(Unavailable):
+        await kept.match("c")
+    said = RunReport.model_validate(report(workers=[worker("there"), worker("c")]))
+    assert (await kept.runs.report(old, said, None)).coming == ("a",)
+    # A worker that is not heard any more, and one that never came, leave their places.
+    kept.clock.advance(THERE_S + 1)
+    await kept.report(old, workers=[worker("there", idle_s=THERE_S + 1), worker("c")])
+    assert (await kept.match("d")).run == old
+    await kept.again().recover()
+    assert (await kept.match("e", run=old)).urls[1:] == ("https://192.0.2.7:8090",)
+
+
+async def test_a_flood_of_one_caller_leaves_the_others_alone(kept: Kept) -> None:
+    run = await kept.begin()
+
+    async def flood() -> None:
+        for number in range(1_000):
+            await kept.match(f"w{number}", caller="mallory")
+
+    with pytest.raises(LimitReached):
+        await flood()
+    assert (await kept.match("pi", caller="ann")).run == run
 
 
 async def test_followers_are_told_of_silence(kept: Kept) -> None:

@@ -1,0 +1,95 @@
+"""Which run a worker is sent to, and how often it may ask. Times are passed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen, unfit
+from tierkit.errors import Conflict, LimitReached, Unavailable
+from tierkit.wire.runs import RunWants, WorkerOffer
+
+OLD, MIDDLE, NEW = "a" * 32, "b" * 32, "c" * 32
+
+
+def wanting(run: str, since: float, there: tuple[str, ...] = (), **wants: Any) -> Wanting:
+    return Wanting(id=run, since=since, wants=RunWants(**wants), there=there)
+
+
+def offer(name: str = "pi", **told: Any) -> WorkerOffer:
+    return WorkerOffer(name=name, **told)
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "expected"),
+    [
+        ([wanting(NEW, 2.0), wanting(OLD, 1.0)], offer(), OLD),
+        ([wanting(OLD, 1.0, ("x", "y"), workers=2), wanting(NEW, 2.0, workers=2)], offer(), NEW),
+        # A worker that comes back to its run takes no further place there.
+        ([wanting(OLD, 1.0, ("x", "pi"), workers=2), wanting(NEW, 2.0)], offer(), OLD),
+        ([wanting(OLD, 1.0, ("x",) * 50), wanting(NEW, 2.0)], offer(), OLD),
+        ([wanting(OLD, 1.0, min_gflops=5.0), wanting(NEW, 2.0)], offer(gflops=4.9), NEW),
+        ([wanting(OLD, 1.0, min_gflops=5.0), wanting(NEW, 2.0)], offer(gflops=5.0), OLD),
+        ([wanting(OLD, 1.0, min_gflops=5.0), wanting(NEW, 2.0)], offer(), NEW),
+        ([wanting(OLD, 1.0, min_memory_bytes=10**9), wanting(NEW, 2.0)], offer(memory_bytes=10**9 - 1), NEW),
+        ([wanting(OLD, 1.0, min_memory_bytes=10**9), wanting(NEW, 2.0)], offer(memory_bytes=10**9), OLD),
+        # Whoever chooses may be one more than the run wants.
+        ([wanting(NEW, 2.0, ("x", "y"), workers=2)], offer(run=NEW), NEW),
+    ],
+)
+def test_the_oldest_run_that_wants_a_worker_gets_it(runs: list[Wanting], asked: WorkerOffer, expected: str) -> None:
+    assert chosen(runs, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "error", "words"),
+    [
+        ([], offer(), Unavailable, "under way"),
+        ([wanting(OLD, 1.0, ("x",), workers=1)], offer(), Unavailable, "have the workers"),
+        ([wanting(OLD, 1.0, min_gflops=5.0)], offer(gflops=1.0), Unavailable, "at least 5 GFLOP/s"),
+        ([wanting(OLD, 1.0, min_memory_bytes=10**9)], offer(run=OLD), Conflict, "at least 1,000 MB"),
+    ],
+)
+def test_a_worker_that_no_run_wants_is_told_why(
+    runs: list[Wanting], asked: WorkerOffer, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        chosen(runs, asked)
+
+
+def test_what_is_wanted_is_told_with_what_there_is() -> None:
+    assert unfit(RunWants(), offer()) == ""
+    assert "0.5" in unfit(RunWants(min_gflops=1.0), offer(gflops=0.5))
+
+
+def test_a_caller_that_floods_is_held_up_and_others_are_not() -> None:
+    matchmaker = Matchmaker()
+
+    def flood() -> None:
+        for _ in range(1_000):
+            matchmaker.admit("mallory", 5.0)
+
+    with pytest.raises(LimitReached) as caught:
+        flood()
+    matchmaker.admit("alice", 5.0)
+    matchmaker.admit("mallory", 5.001 + caught.value.retry_after_s)
+
+
+def test_what_is_remembered_of_callers_and_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.runs.matching._MOST_CALLERS", 3)
+    monkeypatch.setattr("scheduler.runs.matching._MOST_PROMISES", 3)
+    matchmaker = Matchmaker()
+    for number in range(10):
+        matchmaker.admit(f"caller-{number}", 0.0)
+        matchmaker.sent(f"w{number}", OLD, 0.0)
+    assert matchmaker.coming(0.0) == {OLD: {"w7", "w8", "w9"}}
+
+
+def test_a_worker_that_was_sent_counts_for_a_minute_and_where_it_was_sent_last() -> None:
+    matchmaker = Matchmaker()
+    matchmaker.sent("pi", OLD, 0.0)
+    matchmaker.sent("pi", NEW, 1.0)
+    matchmaker.sent("mac", NEW, 2.0)
+    assert matchmaker.coming(2.0) == {NEW: {"pi", "mac"}}
+    assert matchmaker.coming(1.5 + THERE_S) == {NEW: {"mac"}}
