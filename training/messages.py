@@ -10,6 +10,7 @@ from models.training.config import TrainConfig
 from tierkit.documents import Frozen
 from tierkit.wire.messages import NodeId
 from training.strategies.config import OuterConfig, ServerConfig
+from training.trust.score import FIRST, Order, Standing
 from training.units import Verdict, WorkUnit
 from training.wire import Format
 
@@ -26,6 +27,7 @@ __all__ = [
     "Times",
     "UpdateAnswer",
     "UpdateHead",
+    "WorkerOrder",
     "WorkerStatus",
 ]
 
@@ -137,6 +139,16 @@ class WorkerStatus(Frozen):
     bytes_received: int
     idle_s: float
     """Since it was heard last."""
+    score: float = FIRST
+    """From 0 to 1: how far its updates were like those of others."""
+    standing: Standing = "active"
+    """Whether its updates count: not those of who is paused, dropped or quarantined."""
+
+
+class WorkerOrder(Frozen):
+    """What an operator wants with a worker."""
+
+    order: Order
 
 
 class RunStatus(Frozen):

@@ -15,6 +15,7 @@ from models.dataset import Dataset
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tierkit.errors import InvalidInput
+from training.cheating import Cheat
 from training.learner import FlatLearner
 from training.strategies.build import build_strategy
 from training.strategies.config import Sends, StrategyConfig
@@ -52,6 +53,10 @@ class Machines:
     """When the last workers die, one number for each."""
     faults: int = 0
     """What goes wrong with updates on the way: see `training.virtual.draw_faults`. Some last longer than a lease."""
+    cheat: Cheat = "sign-flip"
+    """What the last workers do that cheat."""
+    cheaters: int = 0
+    """How many these are."""
 
 
 def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
@@ -84,7 +89,8 @@ def run_simulation(
 
     Raises:
         Unavailable: all workers died.
-        InvalidInput: there are fewer updates than faults; or the weights become infinite.
+        InvalidInput: there are fewer updates than faults; the weights become infinite; or the strategy judges more or
+            fewer updates together than it can.
     """
     learner, wire = FlatLearner(config, data), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
@@ -115,6 +121,7 @@ def run_simulation(
             step_s=step_s * (machines.slow[number] if number < len(machines.slow) else 1.0),
             link=machines.link,
             leaves_after_s=leaving.get(number),
+            cheat=machines.cheat if number >= machines.workers - machines.cheaters else None,
         )
         for number in range(machines.workers)
     ]
@@ -154,6 +161,10 @@ def run_simulation(
         "twice": found.twice,
         "missing": found.missing,
         "worker_step_s": statistics.fmean(seconds / steps for seconds, steps in found.spent.values()),
+        "cheat": machines.cheat if machines.cheaters else None,
+        "cheaters": machines.cheaters,
+        "quarantined": found.quarantined,
+        "rechecks": found.rechecks,
         "staleness": statistics.fmean(found.staleness),
         "loss": statistics.fmean(found.losses[-100:]),
         "step_s": step_s,

@@ -14,13 +14,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
+from zlib import crc32
 
 import numpy as np
 
-from tierkit.errors import InvalidInput, Unavailable
+from tierkit.errors import Forbidden, InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
+from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
+from training.trust.recheck import Rechecks, computed_again, is_same
 from training.units import Computed, Flat, Lease, Update, Verdict
 from training.wire import Format, format_of_weights, packed_bytes, rounded
 
@@ -66,6 +69,8 @@ class SimulatedWorker:
     link: Link = field(default_factory=Link)
     leaves_after_s: float | None = None
     """When it dies, without a word."""
+    cheat: Cheat | None = None
+    """What it does wrong on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,10 @@ class Simulated:
     """Of each worker: seconds from its first request to its last update, and the steps of its updates."""
     losses: list[float] = field(default_factory=list)
     """Of the updates, in their order."""
+    quarantined: list[str] = field(default_factory=list)
+    """Workers that were told that they take no part any more, in this order."""
+    rechecks: int = 0
+    """Updates that the host has computed again."""
     staleness: list[int] = field(default_factory=list)
     """Of each update: how often the weights had changed since those that it comes from."""
 
@@ -150,6 +159,7 @@ def simulate(
         InvalidInput: the weights have become infinite, so that nothing can be computed from them.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
+    rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
@@ -184,6 +194,10 @@ def simulate(
                 future.set_result(None)
         waiting.clear()
 
+    def present() -> tuple[Flat, Flat]:
+        """Weights and buffers, as they are sent."""
+        return rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
+
     async def granted(worker: SimulatedWorker) -> tuple[Lease, Flat, Flat] | None:
         """A unit with weights and buffers; None where the run has ended."""
         await served()
@@ -191,7 +205,8 @@ def simulate(
         while not strategy.finished:
             lease = strategy.grant(worker.name, loop.time())
             if lease is not None:
-                found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
+                found = lease, *present()
+                rechecks.granted(lease, present, strategy.leases)
                 if waited:
                     await served()
                 await kept(lasting=False)
@@ -203,6 +218,15 @@ def simulate(
                 loop.at(expiry, wake)
             await waiting[-1]
         return None
+
+    def recheck(update: Update) -> None:
+        """Compute this update again, if it is one of those; that costs the host no time here."""
+        chosen = rechecks.taken(update)
+        if chosen is not None and strategy.trust is not None:
+            own = computed_again(chosen, learner, sends, wire)
+            strategy.rechecked(update.worker, is_same(update.computed.values, own, tolerance=strategy.trust.tolerance))
+            rechecks.done(chosen)
+            result.rechecks += 1
 
     async def bring(worker: SimulatedWorker, update: Update, version: int) -> Verdict:
         """Send an update; what became of it."""
@@ -220,12 +244,13 @@ def simulate(
             result.losses.append(update.computed.loss)
             result.staleness.append(age)
             result.virtual_seconds = loop.time()
+            recheck(update)
             watch(strategy.leases.done, loop.time())
         elif verdict == "refused" and not np.isfinite(strategy.weights.sum()):
             raise InvalidInput(
                 f"the weights are infinite after {strategy.version:,} updates: lower the rate of strategy or network"
             )
-        if strategy.version != before or verdict != "taken" or strategy.finished:
+        if strategy.version != before or verdict != "taken" or strategy.finished or not len(strategy.leases):
             wake()
         await kept(lasting=verdict != "duplicate")
         return verdict
@@ -251,23 +276,29 @@ def simulate(
 
     async def work(worker: SimulatedWorker) -> None:
         nonlocal ready
+        cheater = None if worker.cheat is None else Cheater(worker.cheat, crc32(worker.name.encode()) + seed)
         while not strategy.finished:
             await loop.until(loop.time() + worker.link.delay_s)
-            found = await granted(worker)
+            try:
+                found = await granted(worker)
+            except Forbidden:
+                result.quarantined.append(worker.name)
+                return
             if found is None:
                 return
             lease, weights, buffers = found
             result.bytes_received += weights_bytes
             await loop.until(loop.time() + worker.link.seconds(weights_bytes))
             for part in lease.unit.parts():
-                pace = 1 + spread * draw.uniform(-1, 1)
+                pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + spread * draw.uniform(-1, 1)
                 await loop.until(loop.time() + worker.step_s * len(part) * pace)
                 learner.load(weights, buffers)
                 computed = learner.compute(part, sends)
                 weights, buffers = learner.weights(), computed.buffers
                 fault = faults.get(ready) if faults else None
                 ready += 1
-                came = dataclasses.replace(computed, values=rounded(computed.values, wire))
+                said = computed if cheater is None else cheater.sends(computed)
+                came = dataclasses.replace(said, values=rounded(said.values, wire))
                 result.faults += fault is not None
                 update = Update(lease=lease.number, worker=worker.name, steps=part, computed=came)
                 if not await sent(worker, update, lease.unit.version, fault):
@@ -285,7 +316,7 @@ def simulate(
     async def main() -> None:
         await asyncio.gather(*(live(worker) for worker in workers))
         if not strategy.finished:
-            raise Unavailable("all workers died before the end of the run")
+            raise Unavailable("all workers died, or were put in quarantine, before the end of the run")
 
     loop.run(main())
     result.missing = steps - len(applied)

@@ -7,11 +7,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from training.cheating import Cheat
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+from training.trust.config import TrustConfig
 
 __all__ = [
+    "CHEATERS",
     "LINK_BYTES_PER_S",
     "LINK_DELAY_S",
     "TABLES",
@@ -26,7 +29,7 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults")
+TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating")
 
 LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
 """Of the links between workers and host: one region of a data centre, one gigabit a second."""
@@ -69,6 +72,8 @@ class Case:
     """How many times slower the first workers are."""
     faulty: bool = False
     """Whether updates meet with faults."""
+    cheat: Cheat | None = None
+    """What some of the workers do on purpose."""
     timed_epochs: int = 0
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
@@ -83,13 +88,19 @@ class Case:
     def words(self) -> str:
         """What tells it from the other lines of its table."""
         slow = f", one {self.slow[0]:g} times slower" if self.slow else ""
-        return f"{self.name}{slow}{', with faults' if self.faulty else ''}"
+        cheat = f", {self.cheat}" if self.cheat else ""
+        return f"{self.name}{slow}{', with faults' if self.faulty else ''}{cheat}"
 
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
     """With an exchange every so many steps."""
     return strategy.model_copy(update={"n_fetch": steps, "n_push": steps, **changes})
 
+
+_MEAN = "fedavg"
+"""The line whose updates are averaged, whoever sends them."""
+CHEATERS = 3
+"""Of ten workers."""
 
 _SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
     ("weak", _EXCHANGE, 1, _SOURCE_EPOCHS),
@@ -107,6 +118,10 @@ _SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
     ("synchronous", OuterConfig(local_steps=_ROUND)),
 )
 _FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(local_steps=5)))
+_CHEATED: tuple[tuple[str, StrategyConfig], ...] = (
+    (_MEAN, OuterConfig(local_steps=_ROUND)),
+    ("fedavg, median", OuterConfig(local_steps=_ROUND, trust=TrustConfig(centre="median", recheck=0.05))),
+)
 
 
 def cases(tables: Sequence[str] = TABLES) -> list[Case]:
@@ -162,6 +177,10 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
         Case(table="faults", name=name, strategy=strategy, workers=8, epochs=2, faulty=faulty)
         for (name, strategy), faulty in product(_FAULTY, (False, True))
     ]
+    lines += [
+        Case(table="cheating", name=name, strategy=strategy, workers=10, epochs=5, cheat=cheat)
+        for (name, strategy), cheat in product(_CHEATED, (None, *get_args(Cheat)))
+    ]
     return [line for line in lines if line.table in tables]
 
 
@@ -209,7 +228,8 @@ def judge(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Judged]]:
 
 def key(row: Row) -> tuple[Any, ...]:
     """The line of a row."""
-    return tuple(row[name] for name in ("table", "scaling", "strategy", "workers", "slow", "faulty"))
+    kept = tuple(row[name] for name in ("table", "scaling", "strategy", "workers", "slow", "faulty"))
+    return (*kept, row.get("cheat"))  # older records know of none
 
 
 Line = Sequence[Row]
@@ -320,10 +340,20 @@ def _faults(line: Line, lines: Lines) -> list[Judged | None]:
     return [Judged(words=words, reached=not lost and not twice), _within_a_point(quiet, "no faults")]
 
 
+def _cheating(line: Line, lines: Lines) -> list[Judged | None]:
+    calm = {row["seed"]: row["accuracy"] for row in _other(line, lines, strategy=_MEAN, cheat=None)}
+    shares = [row["accuracy"] / calm[row["seed"]] for row in line if row["seed"] in calm]
+    if line[0]["strategy"] == _MEAN or not shares:
+        return []
+    share = statistics.fmean(shares)
+    return [Judged(words=f"{share:.3f} of the mean without cheaters (at least 0.95)", reached=share >= 0.95)]
+
+
 _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "scaling": _scaling,
     "delay": _delay,
     "slow-worker": _slow_worker,
     "bytes": _bytes,
     "faults": _faults,
+    "cheating": _cheating,
 }

@@ -42,7 +42,7 @@ class Chosen(Options):
 
 
 class Training(Experiment):
-    """What delay, slow workers, few bytes and faults cost training on many machines, on virtual time."""
+    """What delay, slow workers, few bytes, faults and cheaters cost training on many machines, on virtual time."""
 
     name = "training"
     options = Chosen
@@ -154,6 +154,8 @@ def _shown(line: list[dict[str, Any]]) -> list[str]:
         words += f", one {row['slow'][0]:g} times slower"
     if row["faulty"]:
         words += ", with faults"
+    if row.get("cheat"):
+        words += f", {row['cheat']}"
     missed = set(row["missed"])
     return [
         f"{row['table']}, {row['scaling']}" if row["table"] == "scaling" else row["table"],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from experiments.peers.processes import serving
-from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from models.dataset import Dataset
 from models.held_out import hold_out
 from models.training.batches import statistics as pixel_statistics
@@ -104,6 +104,8 @@ class Bench:
                     spread=SPREAD,
                     link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S),
                     faults=hit,
+                    cheat=case.cheat or "sign-flip",
+                    cheaters=CHEATERS if case.cheat else 0,
                 ),
                 lambda done, steps, now: watch(),
                 gradients=gradients,

@@ -204,6 +204,11 @@ def simulate_run(
         list[float] | None,
         typer.Option(min=0, metavar="S", help="A worker dies after so many seconds; may be repeated."),
     ] = None,
+    cheat: Annotated[
+        Literal["sign-flip", "noise", "stale", "free-rider"],
+        typer.Option(help="What workers that cheat send in place of their updates."),
+    ] = "sign-flip",
+    cheaters: Annotated[int, typer.Option(min=0, help="How many workers cheat.")] = 0,
     delay_ms: Annotated[float, typer.Option(min=0, help="Of the links between workers and host, one way.")] = 0.0,
     mbps: Annotated[
         float | None, typer.Option(min=0.001, help="Megabits a second of each link; no limit unless given.")
@@ -230,6 +235,8 @@ def simulate_run(
         from training.virtual import Link
     if len(slow or []) + len(leave or []) > workers:
         raise typer.BadParameter(f"--slow and --leave speak of more than {workers} workers.")
+    if cheaters > workers:
+        raise typer.BadParameter(f"--cheaters speaks of more than {workers} workers.")
     try:
         chosen, network = find_strategy(strategy), find_config(name, config)
     except (InvalidInput, SetupError) as error:
@@ -240,6 +247,8 @@ def simulate_run(
         workers=workers,
         slow=slow or [],
         leave_after_s=leave or [],
+        cheat=cheat,
+        cheaters=cheaters,
         step_s=None if step_ms is None else step_ms / 1e3,
         serve_s=None if serve_ms is None else serve_ms / 1e3,
         sync_s=sync_ms / 1e3,

@@ -21,7 +21,7 @@ from tierkit.http.answering import install
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.lifecycle import Lifecycle
 from training.host.host import Host
-from training.messages import LEASE_HEADER, UPDATE_HEADER, VERSION_HEADER, Join, Progress, UpdateHead
+from training.messages import LEASE_HEADER, UPDATE_HEADER, VERSION_HEADER, Join, Progress, UpdateHead, WorkerOrder
 from training.wire import compress, decompress, packed_bytes
 
 __all__ = ["create_app", "largest_body"]
@@ -62,6 +62,12 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
         _need_worker(request, name)
         await host.leave(name, incarnation)
         return Response(status_code=204)
+
+    async def order(request: Request) -> Response:
+        _need(request, "user")
+        wanted = await _document(request, WorkerOrder)
+        found = await host.order(request.path_params["name"], wanted.order)
+        return JSONResponse(found.model_dump(mode="json"))
 
     async def lease(request: Request) -> Response:
         name, incarnation = request.query_params.get("worker", ""), request.query_params.get("incarnation", "")
@@ -122,6 +128,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             route("/v1/weights", weights, "GET"),
             route("/v1/workers", join, "POST"),
             route("/v1/workers/{name}", leave, "DELETE"),
+            route("/v1/workers/{name}/order", order, "PUT"),
             route("/v1/leases", lease, "POST"),
             route("/v1/leases/{number:int}", renew, "PUT"),
             route("/v1/updates", update, "POST"),

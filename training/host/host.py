@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,21 @@ from tierkit.http.lifecycle import Lifecycle
 from training.host.journal import Journal
 from training.host.run import Run, decoded
 from training.learner import FlatLearner
-from training.messages import RESULT, GrantedLease, Join, Progress, RunSpec, RunStatus, UpdateAnswer, UpdateHead
+from training.messages import (
+    RESULT,
+    GrantedLease,
+    Join,
+    Progress,
+    RunSpec,
+    RunStatus,
+    UpdateAnswer,
+    UpdateHead,
+    WorkerStatus,
+)
+from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
+from training.trust.score import Order
 from training.units import Flat
-from training.wire import format_of_weights, pack
+from training.wire import format_of_weights, pack, rounded
 
 __all__ = ["Host"]
 
@@ -52,6 +65,7 @@ class Host:
         journal: its own from now on.
         learner: measures accuracies, in a thread.
         test: the images of the accuracy at the end.
+        checker: computes units again, in a thread of its own; None where none are.
         clock: seconds; `started_at` of the run's clock is its beginning.
     """
 
@@ -63,6 +77,7 @@ class Host:
         learner: FlatLearner,
         test: ImageSet,
         *,
+        checker: FlatLearner | None = None,
         started_at: float = 0.0,
         max_lease_wait_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +85,10 @@ class Host:
         self.spec = spec
         self._run, self._journal = run, journal
         self._learner, self._test = learner, test
+        self._checker = checker
+        self._rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
+        self._again: asyncio.Queue[Chosen] = asyncio.Queue()
+        """Units to be computed again: never more than `Rechecks` keeps."""
         self._wait_s = max_lease_wait_s
         self._clock, self._offset = clock, started_at - clock()
         self._calls: asyncio.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = asyncio.Queue(_MOST_WAITING)
@@ -110,6 +129,7 @@ class Host:
         """Let a worker in.
 
         Raises:
+            Forbidden: it takes no part in this run any more.
             Conflict: its images are others than the run's.
             Overloaded: there are too many workers.
         """
@@ -133,7 +153,7 @@ class Host:
         run has ended.
 
         Raises:
-            NotFound, Conflict: as `Run.check`.
+            Forbidden, NotFound, Conflict: as `Run.check`.
         """
         deadline = self._now() + self._wait_s
         while True:
@@ -152,7 +172,7 @@ class Host:
         """A worker shows progress; whether the lease is still its own.
 
         Raises:
-            NotFound, Conflict: as `Run.check`.
+            Forbidden, NotFound, Conflict: as `Run.check`.
         """
 
         def call() -> bool:
@@ -172,7 +192,7 @@ class Host:
 
         Raises:
             MalformedMessage: the body is no update of this network.
-            NotFound, Conflict: as `Run.check`.
+            Forbidden, NotFound, Conflict: as `Run.check`.
         """
 
         def call() -> UpdateAnswer:
@@ -184,15 +204,18 @@ class Host:
             verdict = self._run.take(head.incarnation, update, size, times, now)
             if verdict == "taken":
                 self._note("take", now, body, head=head.model_dump(), size=size)
+                if (chosen := self._rechecks.taken(update)) is not None:
+                    # Whether or not its worker waits for the answer.
+                    loop.call_soon_threadsafe(self._again.put_nowait, chosen)
             elif verdict in ("stale", "refused"):
-                self._note("drop", now, name=head.worker)
+                self._note("drop", now, name=head.worker, refused=verdict == "refused")
             self.error = self._run.trouble
             self._run.spend({"apply": time.perf_counter() - began})
             return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self._run.finished)
 
-        version = self._run.strategy.version
+        loop, version = asyncio.get_running_loop(), self._run.strategy.version
         answer = await self._call(call)
-        if answer.version != version or answer.verdict != "taken":
+        if answer.version != version or answer.verdict != "taken" or not len(self._run.strategy.leases):
             self._tell()
         return answer
 
@@ -200,7 +223,7 @@ class Host:
         """A worker goes.
 
         Raises:
-            NotFound, Conflict: as `Run.check`.
+            Forbidden, NotFound, Conflict: as `Run.check`.
         """
 
         def call() -> None:
@@ -211,6 +234,25 @@ class Host:
         await self._call(call)
         log.info("%s has left", name)
         self._tell()
+
+    async def order(self, name: str, order: Order) -> WorkerStatus:
+        """Do what an operator wants with a worker; how that stands then.
+
+        Raises:
+            NotFound: there is none of this name.
+            Overloaded: too many others must be remembered.
+        """
+
+        def call() -> WorkerStatus:
+            now = self._now()
+            self._run.order(name, order, now)
+            self._note("order", now, name=name, order=order)
+            return next(each for each in self._run.workers(now) if each.name == name)
+
+        found = await self._call(call)
+        log.info("an operator says of %s: %s", name, order)
+        self._tell()
+        return found
 
     async def weights(self) -> tuple[int, bytes]:
         """The present version, and its weights in fp32."""
@@ -271,6 +313,7 @@ class Host:
                 lifecycle.own(self._write(), name="journal"),
                 lifecycle.own(self._attend(lifecycle), name="accuracy and end"),
                 lifecycle.own(self._drain(lifecycle), name="drain"),
+                *([lifecycle.own(self._recheck(self._checker), name="recheck")] if self._checker is not None else []),
             ]
             try:
                 yield
@@ -355,6 +398,11 @@ class Host:
         self._note("grant", now, name=name, incarnation=incarnation, size=len(body))
         if lease is None:
             return None
+
+        def start() -> tuple[Flat, Flat]:
+            return rounded(strategy.weights, format_of_weights(self.spec.wire)), strategy.buffers.copy()
+
+        self._rechecks.granted(lease, start, strategy.leases)
         return GrantedLease(number=lease.number, **dataclasses.asdict(lease.unit)), body
 
     def _now(self) -> float:
@@ -367,7 +415,7 @@ class Host:
 
     def _note(self, do: str, now: float, body: bytes = b"", **given: Any) -> None:
         # A lease that a dead machine has forgotten costs its unit, as one that expires does.
-        self._journal.add({"do": do, "now": now, **given}, body, lasting=do in ("take", "drop"))
+        self._journal.add({"do": do, "now": now, **given}, body, lasting=do in ("take", "drop", "order", "rechecked"))
 
     @property
     def finished(self) -> bool:
@@ -380,6 +428,30 @@ class Host:
             self._ended.set()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    # --- units that are computed again ---
+
+    async def _recheck(self, checker: FlatLearner) -> None:
+        """One after the other, beside the run's thread."""
+        trust = self.spec.strategy.trust
+        assert trust is not None
+        while True:
+            chosen = await self._again.get()
+            own = await asyncio.to_thread(computed_again, chosen, checker, self.spec.strategy.sends, self.spec.wire)
+            assert chosen.update is not None
+            came, name = chosen.update.computed.values, chosen.lease.worker
+            right = is_same(came, own, tolerance=trust.tolerance)
+
+            def call(chosen: Chosen = chosen, name: str = name, right: bool = right) -> None:
+                now = self._now()
+                self._rechecks.done(chosen)
+                self._run.rechecked(name, right, now)
+                self._note("rechecked", now, name=name, right=right)
+
+            await self._call(call)
+            if not right:
+                log.warning("an update of %s is not what its steps give", name)
+                self._tell()
 
     # --- accuracy, and the end ---
 
@@ -408,7 +480,7 @@ class Host:
             async with asyncio.timeout(_FAREWELL_S):
                 if self.farewell is not None:
                     await self.farewell()
-                while self._run.workers(0.0):
+                while not self._run.deserted:
                     await self._changed.wait()
         lifecycle.drain()
 

@@ -83,18 +83,30 @@ def open_host(settings: HostSettings) -> Host:
                 lease_s=spec.lease_s,
             )
         )
+        if not (folder / _SPEC).exists():
+            write_atomically(folder / _SPEC, spec.model_dump_json(indent=1).encode())
         started_at = _restore(run, spec, journal)
+        trust = spec.strategy.trust
+        checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
     except TerraceError as error:
         journal.close()
         raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
-    return Host(spec, run, journal, learner, test, started_at=started_at, max_lease_wait_s=settings.max_lease_wait_s)
+    return Host(
+        spec,
+        run,
+        journal,
+        learner,
+        test,
+        checker=checker,
+        started_at=started_at,
+        max_lease_wait_s=settings.max_lease_wait_s,
+    )
 
 
 def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
-    """The run that a folder holds, which must be the wanted one; written there if there is none."""
+    """The run that a folder holds, which must be the wanted one; that one if there is none."""
     path = folder / _SPEC
     if not path.exists():
-        write_atomically(path, wanted.model_dump_json(indent=1).encode())
         return wanted
     kept = read_json(path, RunSpec, what="run", error=SetupError)
     asked = wanted.model_copy(update={"id": kept.id, "lease_s": kept.lease_s})

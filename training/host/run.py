@@ -16,6 +16,7 @@ from typing import Any
 from tierkit.errors import Conflict, NotFound, Overloaded
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus
 from training.strategies.protocol import Strategy
+from training.trust.score import Order
 from training.units import Computed, Flat, Lease, Update, Verdict
 from training.wire import unpack
 
@@ -83,8 +84,10 @@ class Run:
         """A worker has come, or has come again: what a former process of its name had is given back.
 
         Raises:
+            Forbidden: this worker takes no part any more.
             Overloaded: there are too many workers.
         """
+        self.strategy.scores.admit(name)
         if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
             silent = min(self._workers, key=lambda each: self._workers[each].heard_at)
             if now - self._workers[silent].heard_at < _FORGOTTEN_S:
@@ -102,9 +105,9 @@ class Run:
         """A worker goes, and gives back what it has.
 
         Raises:
-            NotFound, Conflict: as `check`.
+            NotFound, Conflict: it has not joined, or another one has taken its name.
         """
-        self.check(name, incarnation)
+        self._check_joined(name, incarnation)
         self.strategy.leave(name)
         del self._workers[name]
 
@@ -112,9 +115,14 @@ class Run:
         """Whether a worker is the one that has joined.
 
         Raises:
+            Forbidden: it takes no part any more.
             NotFound: nobody has joined under this name.
             Conflict: another process has taken its name since.
         """
+        self.strategy.scores.check(name)
+        self._check_joined(name, incarnation)
+
+    def _check_joined(self, name: str, incarnation: str) -> None:
         known = self._workers.get(name)
         if known is None:
             raise NotFound(f"no worker called {name!r} has joined this run: join first")
@@ -128,7 +136,7 @@ class Run:
             size: bytes of the weights that go with it.
 
         Raises:
-            NotFound, Conflict: as `check`.
+            Forbidden, NotFound, Conflict: as `check`.
             Overloaded: too many units are being computed.
         """
         self.check(name, incarnation)
@@ -146,7 +154,7 @@ class Run:
         """A worker shows progress; whether the lease is still its own.
 
         Raises:
-            NotFound, Conflict: as `check`.
+            Forbidden, NotFound, Conflict: as `check`.
         """
         self.check(name, incarnation)
         self._workers[name].heard_at = now
@@ -160,7 +168,7 @@ class Run:
             times: that its worker has spent.
 
         Raises:
-            NotFound, Conflict: as `check`.
+            Forbidden, NotFound, Conflict: as `check`.
         """
         self.check(update.worker, incarnation)
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
@@ -186,11 +194,29 @@ class Run:
             self._refused = self._refused + 1 if verdict == "refused" else 0
         return verdict
 
-    def drop(self, name: str, now: float) -> None:
+    def drop(self, name: str, now: float, refused: bool = False) -> None:
         """An update was not taken, and what its worker had is given back: `take` has done so, and this repeats it."""
-        self.strategy.leave(name)
+        if refused:
+            self.strategy.refuse(name)
+        else:
+            self.strategy.leave(name)
         self._workers[name].heard_at = now
         self.totals.faults += 1
+
+    def order(self, name: str, order: Order, now: float) -> None:
+        """Do what an operator wants with a worker.
+
+        Raises:
+            NotFound: there is none of this name.
+            Overloaded: too many others must be remembered.
+        """
+        if name not in self._workers and not self.strategy.scores.knows(name):
+            raise NotFound(f"no worker called {name!r} has worked for this run")
+        self.strategy.order(name, order)
+
+    def rechecked(self, name: str, right: bool, now: float) -> None:
+        """An update of this worker was computed again by the host."""
+        self.strategy.rechecked(name, right)
 
     def spend(self, times: Times) -> None:
         """Count time."""
@@ -213,8 +239,15 @@ class Run:
         """Mean over the updates."""
         return self.totals.staleness / max(1, self.totals.updates)
 
+    @property
+    def deserted(self) -> bool:
+        """Whether no worker is in the run."""
+        return not self._workers
+
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
-        """All that are in the run."""
+        """All that are in the run, and those of whom an operator should know although they are not."""
+        scores = self.strategy.scores
+        away = {name: _Worker("", now) for name in scores.barred() if name not in self._workers}
         return tuple(
             WorkerStatus(
                 name=name,
@@ -223,8 +256,10 @@ class Run:
                 bytes_sent=each.bytes_sent,
                 bytes_received=each.bytes_received,
                 idle_s=max(0.0, now - each.heard_at),
+                score=scores.score(name),
+                standing=scores.standing(name),
             )
-            for name, each in self._workers.items()
+            for name, each in (self._workers | dict(sorted(away.items()))).items()
         )
 
     def repeat(self, call: Mapping[str, Any], body: bytes, spec: RunSpec) -> None:
@@ -244,6 +279,8 @@ class Run:
                 "grant": self.grant,
                 "renew": self.renew,
                 "drop": self.drop,
+                "order": self.order,
+                "rechecked": self.rechecked,
             }
             known[call["do"]](**given)
 

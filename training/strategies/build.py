@@ -33,10 +33,13 @@ def build_strategy(
         rate: learning rate of a step, as the network's configuration has it, and `peak_rate` its highest.
         workers: how many there will be, which says how many updates make a round.
         lease_s: how long a worker has for an update.
+
+    Raises:
+        InvalidInput: so many updates of this network cannot be judged together.
     """
     if isinstance(config, OuterConfig):
         leases = Leases(steps=steps, unit=config.local_steps, push=config.local_steps, lease_s=lease_s)
         return OuterRules(config, weights, buffers, leases, rate, workers=workers)
     factor = 1.0 if config.rate is None else config.rate / peak_rate
     leases = Leases(steps=steps, unit=config.n_fetch, push=config.n_push, lease_s=lease_s)
-    return ServerRules(config, weights, buffers, leases, lambda step: factor * rate(step))
+    return ServerRules(config, weights, buffers, leases, lambda step: factor * rate(step), workers=workers)

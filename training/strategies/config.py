@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from tierkit.documents import Frozen, read_document, read_toml
 from tierkit.errors import InvalidInput
+from training.trust.config import TrustConfig
 
 __all__ = ["STRATEGIES", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
 
@@ -36,6 +37,8 @@ class ServerConfig(Frozen):
     to the bit."""
     most_stale: PositiveInt = 1_000
     """An update from weights that have changed more often than this since is refused."""
+    trust: TrustConfig | None = None
+    """Judge updates by several at a time. Default: each goes into the weights as it comes, whoever sends it."""
 
     @property
     def sends(self) -> Sends:
@@ -65,6 +68,8 @@ class OuterConfig(Frozen):
     rate: PositiveFloat = 1.0
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
+    trust: TrustConfig | None = None
+    """Judge the updates of a round. Default: their mean counts, whoever sends them."""
 
     @property
     def sends(self) -> Sends:

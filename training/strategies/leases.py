@@ -129,6 +129,14 @@ class Leases:
         """The lease that a worker has."""
         return next((held.lease for held in self._held.values() if held.lease.worker == worker), None)
 
+    def holds(self, number: int) -> bool:
+        """Whether this lease is out."""
+        return number in self._held
+
+    def holders(self) -> list[str]:
+        """The workers that have one."""
+        return [held.lease.worker for held in self._held.values()]
+
     def expired(self, now: float) -> list[Lease]:
         """Leases whose time is up; whoever asks gives them back."""
         return [held.lease for held in self._held.values() if now >= held.until]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from training.strategies.config import OuterConfig
 from training.strategies.leases import Leases
+from training.strategies.pool import Pooled
 from training.strategies.protocol import Strategy
 from training.units import Flat, Lease, Update
 
@@ -33,16 +34,17 @@ class OuterRules(Strategy):
         *,
         workers: int,
     ) -> None:
-        super().__init__(weights, buffers, leases, rate)
-        self.config = config
         self._size = config.workers or workers
+        super().__init__(weights, buffers, leases, rate, trust=config.trust, together=self._size)
+        self.config = config
         self._velocity = np.zeros_like(self.weights)
         self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)
         self._taken = 0
 
     def _next(self, worker: str, now: float) -> Lease | None:
         # What is out and what is in make the round; the steps of a lease that expired are granted again in it.
-        return None if len(self.leases) + self._taken >= self._size else super()._next(worker, now)
+        taken = self._taken if self._pool is None else len(self._pool)
+        return None if len(self.leases) + taken >= self._size else super()._next(worker, now)
 
     def _apply(self, lease: Lease, update: Update) -> None:
         self._sum += update.computed.values
@@ -65,13 +67,20 @@ class OuterRules(Strategy):
         self._taken = figures["taken"]
 
     def _end_round(self) -> None:
-        count, config = np.float32(self._taken), self.config
-        mean, momentum = self._sum / count, np.float32(config.momentum)
-        self._velocity[:] = momentum * self._velocity + mean
-        step = momentum * self._velocity + mean if config.nesterov else self._velocity
-        self.weights -= np.float32(config.rate) * step
-        self.buffers[:] = self._buffers_sum / count
+        count = np.float32(self._taken)
+        self._step(self._sum / count, self._buffers_sum / count)
         self._sum[:] = 0
         self._buffers_sum[:] = 0
         self._taken = 0
         self.version += 1
+
+    def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
+        self._step(values, buffers)
+
+    def _step(self, mean: Flat, buffers: Flat) -> None:
+        """Of the outer optimiser."""
+        config, momentum = self.config, np.float32(self.config.momentum)
+        self._velocity[:] = momentum * self._velocity + mean
+        step = momentum * self._velocity + mean if config.nesterov else self._velocity
+        self.weights -= np.float32(config.rate) * step
+        self.buffers[:] = buffers

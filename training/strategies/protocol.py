@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from training.strategies.leases import Leases
+from training.strategies.pool import Pool, Pooled
+from training.trust.aggregate import centre_of
+from training.trust.config import FEWEST, TrustConfig
+from training.trust.score import Order, Scores, are_valid
 from training.units import Flat, Lease, Update, Verdict
 
 __all__ = ["Strategy"]
@@ -20,15 +25,33 @@ class Strategy(ABC):
     Args:
         weights, buffers: to start from; they are copied.
         rate: learning rate of a step.
+        trust: how updates are judged; each goes in as it comes where they are not.
+        together: how many are judged together.
+
+    Raises:
+        InvalidInput: so many cannot be.
     """
 
-    def __init__(self, weights: Flat, buffers: Flat, leases: Leases, rate: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        weights: Flat,
+        buffers: Flat,
+        leases: Leases,
+        rate: Callable[[int], float],
+        *,
+        trust: TrustConfig | None = None,
+        together: int = 0,
+    ) -> None:
         self.weights, self.buffers = weights.copy(), buffers.copy()
         """Of the present version; changed in place, so whoever keeps them copies them."""
         self.version = 0
         """How often the weights have changed."""
         self.leases = leases
         self._rate = rate
+        self.trust = trust
+        self.scores = Scores(trust)
+        """Of the workers; operators' words count also where no updates are judged."""
+        self._pool = None if trust is None else Pool(trust, together, values=len(weights), buffers=len(buffers))
 
     @property
     def finished(self) -> bool:
@@ -38,11 +61,17 @@ class Strategy(ABC):
         """A unit from the weights as they are now; None where there is nothing to do at present.
 
         Raises:
+            Forbidden: this worker takes no part any more.
             Overloaded: too many units are being computed.
         """
+        self.scores.check(worker)
         self.expire(now)
         self.leave(worker)
-        lease = self._next(worker, now)
+        lease = None
+        if self.scores.weight(worker) and (
+            self._pool is None or self._pool.may_add(worker, others_compute=len(self.leases) > 0)
+        ):
+            lease = self._next(worker, now)
         if lease is not None:
             self._granted(lease)
         return lease
@@ -64,15 +93,81 @@ class Strategy(ABC):
         """Bring an update into the weights, once, or say why not."""
         claimed = self.leases.claim(update, now)
         if isinstance(claimed, str):
+            if claimed == "refused":
+                self.refuse(update.worker)
             return claimed
         verdict = self._verdict(claimed, update)
         if verdict == "taken":
-            self._apply(claimed, update)
+            if self._pool is None:
+                self._apply(claimed, update)
+            else:
+                self._collect(self._pool, claimed, update)
             if self.leases.advance(claimed, now):
                 self._forget(claimed)
+            self._expel()
+        elif verdict == "refused":
+            self.refuse(update.worker)
         else:
             self._give_back(claimed)
         return verdict
+
+    def refuse(self, worker: str) -> None:
+        """An update of this worker was none: what it has is for others, and it counts less."""
+        self.leave(worker)
+        self.scores.judge(worker, False)
+
+    def order(self, worker: str, order: Order) -> None:
+        """Do what an operator wants with a worker.
+
+        Raises:
+            Overloaded: too many others must be remembered.
+        """
+        self.scores.order(worker, order)
+        self._expel()
+
+    def rechecked(self, worker: str, right: bool) -> None:
+        """An update of this worker was computed again."""
+        self.scores.rechecked(worker, right)
+        self._expel()
+
+    def _collect(self, pool: Pool, lease: Lease, update: Update) -> None:
+        """Keep an update, and judge all that are there if it is time."""
+        pool.add(lease, update)
+        self._granted(lease)
+        last = self.leases.left - len(update.steps) == 0
+        # The lease of this update is still out.
+        if last or pool.is_whole(others_compute=len(self.leases) > 1):
+            self._judge(pool.empty())
+
+    def _judge(self, updates: Sequence[Pooled]) -> None:
+        """The centre of these updates goes into the weights. A worker counts as much as its score, however many of them
+        are its own. Fewer than three have no centre, and are given up."""
+        assert self.trust is not None
+        mine = Counter(each.worker for each in updates)
+        counting = [each for each in updates if self.scores.weight(each.worker) > 0]
+        if len({each.worker for each in counting}) >= FEWEST:
+            weights = [self.scores.weight(each.worker) / mine[each.worker] for each in counting]
+            values, buffers = centre_of(
+                [(each.values, each.buffers) for each in counting],
+                weights,
+                centre=self.trust.centre,
+                cheaters=self.trust.cheaters,
+            )
+            valid = are_valid([each.values for each in counting], values, deviation=self.trust.deviation)
+            self._apply_centre(values, buffers, counting, weights)
+            for each, good in zip(counting, valid, strict=True):
+                self.scores.judge(each.worker, good)
+        for each in updates:
+            self._release(each.version)
+        # Whoever waits for this is to hear of it, so it counts as a change even if it is none.
+        self.version += 1
+
+    def _expel(self) -> None:
+        """What barred workers have is for others."""
+        if barred := self.scores.barred():
+            for worker in self.leases.holders():
+                if worker in barred:
+                    self.leave(worker)
 
     def _verdict(self, lease: Lease, update: Update) -> Verdict:
         for came, own in ((update.computed.values, self.weights), (update.computed.buffers, self.buffers)):
@@ -91,13 +186,21 @@ class Strategy(ABC):
     def _granted(self, lease: Lease) -> None:  # noqa: B027  # most keep nothing
         """Keep what the lease's updates will need."""
 
-    def _forget(self, lease: Lease) -> None:  # noqa: B027
+    def _forget(self, lease: Lease) -> None:
         """Drop that again."""
+        self._release(lease.unit.version)
+
+    def _release(self, version: int) -> None:  # noqa: B027
+        """One update less needs the weights of this version."""
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
         """All that changes: vectors, which are not copied, and the rest as JSON."""
         vectors = {"weights": self.weights, "buffers": self.buffers, **self._vectors()}
-        return vectors, {"version": self.version, "leases": self.leases.state(), **self._figures()}
+        figures = {"version": self.version, "leases": self.leases.state(), "scores": self.scores.state()}
+        if self._pool is not None:
+            vectors |= self._pool.vectors()
+            figures["pool"] = self._pool.figures()
+        return vectors, figures | self._figures()
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, to the bit.
@@ -107,12 +210,19 @@ class Strategy(ABC):
         """
         self.version = figures["version"]
         self.leases.restore(figures["leases"])
+        self.scores.restore(figures.get("scores", {}))  # older hosts have written none
+        if self._pool is not None:
+            self._pool.restore(vectors, figures["pool"])
         for name, own in ({"weights": self.weights, "buffers": self.buffers} | self._vectors()).items():
             own[:] = vectors[name]
 
     @abstractmethod
     def _apply(self, lease: Lease, update: Update) -> None:
-        """Change weights, buffers and version."""
+        """Change weights, buffers and version by one update."""
+
+    @abstractmethod
+    def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
+        """Change weights and buffers by the centre of these updates, which count so much."""
 
     @abstractmethod
     def _vectors(self) -> dict[str, Flat]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from training.strategies.config import ServerConfig
 from training.strategies.leases import Leases
+from training.strategies.pool import Pooled
 from training.strategies.protocol import Strategy
 from training.units import Flat, Lease, Update, Verdict
 
@@ -26,12 +27,25 @@ too), and the weights that the update comes from, where a rule keeps them."""
 
 
 class ServerRules(Strategy):
-    """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive` and `average`."""
+    """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive` and `average`.
+
+    Args:
+        workers: updates that are judged together, where the configuration judges some and does not say how many.
+    """
 
     def __init__(
-        self, config: ServerConfig, weights: Flat, buffers: Flat, leases: Leases, rate: Callable[[int], float]
+        self,
+        config: ServerConfig,
+        weights: Flat,
+        buffers: Flat,
+        leases: Leases,
+        rate: Callable[[int], float],
+        *,
+        workers: int = 1,
     ) -> None:
-        super().__init__(weights, buffers, leases, rate)
+        trust = config.trust
+        together = workers if trust is None or trust.updates is None else trust.updates
+        super().__init__(weights, buffers, leases, rate, trust=trust, together=together)
         self.config = config
         self._squares = np.zeros_like(self.weights)
         self._rule = _rule(config)
@@ -54,9 +68,8 @@ class ServerRules(Strategy):
             weights, users = self._from.get(version) or (self.weights.copy(), 0)
             self._from[version] = weights, users + 1
 
-    def _forget(self, lease: Lease) -> None:
+    def _release(self, version: int) -> None:
         if self._keeps:
-            version = lease.unit.version
             weights, users = self._from.pop(version)
             if users > 1:
                 self._from[version] = weights, users - 1
@@ -79,7 +92,24 @@ class ServerRules(Strategy):
 
     def _apply(self, lease: Lease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
-        rate, values = np.float32(self._rate(update.steps.start)), update.computed.values
+        self._change(update.computed.values, update.steps.start, start)
+        # With one worker its statistics are the run's; with many each one moves them by its share.
+        self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
+        self.version += 1
+
+    def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
+        start = None
+        if self._keeps:
+            # They come from several versions: from the mean of these, as far as the rule asks.
+            total, start = np.float32(sum(weights)), np.zeros_like(self.weights)
+            for each, weight in zip(of, weights, strict=True):
+                start += np.float32(weight) / total * self._from[each.version][0]
+        self._change(values, of[-1].first, start)
+        self.buffers[:] = buffers
+
+    def _change(self, values: Flat, step: int, start: Flat | None) -> None:
+        """Change the weights by a gradient or a change, at the rate of this step."""
+        rate = np.float32(self._rate(step))
 
         def change(shard: range) -> None:
             # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
@@ -98,9 +128,6 @@ class ServerRules(Strategy):
         change(own)
         for each in changing:
             each.result()
-        # With one worker its statistics are the run's; with many each one moves them by its share.
-        self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
-        self.version += 1
 
 
 def _rule(config: ServerConfig) -> _Rule:

@@ -42,7 +42,9 @@ def verdicts(*changes: dict[str, Any]) -> list[tuple[str, bool]]:
 def test_every_table_has_lines_that_differ() -> None:
     lines = cases()
     assert {line.table for line in lines} == set(TABLES)
-    places = Counter((line.table, line.name, line.workers, line.scaling, line.slow, line.faulty) for line in lines)
+    places = Counter(
+        (line.table, line.name, line.workers, line.scaling, line.slow, line.faulty, line.cheat) for line in lines
+    )
     assert set(places.values()) == {1}
     assert {line.table for line in cases(["delay"])} == {"delay"}
 
@@ -127,6 +129,16 @@ def test_faults_lose_nothing_and_apply_nothing_twice(change: dict[str, Any], rea
     table = {"table": "faults", "scaling": "strong"}
     found = verdicts(table, {**table, "faulty": True, "faults": 100, **change})
     assert [each for _, each in found] == reached
+
+
+@pytest.mark.parametrize(("accuracy", "reached"), [(0.855, True), (0.85, False)])
+def test_a_robust_rule_is_held_against_the_mean_without_cheaters(accuracy: float, reached: bool) -> None:
+    table = {"table": "cheating", "scaling": "strong", "workers": 10}
+    calm = {**table, "strategy": "fedavg", "cheat": None}
+    robust = {**table, "strategy": "fedavg, median", "cheat": "noise", "accuracy": accuracy}
+    assert [found for _, found in verdicts(calm, robust)] == [reached]
+    assert verdicts(calm, {**calm, "cheat": "noise", "accuracy": 0.1}) == []
+    assert verdicts(robust) == []
 
 
 def test_rows_tell_what_was_missed_but_for_quick_runs() -> None:

@@ -1,0 +1,349 @@
+"""Strategies that judge their updates: when, which count, who is expelled; and whole runs with cheaters."""
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tierkit.errors import Forbidden, InvalidInput, Overloaded
+from training.cheating import Cheat, Cheater
+from training.strategies.build import build_strategy
+from training.strategies.config import OuterConfig, Sends, ServerConfig, StrategyConfig
+from training.strategies.protocol import Strategy
+from training.trust.config import TrustConfig
+from training.units import Computed, Flat, Lease, Update, Verdict
+from training.virtual import SimulatedWorker, simulate
+
+GOAL = np.array([1.0, -2.0, 0.5], np.float32)
+NONE = np.zeros(0, np.float32)
+RATE = 0.1
+TRUST = TrustConfig(cheaters=0.3)
+
+
+def outer(**changes: Any) -> OuterConfig:
+    return OuterConfig(local_steps=1, trust=TRUST.model_copy(update=changes))
+
+
+def server(rule: Any = "sgd", **changes: Any) -> ServerConfig:
+    return ServerConfig(rule=rule, trust=TRUST.model_copy(update=changes))
+
+
+def start(config: StrategyConfig, *, steps: int = 100, workers: int = 4, values: int = 3) -> Strategy:
+    zeros = np.zeros(values, np.float32)
+    return build_strategy(
+        config, zeros, NONE, steps=steps, rate=lambda step: RATE, peak_rate=RATE, workers=workers, lease_s=10.0
+    )
+
+
+def granted(strategy: Strategy, worker: str, now: float = 0.0) -> Lease:
+    lease = strategy.grant(worker, now)
+    assert lease is not None
+    return lease
+
+
+def take(strategy: Strategy, lease: Lease, *values: float, now: float = 0.0) -> Verdict:
+    computed = Computed(values=np.array(values, np.float32), buffers=NONE, loss=0.0)
+    return strategy.take(
+        Update(lease=lease.number, worker=lease.worker, steps=lease.unit.parts()[0], computed=computed), now
+    )
+
+
+def a_round(strategy: Strategy, updates: dict[str, tuple[float, ...]]) -> None:
+    leases = {worker: granted(strategy, worker) for worker in updates}
+    for worker, values in updates.items():
+        assert take(strategy, leases[worker], *values) == "taken"
+
+
+@pytest.mark.parametrize("config", [outer(), server()])
+def test_updates_wait_for_each_other_and_their_centre_counts(config: StrategyConfig) -> None:
+    strategy = start(config)
+    leases = [granted(strategy, worker) for worker in "abcd"]
+    for lease, value in zip(leases, (1.0, 2.0, 4.0, 900.0), strict=True):
+        assert (strategy.version, strategy.weights.tolist()) == (0, [0, 0, 0])
+        assert take(strategy, lease, value, value, value) == "taken"
+    step = -3.0 if config.family == "outer" else -3.0 * RATE
+    assert strategy.version == 1
+    np.testing.assert_allclose(strategy.weights, [step] * 3, rtol=1e-6)
+
+
+def test_a_compensating_rule_is_given_the_mean_of_the_weights_that_updates_come_from() -> None:
+    config = server("average")
+    strategy = start(config, workers=3)
+    a_round(strategy, dict.fromkeys("abc", (-8.0, -8.0, -8.0)))
+    np.testing.assert_allclose(strategy.weights, [4.0] * 3)
+    a_round(strategy, dict.fromkeys("abc", (0.0, 0.0, 0.0)))
+    np.testing.assert_allclose(strategy.weights, [4.0] * 3)
+    old = granted(strategy, "a")
+    a_round(strategy, {"b": (-8.0,) * 3, "c": (-8.0,) * 3})
+    # The last to come is the first to have begun; all start from 4, and change by 8.
+    take(strategy, old, -8.0, -8.0, -8.0)
+    np.testing.assert_allclose(strategy.weights, [8.0] * 3)
+
+
+def test_a_worker_that_answers_at_once_waits_while_others_compute() -> None:
+    strategy = start(server(), workers=10)
+    honest = [granted(strategy, f"w{number}") for number in range(4)]
+    take(strategy, granted(strategy, "quick"), 1, 1, 1)
+    assert strategy.grant("quick", 0.0) is None
+    for lease in honest:
+        take(strategy, lease, 1, 1, 1)
+    # Five of ten are no quorum of seven, and nobody computes: the second turn begins.
+    assert strategy.version == 0
+    second = [granted(strategy, name) for name in ("quick", "w0")]
+    assert strategy.grant("quick", 0.0) is not None  # instead of the one that it had
+    assert take(strategy, second[0], 1, 1, 1) == "late"
+
+
+def test_a_quorum_is_enough_when_nobody_else_computes() -> None:
+    strategy = start(outer(), workers=10)
+    leases = [granted(strategy, f"w{number}") for number in range(8)]
+    for lease in leases[:7]:
+        take(strategy, lease, 1, 1, 1)
+    assert strategy.version == 0
+    strategy.leave("w7")
+    # The one that has gone is noticed with the next update; its steps are granted again.
+    take(strategy, granted(strategy, "w8"), 1, 1, 1)
+    assert strategy.version == 1
+
+
+def test_many_updates_of_one_worker_count_as_one() -> None:
+    strategy = start(server(centre="trimmed-mean", cheaters=0.0, updates=7), workers=7)
+    for turn in range(3):
+        lease = granted(strategy, "quick")
+        if turn == 2:
+            others = [granted(strategy, name) for name in "ab"]
+        take(strategy, lease, 6, 6, 6)
+    for lease in others:
+        take(strategy, lease, 0, 0, 0)
+    assert strategy.version == 1
+    np.testing.assert_allclose(strategy.weights, [-RATE * 2] * 3, rtol=1e-6)
+
+
+def test_a_cheater_is_found_told_and_what_it_has_goes_to_others() -> None:
+    strategy = start(outer(), workers=4)
+    honest: dict[str, tuple[float, ...]] = {"a": (1, 2, 3), "b": (1.1, 2, 3), "c": (1, 2, 3.1)}
+    rounds = 0
+    while strategy.scores.standing("bad") == "active":
+        a_round(strategy, {**honest, "bad": (-4, -8, -12)})
+        rounds += 1
+    assert rounds == 5
+    with pytest.raises(Forbidden):
+        strategy.grant("bad", 0.0)
+    before, at = strategy.version, strategy.weights.copy()
+    a_round(strategy, honest)  # a quorum of three
+    assert strategy.version == before + 1
+    np.testing.assert_allclose(strategy.weights - at, [-1, -2, -3], rtol=1e-5)
+    assert all(strategy.scores.score(name) > 0.8 for name in honest)
+
+
+@pytest.mark.parametrize("config", [outer(), server(), ServerConfig(rule="sgd"), OuterConfig(local_steps=1)])
+@pytest.mark.parametrize("word", ["pause", "drop"])
+def test_what_a_worker_has_is_others_when_an_operator_says_so(config: StrategyConfig, word: Any) -> None:
+    strategy = start(config)
+    lost = granted(strategy, "w")
+    strategy.order("w", word)
+    assert take(strategy, lost, 1, 1, 1) == "late"
+    assert granted(strategy, "other").unit.first == lost.unit.first
+    if word == "pause":
+        assert strategy.grant("w", 0.0) is None
+    else:
+        with pytest.raises(Forbidden):
+            strategy.grant("w", 0.0)
+    strategy.order("w", "resume")
+    granted(strategy, "w")
+
+
+def test_what_waits_does_not_count_once_its_worker_is_barred() -> None:
+    strategy = start(outer(), workers=4)
+    leases = {worker: granted(strategy, worker) for worker in "abcd"}
+    take(strategy, leases["a"], 900, 900, 900)
+    strategy.rechecked("a", False)
+    for worker in "bcd":
+        take(strategy, leases[worker], 1, 1, 1)
+    assert strategy.weights.tolist() == [-1, -1, -1]
+
+
+def test_fewer_than_three_workers_change_nothing() -> None:
+    strategy = start(outer(), steps=2, workers=4)
+    a_round(strategy, {"a": (1, 1, 1), "b": (1, 1, 1)})
+    assert strategy.finished
+    assert strategy.weights.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("config", [server(), ServerConfig(rule="sgd")])
+def test_an_update_of_anothers_lease_or_of_other_steps_is_refused_and_lowers_the_score(config: ServerConfig) -> None:
+    strategy = start(config)
+    mine, others = granted(strategy, "thief"), granted(strategy, "owner")
+    computed = Computed(values=np.ones(3, np.float32), buffers=NONE, loss=0.0)
+    stolen = Update(lease=others.number, worker="thief", steps=others.unit.parts()[0], computed=computed)
+    assert strategy.take(stolen, 0.0) == "refused"
+    assert take(strategy, mine, 1, 1, 1) == "late"
+    again = granted(strategy, "thief")
+    foreign = Update(lease=again.number, worker="thief", steps=others.unit.parts()[0], computed=computed)
+    assert strategy.take(foreign, 0.0) == "refused"
+    assert take(strategy, others, 1, 1, 1) == "taken"
+    assert take(strategy, others, 9, 9, 9) == "duplicate"
+    assert strategy.scores.score("thief") == (0.5 if config.trust is None else pytest.approx(0.32))
+
+
+def test_five_updates_that_are_none_are_the_end_of_a_worker_and_not_of_the_run() -> None:
+    strategy = start(server())
+    for _ in range(5):
+        assert take(strategy, granted(strategy, "bad"), np.nan, 1, 1) == "refused"
+    with pytest.raises(Forbidden):
+        strategy.grant("bad", 0.0)
+    granted(strategy, "good")
+
+
+def test_updates_that_are_too_old_do_not_wait_with_the_others() -> None:
+    strategy = start(ServerConfig(rule="sgd", most_stale=1, trust=TRUST), workers=3)
+    old = granted(strategy, "old")
+    for _ in range(2):
+        a_round(strategy, dict.fromkeys("abc", (1, 1, 1)))
+    assert take(strategy, old, 1, 1, 1) == "stale"
+
+
+@pytest.mark.parametrize(
+    ("config", "workers", "values"),
+    [
+        (outer(), 2, 3),
+        (outer(), 65, 3),
+        (server(), 1, 3),
+        (OuterConfig(workers=64, trust=TRUST), 4, 9_000_000),
+    ],
+)
+def test_what_cannot_be_judged_together_is_said_at_the_start(config: StrategyConfig, workers: int, values: int) -> None:
+    with pytest.raises(InvalidInput, match="together"):
+        start(config, workers=workers, values=values)
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["work", "wrong", "nan", "leave", "pause", "drop", "trust", "resume", "recheck", "wait"]),
+        st.integers(0, 5),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=40)
+@given(calls=CALLS, cut=st.integers(0, 80), family=st.sampled_from(["outer", "sgd", "dc-adaptive", "average"]))
+def test_a_run_goes_on_from_its_state_to_the_bit_and_no_step_is_lost(
+    calls: list[tuple[str, int]], cut: int, family: str
+) -> None:
+    config = outer() if family == "outer" else server(family)
+    one, other = start(config, steps=60), start(config, steps=60)
+    done, now = set[int](), 0.0
+
+    def call(strategy: Strategy, kind: str, worker: str, number: int) -> set[int]:
+        if kind in ("pause", "drop", "trust", "resume"):
+            strategy.order(worker, kind)  # type: ignore[arg-type]
+        elif kind == "leave":
+            strategy.leave(worker)
+        elif kind == "recheck":
+            strategy.rechecked(worker, number % 3 > 0)
+        elif kind != "wait":
+            try:
+                lease = strategy.grant(worker, now)
+            except (Forbidden, Overloaded):
+                return set()
+            if lease is not None:
+                value = {"work": 1.0 + number / 100, "wrong": -50.0, "nan": np.nan}[kind]
+                if take(strategy, lease, value, 1, value, now=now) == "taken":
+                    return set(lease.unit.parts()[0])
+        return set()
+
+    for number, (kind, which) in enumerate(calls):
+        now += 4.0 * (kind == "wait")
+        steps = call(one, kind, f"w{which}", number)
+        assert call(other, kind, f"w{which}", number) == steps
+        assert not done & steps
+        done |= steps
+        assert one.leases.done == len(done)
+        if number == cut:
+            vectors, figures = other.state()
+            again = start(config, steps=60)
+            again.restore({name: each.copy() for name, each in vectors.items()}, figures)
+            other = again
+    (vectors, figures), (vectors_again, figures_again) = one.state(), other.state()
+    assert figures == figures_again
+    assert {name: each.tobytes() for name, each in vectors.items()} == {
+        name: each.tobytes() for name, each in vectors_again.items()
+    }
+    assert np.isfinite(one.weights).all()
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Quadratic:
+    """Gradients of half the square of the distance to a goal, with noise from the number of the step."""
+
+    here: Flat = field(default_factory=lambda: np.zeros(3, np.float32))
+
+    def load(self, weights: Flat, buffers: Flat) -> None:
+        self.here = weights.copy()
+
+    def weights(self) -> Flat:
+        return self.here.copy()
+
+    def compute(self, steps: range, sends: Sends) -> Computed:
+        before, total = self.here, np.zeros(3, np.float32)
+        for step in steps:
+            noise = np.random.default_rng(step).standard_normal(3).astype(np.float32)
+            gradient = self.here - GOAL + np.float32(0.1) * noise
+            total = total + gradient
+            self.here = self.here - np.float32(RATE) * gradient
+        return Computed(values=total if sends == "gradient" else before - self.here, buffers=NONE, loss=0.0)
+
+
+def simulated(config: StrategyConfig, cheat: Cheat, *, cheaters: int = 3) -> tuple[float, Strategy, Any]:
+    """How far the weights end from the goal."""
+    crew = [SimulatedWorker(name=f"w{n}", step_s=0.1, cheat=cheat if n >= 10 - cheaters else None) for n in range(10)]
+    strategy = start(config, steps=2_000, workers=10)
+    result = simulate(strategy, Quadratic(), config.sends, crew, spread=0.1)
+    assert (result.missing, result.twice) == (0, 0)
+    return float(np.linalg.norm(strategy.weights - GOAL)), strategy, result
+
+
+@pytest.mark.parametrize("cheat", get_args(Cheat))
+@pytest.mark.parametrize("centre", ["median", "trimmed-mean", "krum"])
+@pytest.mark.parametrize("family", ["outer", "sgd"])
+def test_a_run_with_cheaters_reaches_the_goal(cheat: Cheat, centre: Any, family: str) -> None:
+    trust = TrustConfig(centre=centre)
+    config = OuterConfig(local_steps=5, trust=trust) if family == "outer" else ServerConfig(rule="sgd", trust=trust)
+    off, strategy, _ = simulated(config, cheat)
+    assert off < 0.2
+    assert not strategy.scores.barred() & {f"w{n}" for n in range(7)}
+
+
+def test_without_trust_three_of_ten_ruin_it_and_with_it_they_are_found() -> None:
+    plain, _, result = simulated(OuterConfig(local_steps=5), "sign-flip")
+    assert plain > 1.0
+    assert result.quarantined == []
+    _, _, result = simulated(OuterConfig(local_steps=5, trust=TRUST), "sign-flip")
+    assert sorted(result.quarantined) == ["w7", "w8", "w9"]
+
+
+def test_units_that_are_computed_again_find_a_free_rider_and_no_honest_worker() -> None:
+    trust = TrustConfig(deviation=1e9, recheck=0.5, tolerance=0.0)
+    _, _, result = simulated(ServerConfig(rule="sgd", trust=trust), "free-rider")
+    assert sorted(result.quarantined) == ["w7", "w8", "w9"]
+    assert result.rechecks > 10
+
+
+@pytest.mark.parametrize("cheat", get_args(Cheat))
+def test_what_cheaters_send(cheat: Cheat) -> None:
+    cheater = Cheater(cheat, seed=1)
+    one, two = (Computed(values=np.full(1_000, n, np.float32), buffers=NONE, loss=1.0) for n in (1, 2))
+    sent = [cheater.sends(each).values for each in (one, two)]
+    assert all(each.dtype == np.float32 for each in sent)
+    if cheat == "noise":
+        assert np.linalg.norm(sent[1]) == pytest.approx(100 * np.linalg.norm(two.values), rel=1e-3)
+        assert abs(np.corrcoef(sent[0], sent[1])[0, 1]) < 0.2
+    else:
+        expected = {"sign-flip": (-4, -8), "stale": (1, 1), "free-rider": (0, 0)}[cheat]
+        assert [float(each[0]) for each in sent] == list(expected)

@@ -1,0 +1,107 @@
+"""Units of which the host computes an update again, to see whether a worker has computed it. Pure but for the chance.
+
+Which ones is decided when a unit is granted, by a chance that no worker can know, and the weights that it starts from
+are kept until its update is there: a bounded number of them. What a worker says about its machine proves nothing, so
+how exactly an update must be met is the run's own choice: to the bit where all machines are of one kind, else by a
+tolerance, since other processors round in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from training.strategies.config import Sends
+from training.strategies.leases import Leases
+from training.trust.config import TrustConfig
+from training.units import Computed, Flat, Lease, Update
+from training.wire import Format, rounded
+
+__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "computed_again", "is_same"]
+
+MOST_KEPT = 8
+"""Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
+
+
+class Steps(Protocol):
+    """What computes; see `training.learner.FlatLearner`."""
+
+    def load(self, weights: Flat, buffers: Flat) -> None: ...
+
+    def weights(self) -> Flat: ...
+
+    def compute(self, steps: range, sends: Sends) -> Computed: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Chosen:
+    """A unit, and one of its updates."""
+
+    lease: Lease
+    weights: Flat
+    buffers: Flat
+    part: int
+    """Which of its updates."""
+    update: Update | None = None
+    """Once it is there."""
+
+
+class Rechecks:
+    """The units that were chosen.
+
+    Args:
+        chance: gives numbers from 0 to below 1 that no worker can foretell.
+    """
+
+    def __init__(self, config: TrustConfig | None, chance: Callable[[], float]) -> None:
+        self._share = 0.0 if config is None else config.recheck
+        self._chance = chance
+        self._chosen: dict[int, Chosen] = {}
+        """By lease."""
+
+    def granted(self, lease: Lease, start: Callable[[], tuple[Flat, Flat]], leases: Leases) -> None:
+        """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
+
+        Args:
+            start: gives copies of the weights and buffers that its worker has got.
+        """
+        for number, each in list(self._chosen.items()):
+            if each.update is None and not leases.holds(number):
+                del self._chosen[number]
+        if len(self._chosen) < MOST_KEPT and self._chance() < self._share:
+            part, (weights, buffers) = int(self._chance() * len(lease.unit.parts())), start()
+            self._chosen[lease.number] = Chosen(lease=lease, weights=weights, buffers=buffers, part=part)
+
+    def taken(self, update: Update) -> Chosen | None:
+        """The unit that an update is of, if it is the one to be computed again. `done` forgets it."""
+        chosen = self._chosen.get(update.lease)
+        if chosen is None or chosen.update is not None or update.steps != chosen.lease.unit.parts()[chosen.part]:
+            return None
+        chosen.update = update
+        return chosen
+
+    def done(self, chosen: Chosen) -> None:
+        """It was computed again."""
+        self._chosen.pop(chosen.lease.number, None)
+
+
+def computed_again(chosen: Chosen, learner: Steps, sends: Sends, wire: Format) -> Flat:
+    """What an honest worker sends for the update of a unit, as it comes out of its message."""
+    weights, buffers = chosen.weights, chosen.buffers
+    for part in chosen.lease.unit.parts()[: chosen.part + 1]:
+        learner.load(weights, buffers)
+        computed = learner.compute(part, sends)
+        weights, buffers = learner.weights(), computed.buffers
+    return rounded(computed.values, wire)
+
+
+def is_same(came: Flat, own: Flat, *, tolerance: float) -> bool:
+    """Whether an update is what its steps give: no further from it than this share of its length; to the bit with 0,
+    but for the sign of a zero."""
+    if tolerance == 0:
+        return bool(np.array_equal(came, own))
+    wanted = own.astype(np.float64)
+    return bool(np.linalg.norm(came - wanted) <= tolerance * np.linalg.norm(wanted))

@@ -1,0 +1,189 @@
+"""What a run thinks of its workers: a score over time for each, and what operators have said. Pure.
+
+The idea is that of the volunteers' platform of 2018 (its section 6.2.2): an update that lies far from the others lowers
+the score of its worker, one that does not raises it, and a worker's updates weigh as much as its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierkit.errors import Forbidden, Overloaded
+from training.trust.aggregate import pieces
+from training.trust.config import TrustConfig
+from training.units import Flat
+
+__all__ = ["FIRST", "Order", "Scores", "Standing", "are_valid"]
+
+FIRST = 0.5
+"""Score of a worker that nothing is known of."""
+_MEMORY = 0.8
+"""What is left of a score after an update; the rest is 1 for a valid one, else 0."""
+_MOST = 10_000
+"""Workers that are remembered."""
+_NORMAL = 1.4826
+"""Standard deviations of normal numbers in their median absolute deviation."""
+_LEAST_SPREAD = 0.05
+"""Of a figure's median, or of the centre's length: closer than this, updates are all alike."""
+
+Order = Literal["pause", "drop", "trust", "resume"]
+"""No work for this worker; and none ever, whatever it is called again by; its updates count whole, whatever they are;
+it is again judged by its updates."""
+
+Standing = Literal["active", "paused", "dropped", "trusted", "quarantined"]
+
+_AFTER: Mapping[Order, Standing] = {"pause": "paused", "drop": "dropped", "trust": "trusted", "resume": "active"}
+_NO_MORE: Mapping[Standing, str] = {
+    "dropped": "an operator has dropped it",
+    "quarantined": "its updates lay too far from those of others, or were not what its steps give",
+}
+
+
+@dataclass(slots=True)
+class _Known:
+    score: float = FIRST
+    standing: Standing = "active"
+
+
+class Scores:
+    """Workers by their names, so one that comes again as another process has the score that it had."""
+
+    def __init__(self, config: TrustConfig | None) -> None:
+        self._config = config
+        self._known: dict[str, _Known] = {}
+
+    def score(self, worker: str) -> float:
+        """From 0 to 1."""
+        return self._known.get(worker, _Known()).score
+
+    def standing(self, worker: str) -> Standing:
+        return self._known.get(worker, _Known()).standing
+
+    def weight(self, worker: str) -> float:
+        """What its updates count; 0 for one that is barred, or has not been trusted with work."""
+        known = self._known.get(worker, _Known())
+        return known.score if known.standing in ("active", "trusted") else 0.0
+
+    def check(self, worker: str) -> None:
+        """Raises Forbidden for a worker whose updates do not count any more."""
+        why = _NO_MORE.get(self.standing(worker))
+        if why is not None:
+            raise Forbidden(f"the worker {worker!r} takes no part in this run any more: {why}; ask its operator")
+
+    def admit(self, worker: str) -> None:
+        """Make sure that a worker that comes can be remembered.
+
+        Raises:
+            Forbidden: as `check`.
+            Overloaded: too many others are, each with something that must not be forgotten.
+        """
+        self.check(worker)
+        if worker not in self._known and not self._make_room():
+            raise Overloaded(
+                f"{_MOST:,} workers have a low score or an operator's word in this run", retry_after_s=60.0
+            )
+
+    def judge(self, worker: str, valid: bool) -> None:
+        """An update was like the others, or was not."""
+        if self._config is not None and (known := self._of(worker)) is not None and known.standing != "trusted":
+            known.score = _MEMORY * known.score + (1 - _MEMORY) * valid
+            if known.score < self._config.quarantine and known.standing == "active":
+                known.standing = "quarantined"
+
+    def rechecked(self, worker: str, right: bool) -> None:
+        """An update was computed again: one that is wrong is proof enough."""
+        if right:
+            self.judge(worker, True)
+        elif (known := self._of(worker)) is not None and known.standing != "trusted":
+            known.score = 0.0
+            if known.standing == "active":
+                known.standing = "quarantined"
+
+    def order(self, worker: str, order: Order) -> None:
+        """Do what an operator wants.
+
+        Raises:
+            Overloaded: as `admit`.
+        """
+        known = self._of(worker)
+        if known is None:
+            raise Overloaded(
+                f"{_MOST:,} workers have a low score or an operator's word in this run", retry_after_s=60.0
+            )
+        former, known.standing = known.standing, _AFTER[order]
+        if order == "trust":
+            known.score = 1.0
+        elif order == "resume" and former in ("quarantined", "dropped"):
+            known.score = FIRST
+
+    def barred(self) -> set[str]:
+        """Those that get no work, whatever they ask for."""
+        return {name for name, known in self._known.items() if known.standing not in ("active", "trusted")}
+
+    def knows(self, worker: str) -> bool:
+        """Whether anything was said of it."""
+        return worker in self._known
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return {name: asdict(known) for name, known in self._known.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._known = {name: _Known(**known) for name, known in state.items()}
+
+    def _of(self, worker: str) -> _Known | None:
+        """What is known of a worker, which moves to the end; None if it cannot be remembered."""
+        known = self._known.pop(worker, None)
+        if known is None:
+            if not self._make_room():
+                return None
+            known = _Known()
+        self._known[worker] = known
+        return known
+
+    def _make_room(self) -> bool:
+        """Forget who has nothing to lose by it, the one that was heard longest ago: a newcomer is as good as it was."""
+        if len(self._known) < _MOST:
+            return True
+        for name, known in self._known.items():
+            if known.standing == "active" and known.score >= FIRST:
+                del self._known[name]
+                return True
+        return False
+
+
+def are_valid(updates: Sequence[Flat], centre: Flat, *, deviation: float) -> list[bool]:
+    """Which updates are like the others: they do not lie further from the centre, and go its way as far.
+
+    Both figures of an update, its distance and its component along the centre, are held against their median over all
+    updates, in standard deviations by the median absolute deviation, which some wrong updates do not move. An update of
+    nothing is found by the second one, and so is one that points elsewhere.
+
+    Args:
+        updates: at least three.
+        deviation: how many standard deviations are allowed.
+    """
+    squares, along, length = np.zeros(len(updates)), np.zeros(len(updates)), 0.0
+    for piece in pieces([*updates, centre]):
+        squares += np.square(piece[:-1] - piece[-1]).sum(axis=1)
+        along += piece[:-1] @ piece[-1]
+        length += float(piece[-1] @ piece[-1])
+    length = length**0.5
+    distances, along = np.sqrt(squares), along / (length or 1.0)
+    far = distances - np.median(distances)
+    short = np.median(along) - along
+    least = _LEAST_SPREAD * length
+    valid = (far <= deviation * max(_spread(distances), _LEAST_SPREAD * float(np.median(distances)), least)) & (
+        short <= deviation * max(_spread(along), least)
+    )
+    return [bool(each) for each in valid]
+
+
+def _spread(figures: NDArray[np.float64]) -> float:
+    return _NORMAL * float(np.median(np.abs(figures - np.median(figures))))
