@@ -241,8 +241,9 @@ class Run:
 
     @property
     def deserted(self) -> bool:
-        """Whether no worker is in the run."""
-        return not self._workers
+        """Whether no worker is in the run, but for those that were told to go."""
+        scores = self.strategy.scores
+        return all(scores.standing(name) in ("dropped", "quarantined") for name in self._workers)
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
         """All that are in the run, and those of whom an operator should know although they are not."""

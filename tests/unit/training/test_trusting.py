@@ -296,7 +296,7 @@ class Quadratic:
             noise = np.random.default_rng(step).standard_normal(3).astype(np.float32)
             gradient = self.here - GOAL + np.float32(0.1) * noise
             total = total + gradient
-            self.here = self.here - np.float32(RATE) * gradient
+            self.here = (self.here - np.float32(RATE) * gradient).astype(np.float32)
         return Computed(values=total if sends == "gradient" else before - self.here, buffers=NONE, loss=0.0)
 
 
