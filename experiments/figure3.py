@@ -5,9 +5,9 @@ schemes run with a window of 1 (one task at a time per end device, as the paper 
 end device busy while its answers are on their way. Three figures stand side by side:
 
 - the paper's formula (Eq. 1 to 3, and 6), which adds the two stages up;
-- the pipelined bound (`scheduler.placement.bound`): no order of the tasks is faster. Under `mapping` each edge node
-  with its own end devices is a fleet for itself, and so are the clouds with theirs; the bound is that of the tasks that
-  really went to the clouds, for the split is the scheme's doing;
+- the pipelined bound (`scheduler.placement.bound`) of the scheme on this fleet: no order of the tasks is faster. Under
+  `mapping` each edge node with its own end devices is a fleet for itself, and so are the clouds with theirs; the bound
+  is that of the best split of the tasks between these;
 - the measurement.
 
 A window of w bounds the time as well: n end devices that need l seconds for a task from its dispatch to its last
@@ -139,13 +139,11 @@ def bound_s(
     counts: NodeCounts,
     times: FleetTimes,
     *,
-    cloud_tasks: int | None = None,
     window: int | None = None,
 ) -> float:
     """The least time for a job (see the module).
 
     Args:
-        cloud_tasks: those that the clouds answered, for `mapping`; None for theta_cloud of all (Eq. 5).
         window: tasks that an end device may have under way; None for any number.
     """
     if series.scheme is Scheme.ADAPTIVE:
@@ -153,21 +151,14 @@ def bound_s(
         return least_bound(tasks, counts, times).seconds
     if series.scheme is not Scheme.MAPPING:
         return _shared_s([(series.scheme, counts)], tasks, times, window)
-    n_map = _n_map(series, times)
-    if cloud_tasks is None:
-        cloud_tasks = round(tasks * share_to_cloud(counts.end, counts.edge, n_map))
-    places = min(counts.end, counts.edge * n_map)
-    edges = [
+    places = min(counts.end, counts.edge * _n_map(series, times))
+    groups = [
         (Scheme.END_EDGE, NodeCounts(end=len(range(edge, places, counts.edge)), edge=1))
         for edge in range(min(places, counts.edge))
     ]
-    # Where every end device has an edge node, some task may have gone to a cloud all the same: its edge node was late.
-    own = counts.end - places or counts.end
-    clouds = [(Scheme.END_CLOUD, NodeCounts(end=own, cloud=counts.cloud))] if cloud_tasks else []
-    return max(
-        _shared_s(edges, tasks - cloud_tasks, times, window),
-        _shared_s(clouds, cloud_tasks, times, window),
-    )
+    if counts.end > places:
+        groups.append((Scheme.END_CLOUD, NodeCounts(end=counts.end - places, cloud=counts.cloud)))
+    return _shared_s(groups, tasks, times, window)
 
 
 def _shared_s(groups: Sequence[tuple[Scheme, NodeCounts]], tasks: int, times: FleetTimes, window: int | None) -> float:
@@ -277,9 +268,7 @@ def _row(key: tuple[Any, ...], points: Sequence[Point], profile: Profile, tasks:
     whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in points)
     measured_s = spread([point["seconds"] for point in points])
     papers_s = formula_s(series, tasks, counts, times)
-    # The points of a cell split alike, but for a task or two; the least bound of them all is that of none too many.
-    cloud = min(point["images_by_tier"][Tier.CLOUD] // BATCH for point in points)
-    pipelined_s = bound_s(series, tasks, counts, times, cloud_tasks=cloud)
+    pipelined_s = bound_s(series, tasks, counts, times)
     fine = [point["fine_accuracy"] for point in points if point["fine_accuracy"] is not None]
     return {
         "scheme": scheme,
@@ -292,7 +281,7 @@ def _row(key: tuple[Any, ...], points: Sequence[Point], profile: Profile, tasks:
         "runs": len(points),
         "formula_seconds": None if papers_s is None else round(papers_s, 3),
         "bound_seconds": round(pipelined_s, 3),
-        "window_bound_seconds": round(bound_s(series, tasks, counts, times, cloud_tasks=cloud, window=window), 3),
+        "window_bound_seconds": round(bound_s(series, tasks, counts, times, window=window), 3),
         "ratio": round(measured_s.mean / pipelined_s, 3) if whole else None,
         "fine_accuracy": spread(fine).mean if fine else None,
         "cloud_share": points[0]["images_by_tier"][Tier.CLOUD] / points[0]["images"],
