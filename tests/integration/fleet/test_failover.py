@@ -13,13 +13,15 @@ import pytest
 from models.data import read_sample
 from tests.followed import Followed
 from tests.postgres import PostgresServer
-from tierkit.client import AsyncClient, Job, JobState
+from tierkit.client import AsyncClient, Backoff, Job, JobState
 from tierkit.fleet import FleetPlan, launch, local_plan
 from tierkit.http.address import free_port
 from tierkit.testing import service_process, wait_for
 from tierkit.types import Health, Tier
 
 IMAGES = read_sample().take(np.arange(400)).images
+# A busy machine's database may be long in coming back to the standby.
+PATIENT = Backoff(failover_s=60.0)
 POLICY = {"batch_size": 5, "scheme": "end-edge", "on_upstream_loss": "wait"}
 
 
@@ -41,7 +43,7 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
         plan = FleetPlan(services=local_plan({Tier.END: 1, Tier.EDGE: 1}).nodes, scheduler_url=",".join(urls))
         async with (
             launch(plan, tmp_path),
-            AsyncClient(",".join(urls), timeout_s=6) as client,
+            AsyncClient(",".join(urls), timeout_s=6, backoff=PATIENT) as client,
             AsyncClient(urls[1]) as new,
         ):
 
@@ -65,5 +67,5 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
 
 
 async def _submit(urls: str) -> Job:
-    async with AsyncClient(urls, timeout_s=6) as client:
+    async with AsyncClient(urls, timeout_s=6, backoff=PATIENT) as client:
         return await client.submit(IMAGES[:20], **POLICY)  # type: ignore[arg-type]  # the fields of a policy
