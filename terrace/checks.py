@@ -22,7 +22,7 @@ from models.escalation import TUNING_NAME, load_tuning
 from models.manifest import WeightsFile, load_manifest, weights_folder
 from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
-from terrace.console import node_order
+from terrace.console import node_order, percent
 from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device
 from tierkit.errors import (
@@ -111,7 +111,8 @@ def check_weights(models: Path | None = None) -> Iterator[Check]:
         yield Check(group, "set", Verdict.OK, str(models))
     for entry in manifest.models:
         load = partial(load_model, entry, folder, labels=manifest.labels(entry))
-        yield _loadable(entry, folder, load, advice)
+        right = f"{percent(entry.accuracy)} of {entry.classes:,} classes, " if entry.accuracy is not None else ""
+        yield _loadable(entry, folder, load, advice, f"{entry.tier}, {right}")
     for encoder in manifest.encoders:
         network = manifest.entry(encoder.network)
         # A tail that is part of a network's file has been checked with it.
@@ -126,7 +127,7 @@ def check_weights(models: Path | None = None) -> Iterator[Check]:
             yield Check(group, "thresholds", Verdict.NOTE, str(exc), "without them only --escalate always works")
 
 
-def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advice: str) -> Check:
+def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advice: str, facts: str = "") -> Check:
     try:
         try:
             load()
@@ -134,7 +135,7 @@ def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advic
             verify_file(file, folder)
     except SetupError as exc:
         return Check("models", file.name, Verdict.FAIL, str(exc), advice)
-    return Check("models", file.name, Verdict.OK, f"{file.size_bytes / 1e6:.1f} MB, sha256 {file.sha256[:12]}…")
+    return Check("models", file.name, Verdict.OK, f"{facts}{file.size_bytes / 1e6:.1f} MB, sha256 {file.sha256[:12]}…")
 
 
 def check_data(root: Path | None) -> Iterator[Check]:

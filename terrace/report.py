@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
+from encryption.policy import Trust, decide_form
+from models.manifest import Manifest
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
 from tierkit.plaintext import harmless
-from tierkit.types import OnBadInput, Scheme, Tier
+from tierkit.types import OnBadInput, Privacy, Scheme, Tier
 
-__all__ = ["answer_names", "check_answers", "job_summary", "networks_see"]
+__all__ = ["answer_names", "check_answers", "job_summary", "networks_see", "tier_networks"]
 
 _NAME_WIDTH = 40
 _LISTED_DAMAGED = 20
@@ -129,6 +132,26 @@ def networks_see(info: Mapping[str, Any]) -> str:
                 how = "the middle"
         seen[f"{network['tier']} {size} ({how})"] = None
     return f"networks see  {',  '.join(seen)}"
+
+
+def tier_networks(manifest: Manifest, tiers: Iterable[str], untrusted: Collection[str] = ()) -> RenderableType:
+    """What nodes of each tier serve unless told otherwise, and its accuracy on the test images; of untrusted tiers that
+    is the tail that takes the features which `privacy=auto` sends.
+
+    Raises:
+        NotFound: there is no network for a tier.
+        Forbidden: an untrusted tier's network has no encoder.
+    """
+    table = Table.grid(padding=(0, 2))
+    for tier in tiers:
+        network = manifest.default_for(tier)
+        name, accuracy = network.name, network.accuracy
+        if tier in untrusted:
+            kinds = {encoder.kind for encoder in manifest.encoders if encoder.network == name}
+            encoder = manifest.encoder(f"{name}.{decide_form(Privacy.AUTO, Trust.UNTRUSTED, kinds)}")
+            name, accuracy = encoder.name, encoder.fine_accuracy
+        table.add_row(tier_text(tier, tier), name, f"{network.classes:,} classes", percent(accuracy))
+    return table
 
 
 def _mapping(job: Job) -> Text:

@@ -22,7 +22,7 @@ from terrace.commands.up import trusted_tiers, with_models, without_pixels
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
 from terrace.options import Json, ModelSet, Untrusted
-from terrace.report import answer_names, job_summary
+from terrace.report import answer_names, job_summary, tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job, NodeShare
 from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, launch, local_plan
@@ -71,7 +71,8 @@ async def _demo(
     began = time.monotonic()
     sample = read_sample().take(np.arange(images))
     hierarchy = bundled_hierarchy(sample.hierarchy_name)
-    served = load_manifest(models).hierarchy
+    manifest = load_manifest(models)
+    served = manifest.hierarchy
     known, names = served == hierarchy, answer_names(flat=served.is_flat)
     console.print(_opening(counts, untrusted))
 
@@ -86,6 +87,8 @@ async def _demo(
             tiers=without_pixels(untrusted),
         )
         plan = with_models(plan, models)
+        console.print(tier_networks(manifest, [tier for tier, count in counts.items() if count], untrusted))
+        console.print()
         waiting.enter_context(console.status("[dim]starting the fleet[/dim]"))
         async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)

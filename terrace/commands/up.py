@@ -19,6 +19,7 @@ from models.serving import chosen_entries
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
 from terrace.options import DEFAULT_PORT, ModelSet, TlsCa, TokenFile, Untrusted, on_command_line, token_from
+from terrace.report import tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
     CertificateError,
@@ -89,6 +90,9 @@ def up(
             tiers=without_pixels(untrusted or []),
         )
     plan = with_models(plan, models)
+    if fleet is None:  # what the nodes of a fleet file serve, the file says
+        tiers = dict.fromkeys(node.kind for node in plan.nodes)
+        screen(stderr=True).print(tier_networks(load_manifest(models), tiers, untrusted or []))
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
+from models.manifest import load_manifest
 from terrace import console as console_module
 from terrace.cli import run
 from terrace.commands.classify import answers_table
@@ -19,7 +20,7 @@ from terrace.commands.jobs import _event_json, _event_lines, _lines
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, progress_bars
 from terrace.demo_screen import DemoScreen
 from terrace.loglines import LogPainter
-from terrace.report import job_summary
+from terrace.report import job_summary, tier_networks
 from tierkit.client import (
     Attempt,
     AttemptPage,
@@ -333,3 +334,17 @@ def test_what_a_bar_counts_is_no_markup() -> None:
     shown.print(progress.get_renderable())
     assert isinstance(shown.file, io.StringIO)
     assert shown.file.getvalue().startswith("run[/red][bold]1 ")
+
+
+def test_each_tier_is_shown_with_what_it_serves_and_how_often_that_is_right() -> None:
+    manifest = load_manifest()
+    shown = seen(tier_networks(manifest, Tier)).splitlines()
+    assert [line.split()[:2] for line in shown] == [[tier, manifest.default_for(tier).name] for tier in Tier]
+    assert all(percent(manifest.default_for(tier).accuracy) in line for tier, line in zip(Tier, shown, strict=True))
+
+
+def test_of_a_tier_that_gets_features_the_tail_is_shown() -> None:
+    encoder = load_manifest().encoder("resnet-34.bottleneck")
+    (edge,) = seen(tier_networks(load_manifest(), [Tier.EDGE], [Tier.EDGE])).splitlines()
+    assert encoder.name in edge
+    assert percent(encoder.fine_accuracy) in edge
