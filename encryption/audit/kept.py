@@ -43,7 +43,8 @@ class KeptAudit(Frozen):
     @classmethod
     def _measurable(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
         for row in rows:
-            shares = (row.ssim, row.recognised, row.recognised_originals, row.fine_accuracy)
+            recognised = (row.recognised, row.recognised_low, row.recognised_high, row.recognised_originals)
+            shares = (row.ssim, *recognised, row.fine_accuracy, row.accuracy_lost)
             if not (all(-1 <= share <= 1 for share in shares) and 0 <= row.payload_bytes < math.inf):
                 raise ValueError("a figure is none that can be measured")
         return rows

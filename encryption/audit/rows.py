@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from models.manifest import ModelEntry
 from tierkit.types import EncoderKind, Privacy
 
-__all__ = ["PROVEN_SSIM", "Row", "Subject", "counts", "strongest"]
+__all__ = ["PROVEN_SSIM", "Row", "Subject", "counts", "interval_of", "strongest"]
 
 PROVEN_SSIM = 0.9
 """An attack that does not get so far against a first convolution proves nothing where it fails."""
@@ -46,12 +48,17 @@ class Row:
     """Of all images together; None where the reconstructions are the images, pixel by pixel."""
     recognised: float
     """Top-1 accuracy of `judge` on the reconstructions."""
+    recognised_low: float
+    recognised_high: float
+    """95 % interval of `recognised`: other pictures would give other shares."""
     recognised_originals: float
     """The same on the images themselves."""
     judge: str
     """A network that had no part in the attack."""
     fine_accuracy: float
     """Of the network behind the encoder, on `test_images` images."""
+    accuracy_lost: float
+    """The same network's accuracy on the pixels of these images, minus that."""
     test_images: int
     payload_bytes: float
     """Mean per image, as sent: after packing and entropy coding, in tasks of 50."""
@@ -79,10 +86,20 @@ def counts(row: Row, rows: Iterable[Row]) -> bool:
     )
 
 
-def strongest(rows: Sequence[Row], encoder: str, network: str) -> Row:
+def strongest(rows: Sequence[Row], encoder: str, network: str, *, by: Literal["ssim", "recognised"] = "ssim") -> Row:
     """The attack that got most out of an encoder; what is got is got, so attacks that do not count take part.
 
     Raises:
         ValueError: there is no row of this encoder and network.
     """
-    return max((row for row in rows if (row.encoder, row.network) == (encoder, network)), key=lambda row: row.ssim)
+    own = (row for row in rows if (row.encoder, row.network) == (encoder, network))
+    return max(own, key=lambda row: row.ssim if by == "ssim" else row.recognised)
+
+
+def interval_of(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was seen in `count` independent tries (E. B. Wilson, Probable inference, the
+    law of succession, and statistical inference, JASA 22, 1927)."""
+    z2 = 1.959964**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)

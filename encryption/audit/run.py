@@ -19,7 +19,7 @@ import numpy as np
 
 from encryption.audit.decoder import Lessons, Trained, check_shapes, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
-from encryption.audit.rows import Row, Subject, counts
+from encryption.audit.rows import Row, Subject, counts, interval_of
 from encryption.audit.surrogate import train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
@@ -114,6 +114,7 @@ class _Bench:
     tell: Tell
     rows: list[Row] = field(default_factory=list)
     reconstructions: list[Array] = field(default_factory=list)
+    _accuracies: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     @cached_property
     def own(self) -> ImageSet:
@@ -142,6 +143,14 @@ class _Bench:
     def recognised(self, judge: OnnxModel, images: Array) -> float:
         assert self.test.fine is not None
         return float(np.mean(logits_of(judge, images)[0].argmax(axis=1) == self.test.fine[: len(images)]))
+
+    def accuracy(self, network: ModelEntry) -> tuple[float, int]:
+        """Of a network on pixels, and of how many test images."""
+        if network.name not in self._accuracies:
+            images = self.test.take(np.arange(min(self.budget.test_images, len(self.test))))
+            logits, _ = logits_of(self.load(network), images.images)
+            self._accuracies[network.name] = float(np.mean(logits.argmax(axis=1) == images.fine)), len(images)
+        return self._accuracies[network.name]
 
 
 def run_audit(
@@ -198,11 +207,11 @@ def run_audit(
 
 def _send_pixels(bench: _Bench, subject: Subject) -> None:
     network = subject.network
-    images = bench.test.take(np.arange(min(bench.budget.test_images, len(bench.test))))
     bench.tell(f"{network.name}, pixels: accuracy", 0, 1)
-    logits, _ = logits_of(bench.load(network), images.images)
+    fine_accuracy, test_images = bench.accuracy(network)
     judge = bench.judge(network)
     recognised = bench.recognised(bench.load(judge), bench.attacked)
+    low, high = interval_of(recognised, len(bench.attacked))
     bench.tell(f"{network.name}, pixels: accuracy", 1, 1)
     bench.reconstructions.append(bench.attacked)
     bench.rows.append(
@@ -214,10 +223,13 @@ def _send_pixels(bench: _Bench, subject: Subject) -> None:
             ssim=1.0,
             psnr_db=None,
             recognised=recognised,
+            recognised_low=low,
+            recognised_high=high,
             recognised_originals=recognised,
             judge=judge.name,
-            fine_accuracy=float(np.mean(logits.argmax(axis=1) == images.fine)),
-            test_images=len(images),
+            fine_accuracy=fine_accuracy,
+            accuracy_lost=0.0,
+            test_images=test_images,
             payload_bytes=float(np.prod(bench.attacked.shape[1:])),
             device_ms_per_image=0.0,
             images=len(bench.attacked),
@@ -258,6 +270,8 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
     for found in _attacks(bench, target, tail, lambda what, done, of: bench.tell(f"{where}: {what}", done, of)):
         seconds = time.process_time() - begun
         shown = bench.attacked[: len(found.images)]
+        recognised = bench.recognised(classify, found.images)
+        low, high = interval_of(recognised, len(shown))
         bench.reconstructions.append(found.images)
         bench.rows.append(
             Row(
@@ -267,10 +281,13 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
                 attack=found.attack,
                 ssim=mean_ssim(shown, found.images),
                 psnr_db=psnr_db(shown, found.images),
-                recognised=bench.recognised(classify, found.images),
+                recognised=recognised,
+                recognised_low=low,
+                recognised_high=high,
                 recognised_originals=originals,
                 judge=judge.name,
                 fine_accuracy=fine_accuracy,
+                accuracy_lost=bench.accuracy(network)[0] - fine_accuracy,
                 test_images=test_images,
                 payload_bytes=payload_bytes,
                 device_ms_per_image=device_ms,

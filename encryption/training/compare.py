@@ -11,6 +11,7 @@ from encryption.front import Front, Setting
 from encryption.training.record import EncoderRecord
 from models.data import ImageSet
 from models.dataset import Dataset
+from models.held_out import held_out_per_class, hold_out
 from models.manifest import EncoderEntry, load_manifest, records_folder
 from models.session import load_model
 from models.speed import measure_ms_per_image, probe_images
@@ -34,11 +35,12 @@ def compare_encoders(
     say: Callable[[str], None] = lambda _: None,
 ) -> Front:
     """Attack the learned encoder of `network` in each weights folder as `terrace privacy audit` does, and measure what
-    it costs.
+    it costs. The images attacked, and those of the accuracy, are those that training held out: a setting is chosen by
+    this comparison, and the test images are for what was chosen.
 
     Args:
         places: weights folders that `export_encoder` wrote; the first one's networks are what all are compared with.
-        images: test images that are attacked.
+        images: held-out images that are attacked; all that there are, if fewer.
         queries: pictures that each attacker shows its decoder.
         say: told what is going on.
 
@@ -50,21 +52,22 @@ def compare_encoders(
     """
     if not places:
         raise InvalidInput("name the weights folders whose encoders are to be compared")
-    train, test = dataset.read("train"), dataset.read("test")
+    train, held_out = _parted(places, network, dataset)
     budget = Budget.standard(images, queries)
     settings: list[Setting] = []
     for place in places:
-        setting = _attack(place, network, train, test, budget, seed)
+        entry = load_manifest(place).encoder(f"{network}.{EncoderKind.BOTTLENECK}")
+        worst = _worst(place, network, train, held_out, budget, seed)
+        setting = _setting(place, entry, worst)
         say(f"{setting.name}: {setting.attack} gets SSIM {setting.ssim:.3f}, fine {setting.fine_accuracy:.4f}")
         settings.append(setting)
+        plain_accuracy = worst.fine_accuracy + worst.accuracy_lost
     manifest = load_manifest(places[0])
     end = manifest.default_for("end")
-    plain = manifest.entry(network).fine_accuracy
-    assert plain is not None  # an encoder belongs to a network of fine answers
     model = load_model(end, places[0], labels=manifest.labels(end))
     return Front(
         network=network,
-        plain_accuracy=plain,
+        plain_accuracy=plain_accuracy,
         end_network=end.name,
         end_ms_per_image=measure_ms_per_image(model, probe_images(end.input_shape), (_TASK,))[_TASK],
         attacked_images=images,
@@ -74,12 +77,21 @@ def compare_encoders(
     )
 
 
-def _attack(place: Path, network: str, train: ImageSet, test: ImageSet, budget: Budget, seed: int) -> Setting:
+def _parted(places: Sequence[Path], network: str, dataset: Dataset) -> tuple[ImageSet, ImageSet]:
+    """The images that the network was trained on, and those that neither its training nor its encoders' have seen."""
+    train = dataset.read("train")
+    assert train.fine is not None  # a data set for training has labels
+    folder = records_folder(places[0])
+    split = hold_out(train.fine, held_out_per_class([load_manifest(places[0]).entry(network)], folder))
+    return train.take(split.train), train.take(split.held_out)
+
+
+def _worst(place: Path, network: str, train: ImageSet, attacked: ImageSet, budget: Budget, seed: int) -> Row:
+    """The attack that got most out of the learned encoder in a weights folder."""
     manifest = load_manifest(place)
     subject = Subject(kind=EncoderKind.BOTTLENECK, network=manifest.entry(network), form="uint8")
-    entry = manifest.encoder(f"{network}.{EncoderKind.BOTTLENECK}")
-    rows = run_audit((subject,), manifest, place, train, test, budget, seed=seed).rows
-    return _setting(place, entry, strongest(rows, subject.encoder, network))
+    rows = run_audit((subject,), manifest, place, train, attacked, budget, seed=seed).rows
+    return strongest(rows, subject.encoder, network)
 
 
 def _setting(place: Path, entry: EncoderEntry, worst: Row) -> Setting:

@@ -36,6 +36,8 @@ app = typer.Typer(
 
 _EXPERIMENT = "privacy-audit"
 _SHOWN = 12
+_THOROUGH = 1_000_000
+"""As many as the adversary of the training that made the bundled encoder."""
 _PIXELS, _UINT8, _FLOAT32 = "pixels", "uint8", "float32"
 _FORMS = (_UINT8, "float16", _FLOAT32)
 
@@ -83,6 +85,9 @@ def audit(
     queries: Annotated[
         int, typer.Option(min=1, help="Pictures that each learned attack is shown; less does with --quick.")
     ] = 100_000,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help=f"Show each learned attack {_THOROUGH:,} pictures; takes hours.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
     threads: TorchThreads = None,
@@ -92,6 +97,8 @@ def audit(
     json: Json = False,
 ) -> None:
     """Attack encoders with all that is known, and show how much of the pictures comes back."""
+    if thorough and quick:
+        raise typer.BadParameter("--quick and --thorough contradict each other.")
     folder = models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, encoder, network, form, everything=all_)
@@ -107,7 +114,7 @@ def audit(
     train, test = source.decoded_for(attacked, "train"), source.decoded_for(attacked, "test")
     if threads is not None:
         torch.set_num_threads(threads)
-    budget = Budget.quick(images) if quick else Budget.standard(images, queries)
+    budget = Budget.quick(images) if quick else Budget.standard(images, _THOROUGH if thorough else queries)
     with progress_bars("step") as progress:
         bars: dict[str, TaskID] = {}
 
@@ -218,7 +225,7 @@ def _of_one_size(networks: Sequence[ModelEntry]) -> ModelEntry:
 def _table(rows: Sequence[Row]) -> Table:
     """The rows for a page, the strongest attack of each encoder in bold."""
     return Table(
-        headings="encoder | network | form | attack | SSIM | PSNR | recognised | fine | bytes | ms | counts",
+        headings="encoder | network | form | attack | SSIM | PSNR | recognised | fine | lost | bytes | ms | counts",
         rows=[_cells(row, rows) for row in rows],
     )
 
@@ -231,8 +238,9 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
         row.attack,
         f"{row.ssim:.3f}",
         "same" if row.psnr_db is None else f"{row.psnr_db:.1f} dB",
-        percent(row.recognised),
+        f"{percent(row.recognised)} ({100 * row.recognised_low:.0f} to {100 * row.recognised_high:.0f})",
         percent(row.fine_accuracy),
+        f"{100 * row.accuracy_lost:.1f}",
         f"{row.payload_bytes:,.0f}",
         f"{row.device_ms_per_image:.2f}",
         "yes" if row.counts else "no",
@@ -245,7 +253,17 @@ def _label(row: Row) -> str:
 
 def _show(rows: Sequence[Row]) -> None:
     table = _table(rows)
-    ranks = {"network": 3, "form": 2, "PSNR": 4, "recognised": 5, "fine": 6, "ms": 7, "bytes": 6, "counts": 1}
+    ranks = {
+        "network": 3,
+        "form": 2,
+        "PSNR": 4,
+        "recognised": 5,
+        "fine": 6,
+        "lost": 3,
+        "ms": 7,
+        "bytes": 6,
+        "counts": 1,
+    }
     words = ("encoder", "network", "form", "attack", "counts")
     listing = Listing(
         *(Column(title=title, rank=ranks.get(title, 0), right=title not in words) for title in table.columns)
@@ -255,11 +273,11 @@ def _show(rows: Sequence[Row]) -> None:
     out = screen()
     out.print(listing)
     for encoder, network in dict.fromkeys((row.encoder, row.network) for row in rows if row.encoder != Privacy.NONE):
-        worst = strongest(rows, encoder, network)
+        worst, seen = (strongest(rows, encoder, network, by=rank) for rank in ("ssim", "recognised"))
         out.print(
             f"[bold]{encoder} of {network}[/bold]: {worst.attack} gets most, SSIM {worst.ssim:.2f}; "
-            f"{worst.judge} recognises {percent(worst.recognised)} of its pictures, "
-            f"{percent(worst.recognised_originals)} of the originals",
+            f"{seen.judge} recognises {percent(seen.recognised)} of what {seen.attack} gives, "
+            f"{percent(seen.recognised_originals)} of the originals",
             soft_wrap=True,
         )
     if not all(row.counts for row in rows):

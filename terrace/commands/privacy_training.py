@@ -97,7 +97,7 @@ def front(
     *,
     out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)],
     network: Annotated[str, typer.Option(metavar="NAME", help="Whose encoders are compared.")] = "resnet-34",
-    images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200,
+    images: Annotated[int, typer.Option(min=8, max=10_000, help="Held-out images to attack.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     queries: Annotated[
         int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")

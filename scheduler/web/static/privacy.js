@@ -194,7 +194,7 @@ function words(ssim) {
   return ssim >= UNRECOGNISABLE ? "much of the picture" : "vague shapes";
 }
 
-/** @typedef {{name: string, form: string, network: string, pixels: boolean, strongest: Attack, recognised: number, attacks: Attack[]}} Encoder */
+/** @typedef {{name: string, form: string, network: string, pixels: boolean, strongest: Attack, recognised: Attack, attacks: Attack[]}} Encoder */
 
 /** The attacks by what they were made on. @param {Audit} audit @returns {Encoder[]} */
 function encoders(audit) {
@@ -210,7 +210,7 @@ function encoders(audit) {
     network: attacks[0].network,
     pixels: attacks[0].attack === "none",
     strongest: attacks.reduce((most, each) => (each.ssim > most.ssim ? each : most)),
-    recognised: Math.max(...attacks.map((each) => each.recognised)),
+    recognised: attacks.reduce((most, each) => (each.recognised > most.recognised ? each : most)),
     attacks,
   }));
 }
@@ -220,6 +220,18 @@ function title(each) {
   return each.pixels ? `pixels, for ${each.network}` : `${each.name} of ${each.network}, as ${each.form}`;
 }
 
+/** Share that another network still recognises, with its 95 % interval. @param {Encoder} each */
+function recognised(each) {
+  const { recognised, recognised_low, recognised_high, recognised_originals } = each.recognised;
+  return `${percent(recognised)} (${percent(recognised_low)} to ${percent(recognised_high)}; originals ${percent(recognised_originals)})`;
+}
+
+/** @param {Encoder} each */
+function lost(each) {
+  const points = 100 * each.strongest.accuracy_lost;
+  return each.pixels ? "" : ` (${Math.abs(points).toFixed(1)} points ${points < 0 ? "more" : "less"} than on pixels)`;
+}
+
 /** @type {Table<Encoder>} */
 const audited = new Table(
   "Encoders and what attacks get back",
@@ -227,8 +239,8 @@ const audited = new Table(
     { title: "What is sent", kind: "name", show: (cell, each) => text(cell, title(each)) },
     { title: "An attacker gets", show: (cell, each) => text(cell, words(each.strongest.ssim)) },
     { title: "Likeness (SSIM)", kind: "number", show: (cell, each) => text(cell, each.strongest.ssim.toFixed(2)) },
-    { title: "Still recognised", kind: "number", show: (cell, each) => text(cell, `${percent(each.recognised)} (originals ${percent(each.strongest.recognised_originals)})`) },
-    { title: "Answers right", kind: "number", show: (cell, each) => text(cell, percent(each.strongest.fine_accuracy)) },
+    { title: "Still recognised", kind: "number", show: (cell, each) => text(cell, recognised(each)) },
+    { title: "Answers right", kind: "number", show: (cell, each) => text(cell, `${percent(each.strongest.fine_accuracy)}${lost(each)}`) },
     { title: "Bytes per image", kind: "number", show: (cell, each) => text(cell, number(each.strongest.payload_bytes)) },
   ],
   title,

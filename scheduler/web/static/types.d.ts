@@ -188,9 +188,12 @@ export interface Attack {
   attack: string;
   ssim: number;
   recognised: number;
+  recognised_low: number;
+  recognised_high: number;
   recognised_originals: number;
   images: number;
   fine_accuracy: number;
+  accuracy_lost: number;
   payload_bytes: number;
   counts: boolean;
 }
