@@ -67,7 +67,7 @@ async def load_served(
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
     """
-    networks = chosen_entries(manifest, settings.model, tier)
+    networks = chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda")
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}
     for encoder in encoders_of(networks, manifest, required=settings.only_features):

@@ -75,7 +75,6 @@ def _try_one(
         "parameters": entry.parameters,
         "bytes": entry.size_bytes,
         "precision": entry.precision,
-        "stands_in_for": entry.stands_in_for,
     }
     try:
         model, hardware = _load(entry, tier)

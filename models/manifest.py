@@ -165,8 +165,8 @@ class ModelEntry(Frozen):
     cut."""
     head_parameters: PositiveInt | None
     """Trained values of the head."""
-    stands_in_for: str | None = None
-    """The network that this one replaces for now, and why."""
+    gpu: bool = False
+    """Whether nodes serve it by default where ONNX Runtime computes on a GPU, in place of the tier's other networks."""
     training: TrainingFacts | None
     """None for a network that was imported."""
     licence: str = "Apache-2.0"
@@ -373,16 +373,19 @@ class Manifest(Frozen):
                 return model
         raise NotFound(f"no model {name!r}; the manifest has: {', '.join(model.name for model in self.models)}")
 
-    def default_for(self, tier: str) -> ModelEntry:
-        """The first network listed for `tier`.
+    def default_for(self, tier: str, *, gpu: bool = False) -> ModelEntry:
+        """The first network listed for `tier` that is for such a processor; the first of all if none is.
+
+        Args:
+            gpu: whether it is to run on a GPU.
 
         Raises:
             NotFound: no network serves this tier.
         """
-        model = next((model for model in self.models if model.tier == tier), None)
-        if model is None:
+        own = [model for model in self.models if model.tier == tier]
+        if not own:
             raise NotFound(f"the model set has no network for the {tier} tier")
-        return model
+        return next((model for model in own if model.gpu == gpu), own[0])
 
     def encoder(self, name: str) -> EncoderEntry:
         """The encoder called `name` ("NETWORK.KIND").
@@ -487,12 +490,11 @@ def save_manifest(manifest: Manifest, folder: Path) -> None:
 def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelEntry, ...]:
     """`models` with `entry` in the place of the one of its name, or added.
 
-    From the end tier upwards; within a tier a network that stands in for another comes after those that do not, since
-    the first one is the tier's default.
+    From the end tier upwards; within a tier those for a GPU come last.
     """
     rank = {"end": 0, "edge": 1, "cloud": 2}
     others = [model for model in models if model.name != entry.name]
-    return tuple(sorted([*others, entry], key=lambda model: (rank[model.tier], model.stands_in_for is not None)))
+    return tuple(sorted([*others, entry], key=lambda model: (rank[model.tier], model.gpu)))
 
 
 def merge_encoder(encoders: Iterable[EncoderEntry], encoder: EncoderEntry) -> tuple[EncoderEntry, ...]:

@@ -101,7 +101,7 @@ async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest) ->
     """
     store = open_store(settings)
     loaded = []
-    for entry in chosen_entries(manifest, settings.model, tier):
+    for entry in chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda"):
         path = await obtain_weights(store, entry, settings)
         load = partial(
             load_model,
@@ -133,15 +133,15 @@ def open_store(settings: NodeSettings) -> ModelStore:
     return ModelStore([settings.models or weights_folder()], settings.cache)
 
 
-def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
-    """The networks of these names, or the one that the manifest names first for the tier.
+def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier, *, gpu: bool = False) -> list[ModelEntry]:
+    """The networks of these names, or the default of the tier; see `Manifest.default_for`.
 
     Raises:
         SetupError: a name that the manifest does not have, or none for this tier.
     """
     if not names:
         try:
-            return [manifest.default_for(tier)]
+            return [manifest.default_for(tier, gpu=gpu)]
         except NotFound as exc:
             raise SetupError(
                 f"{exc}: 'terrace models import FILE.onnx --models SET --tier {tier} --labels labels.txt' enters one, "

@@ -193,7 +193,6 @@ def facts_of(entry: ModelEntry) -> dict[str, str | int | float | bool]:
         "temperature": entry.temperature,
         "coarse_accuracy": entry.coarse_accuracy,
         "fine_accuracy": entry.fine_accuracy,
-        "stands_in_for": entry.stands_in_for,
     }
     return {key: value for key, value in facts.items() if value is not None}
 

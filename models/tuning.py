@@ -82,7 +82,7 @@ def _answer_all(
         As `load_model`.
     """
     sides: dict[Tier, Side] = {}
-    for tier, entry in _served(manifest).items():
+    for tier, entry in _served(manifest, provider).items():
         data = images(entry)
         if data.fine is None or data.coarse is None:
             raise DataError("thresholds are tuned on labelled images")
@@ -267,7 +267,7 @@ def tune_weights(
     """
     manifest = load_manifest(folder)
     manifest.check_hierarchy(dataset.hierarchy)
-    unseen = Unseen(dataset, _served(manifest).values(), records)
+    unseen = Unseen(dataset, _served(manifest, provider).values(), records)
 
     def answer(images: Callable[[ModelEntry], Labelled], kind: str) -> Answers:
         def advance(name: str, count: int, of: int) -> None:
@@ -294,9 +294,10 @@ def tune_weights(
     return TuningReport(tuning=tuning, test=outcomes, files=tuple(files), plot=files[-1].suffix == ".png")
 
 
-def _served(manifest: Manifest) -> dict[Tier, ModelEntry]:
-    """The network that each tier serves by default; tiers without one are left out."""
-    return {tier: manifest.default_for(tier) for tier in Tier if any(entry.tier == tier for entry in manifest.models)}
+def _served(manifest: Manifest, provider: str) -> dict[Tier, ModelEntry]:
+    """The network that each tier serves by default with this provider; tiers without one are left out."""
+    tiers = [tier for tier in Tier if any(entry.tier == tier for entry in manifest.models)]
+    return {tier: manifest.default_for(tier, gpu=provider == "cuda") for tier in tiers}
 
 
 def _outcomes(answers: Answers, tuning: Tuning) -> Iterator[Outcome]:

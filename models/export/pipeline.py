@@ -62,7 +62,7 @@ def quantize_run(
     weights: Path,
     *,
     records: Path,
-    stands_in_for: str | None = None,
+    gpu: bool = False,
     say: Say = lambda _: None,
 ) -> ModelEntry:
     """Quantise a run's `fp32.onnx`, fit its temperature, measure it on the test set and enter it into the manifest.
@@ -76,7 +76,7 @@ def quantize_run(
             that is of the same hierarchy, else empty.
         records: folder that gets copies of the training records and their curves, of the run and of those that its
             weights come from.
-        stands_in_for: the network that this one replaces for now, and why.
+        gpu: whether nodes with a GPU serve it by default.
         say: told what is going on.
 
     Raises:
@@ -95,7 +95,7 @@ def quantize_run(
     examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")
     content = quantize_onnx(floating, known, examples).SerializeToString()
-    draft = _draft(network, made, dataset, content, floating, stands_in_for)
+    draft = _draft(network, made, dataset, content, floating, gpu)
     before = None
     if (weights / MANIFEST_NAME).is_file() or dataset.hierarchy == load_manifest().hierarchy:
         before = begin_weights(weights, weights_folder())
@@ -146,7 +146,7 @@ def _draft(
     dataset: Dataset,
     content: bytes,
     floating: onnx.ModelProto,
-    stands_in_for: str | None,
+    gpu: bool,
 ) -> ModelEntry:
     """The entry before anything was measured."""
     config = made[0].config
@@ -171,7 +171,7 @@ def _draft(
         ece_after=0.0,
         feature_shape=(channels, height, width),
         head_parameters=count_parameters(next(part for part in network.modules() if isinstance(part, nn.Conv2d))),
-        stands_in_for=stands_in_for,
+        gpu=gpu,
         training=made[0].facts(made[1:]),
     )
 

@@ -111,8 +111,8 @@ def list_models(models: ModelSet = None, json: Json = False) -> None:
             "does it, and fits the temperature"
         )
     for entry in manifest.models:
-        if entry.stands_in_for:
-            _print_note(f"{entry.name}: {entry.stands_in_for}")
+        if entry.gpu:
+            _print_note(f"{entry.name} is the {entry.tier} tier's network on nodes with --provider cuda")
 
 
 @app.command()
@@ -450,7 +450,7 @@ def quantize(
     dataset: DatasetName = CIFAR100,
     runs: Runs = _RUNS,
     records: Records = None,
-    stands_in_for: Annotated[str, typer.Option(help="The network that it replaces for now, and why.")] = "",
+    gpu: Annotated[bool, typer.Option("--gpu", help="Nodes with a GPU shall serve it by default, no others.")] = False,
     json: Json = False,
 ) -> None:
     """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
@@ -462,7 +462,7 @@ def quantize(
         Dataset.open(dataset, data),
         out,
         records=place,
-        stands_in_for=stands_in_for or None,
+        gpu=gpu,
         say=say,
     )
     if entry.target == "fine":

@@ -147,7 +147,7 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
             continue  # the fleet file names another one
         names = tuple(name.strip() for name in node.settings.get("model", "").split(",") if name.strip())
         try:
-            networks = chosen_entries(manifest, names, Tier(node.kind))
+            networks = chosen_entries(manifest, names, Tier(node.kind), gpu=node.settings.get("provider") == "cuda")
             encoders_of(networks, manifest, required=node.settings.get("only_features") == str(True))
         except SetupError as exc:
             fewer = f"; or start no {node.kind} node (--{node.kind} 0)"

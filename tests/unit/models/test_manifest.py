@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from models.manifest import MANIFEST_NAME, load_manifest, merge_entry, save_manifest, weights_folder
+from models.serving import chosen_entries
 from tierkit.errors import NotFound, WeightsError
+from tierkit.types import Tier
 
 
 @pytest.fixture
@@ -55,11 +57,18 @@ def test_a_merged_entry_takes_the_place_of_the_old_one():
     assert merged[0].coarse_accuracy == 0.99
 
 
-def test_a_network_comes_before_the_one_that_stands_in_for_it():
-    models = load_manifest().models
-    stand_in = models[-1].model_copy(update={"stands_in_for": "big: no GPU"})
-    big = models[-1].model_copy(update={"name": "big", "stands_in_for": None})
-    assert [entry.name for entry in merge_entry([stand_in], big)] == ["big", stand_in.name]
+def test_a_network_for_a_gpu_is_the_default_there_alone():
+    *others, small = load_manifest().models
+    large = small.model_copy(update={"name": "large", "gpu": True})
+    manifest = load_manifest().model_copy(update={"models": merge_entry([large, *others], small)})
+    assert [entry.name for entry in manifest.models][-2:] == [small.name, "large"]
+    assert manifest.default_for("cloud").name == small.name
+    assert manifest.default_for("cloud", gpu=True).name == "large"
+    assert [entry.name for entry in chosen_entries(manifest, (), Tier.CLOUD, gpu=True)] == ["large"]
+    # A tier that has nothing of the kind serves what it has.
+    assert manifest.default_for("edge", gpu=True) == manifest.default_for("edge")
+    alone = manifest.model_copy(update={"models": (large,)})
+    assert alone.default_for("cloud").name == "large"
 
 
 def test_a_folder_that_is_no_model_set_is_named_and_what_makes_one(tmp_path: Path):
