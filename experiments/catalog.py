@@ -26,6 +26,7 @@ from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
 from experiments.training.experiment import TRAINING
 from experiments.training.rivals import RIVALS
+from experiments.training.sweeps import SWEEPS
 from experiments.training.updates import UPDATES
 from experiments.training.virtual_time import VIRTUAL_TIME
 
@@ -50,13 +51,13 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; the four of training need torch and MNIST, and
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; those of training need torch and MNIST, and
 `virtual-time` root as well; the four before them need a core each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
-        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME),
+        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS),
     )
 }

@@ -60,7 +60,7 @@ class TrainConfig(Frozen):
     batch_size: PositiveInt = 256
     peak_rate: PositiveFloat = 0.2
     """Highest learning rate."""
-    schedule: Literal["one-cycle", "cosine"] = "one-cycle"
+    schedule: Literal["one-cycle", "cosine", "constant"] = "one-cycle"
     warmup: float = Field(default=0.25, gt=0, lt=1)
     """Share of the steps in which the rate rises."""
     momentum: float = Field(default=0.9, ge=0, lt=1)

@@ -13,8 +13,10 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
     """Rate of step `step` of `steps`.
 
     Linear warm-up over the share `config.warmup`, then down to zero: along a line (`one-cycle`, arXiv:1708.07120) or
-    half a cosine (`cosine`, arXiv:1608.03983).
+    half a cosine (`cosine`, arXiv:1608.03983). Or the same for all steps (`constant`).
     """
+    if config.schedule == "constant":
+        return config.peak_rate
     rising = max(1, round(config.warmup * steps))
     if step < rising:
         return config.peak_rate * (step + 1) / rising

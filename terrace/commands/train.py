@@ -33,8 +33,8 @@ StrategyName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, fedavg, bmuf, diloco, "
-        "or a TOML file.",
+        help="How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, fedavg, "
+        "bmuf, diloco, or a TOML file.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]

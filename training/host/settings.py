@@ -27,8 +27,8 @@ class HostSettings(ServiceSettings):
     """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file."""
 
     strategy: str = "downpour"
-    """How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, fedavg, bmuf, diloco, or a TOML
-    file."""
+    """How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, fedavg, bmuf,
+    diloco, or a TOML file."""
 
     workers: PositiveInt = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""

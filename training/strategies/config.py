@@ -91,6 +91,8 @@ STRATEGIES: dict[str, StrategyConfig] = {
     "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
     "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
     "average": ServerConfig(rule="average", n_fetch=10, n_push=10),
+    # The volunteers' platform of 2018, section 4.3: the host averages after every batch.
+    "crowdsourced": ServerConfig(rule="average"),
     # McMahan et al. 2017, arXiv:1602.05629.
     "fedavg": OuterConfig(),
     # Chen and Huo 2016: momentum of a block 1 - 1/workers with rate 1; 0.75 suits four.

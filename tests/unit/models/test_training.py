@@ -205,6 +205,11 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero(schedule: str):
     assert rates[-1] < 0.01
 
 
+def test_a_constant_rate_is_the_same_at_each_step():
+    config = make_config(schedule="constant", peak_rate=0.5)
+    assert {learning_rate(step, 100, config) for step in range(100)} == {0.5}
+
+
 def test_a_student_that_agrees_with_its_teacher_has_no_distance(data: ImageSet):
     config = make_config(
         target="fine", auxiliary=0, label_smoothing=0, teacher={"runs": ["big"], "weight": 1, "temperature": 3}
