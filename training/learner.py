@@ -69,6 +69,10 @@ class FlatLearner:
         _fill(self._buffers, buffers, self.config.name)
         self._velocity = [None] * len(self._parameters)
 
+    def draw_from(self, data: TrainingData) -> None:
+        """Take the batches of the steps to come from these images: some segments of the same data set."""
+        self._learner.data = data
+
     def compute(self, steps: range, sends: Sends, watch: Callable[[int], None] = lambda step: None) -> Computed:
         """Do some steps, each from the weights that the one before has left.
 

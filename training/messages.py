@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from models.training.config import TrainConfig
 from tierkit.documents import Frozen
-from tierkit.wire.messages import NodeId
+from tierkit.wire.messages import NodeId, checked_url
 from training.strategies.config import OuterConfig, ServerConfig
 from training.trust.score import FIRST, Order, Standing
 from training.units import Verdict, WorkUnit
 from training.wire import Format
 
 __all__ = [
+    "KEY_HEADER",
     "LEASE_HEADER",
     "RESULT",
     "UPDATE_HEADER",
     "VERSION_HEADER",
+    "DataAnswer",
+    "DataReport",
     "GrantedLease",
     "Join",
+    "Keeps",
     "Progress",
     "RunSpec",
     "RunStatus",
     "Times",
     "UpdateAnswer",
     "UpdateHead",
+    "WorkerData",
     "WorkerOrder",
     "WorkerStatus",
 ]
@@ -38,6 +43,9 @@ UPDATE_HEADER = "Terrace-Update"
 VERSION_HEADER = "Terrace-Version"
 """With weights: which these are."""
 
+KEY_HEADER = "Terrace-Data-Key"
+"""With a request for a piece of a segment from a worker: what the host has told those that are in the run."""
+
 RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""
 
@@ -48,6 +56,12 @@ Times = dict[Annotated[str, Field(pattern=r"^[a-z]{1,16}$")], NonNegativeFloat]
 
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """Of one process of a worker, drawn at random when it starts."""
+
+
+Keeps = Literal["own", "all"]
+"""Which training images a worker fetches: its own segments, or all of them."""
+
+SegmentNumber = Annotated[int, Field(ge=0, lt=1_024)]
 
 
 class RunSpec(Frozen):
@@ -76,6 +90,59 @@ class Join(Frozen):
     name: NodeId
     incarnation: Incarnation
     data_sha256: Annotated[str, Field(max_length=128)]
+    fetches: bool = False
+    """Whether it has no training images yet, and gets them from the run."""
+
+
+class DataReport(Frozen):
+    """How far a worker is with its training images. Sent when something has changed, and every few seconds."""
+
+    worker: NodeId
+    incarnation: Incarnation
+    url: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
+    """Where it passes on what it has; null where others cannot reach it."""
+    keeps: Keeps
+    room: Annotated[int, Field(ge=0, le=1_024)]
+    """Segments that fit on its disk, those that it has among them."""
+    holds: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)] = ()
+    """Whole segments that it has."""
+    got: SegmentNumber | None = None
+    """The copy of this segment is whole."""
+    bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """At which it came."""
+    failed: Literal["wrong", "lacks", "gone"] | None = None
+    """Why the copy could not go on: the source sent wrong bytes, lacks what it said that it had, or is gone."""
+    waits: bool = True
+    """Whether the answer may wait until there is something to copy."""
+
+
+class DataAnswer(Frozen):
+    """What a worker is to do about its training images."""
+
+    key: Annotated[str, Field(max_length=100)]
+    """Opens the workers of this run that pass segments on, and is asked for by this one."""
+    wanted: tuple[SegmentNumber, ...]
+    """Segments that it is to have. It may drop others once it has these."""
+    segment: SegmentNumber | None = None
+    """To be copied now; null for none."""
+    source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
+    """URL of the worker to copy it from; null for the host."""
+
+
+class WorkerData(Frozen):
+    """The training images of one worker, as the host knows them."""
+
+    name: str
+    holds: tuple[int, ...]
+    wanted: tuple[int, ...]
+    serves: bool
+    """Whether others may copy from it."""
+    trusted: bool
+    """False once it has sent wrong bytes, or lacked what it said that it had."""
+    segment: int | None
+    """That it is copying."""
+    source: str | None
+    """The worker that it copies it from; "" for the host."""
 
 
 class GrantedLease(Frozen):
@@ -86,11 +153,15 @@ class GrantedLease(Frozen):
     first: NonNegativeInt
     steps: PositiveInt
     push: PositiveInt
+    segments: tuple[SegmentNumber, ...] = ()
+    """See `training.units.WorkUnit`."""
 
     @property
     def unit(self) -> WorkUnit:
         """What to compute."""
-        return WorkUnit(version=self.version, first=self.first, steps=self.steps, push=self.push)
+        return WorkUnit(
+            version=self.version, first=self.first, steps=self.steps, push=self.push, segments=self.segments
+        )
 
 
 class Progress(Frozen):

@@ -1,7 +1,8 @@
 """What a worker is given to do, and what it brings back.
 
-A work unit is a version of the weights and a range of steps. A step's batch is drawn from the seed and the step's
-number alone, so a unit can be repeated, by the same worker or by another one.
+A work unit is a version of the weights, a range of steps, and the segments of the data set that its worker holds. A
+step's batch is drawn from the seed, the step's number and these segments alone, so a unit can be repeated, by the same
+worker or by another one that has them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class WorkUnit:
     steps: int
     push: int
     """Steps after which an update is due; the last update of a unit may cover fewer."""
+    segments: tuple[int, ...] = ()
+    """Of the data set, in this order, from which alone batches are drawn; none where it is the whole one."""
 
     @property
     def end(self) -> int:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.data import ImageSet
-from models.held_out import hold_out
+from models.held_out import Split, hold_out
 from models.hierarchy import Hierarchy
-from models.training.batches import BatchSource, generator
+from models.training.batches import BatchSource, Statistics, generator
 from models.training.config import TrainConfig
 from models.training.loss import Labels
 from tierkit.errors import DataError
 
-__all__ = ["TrainingData"]
+__all__ = ["Part", "TrainingData"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is to be known of a data set of which only some images are here."""
+
+    train: np.ndarray
+    """bool `[n]`: which of these images are trained on. The others are held out, and not used."""
+    statistics: Statistics
+    """Of all images of the data set that are trained on."""
+    steps_per_epoch: int
+    """Of the run."""
+    sha256: str
+    """Of the data set."""
 
 
 class TrainingData:
@@ -26,6 +42,7 @@ class TrainingData:
         hierarchy: class counts and superclasses of `data`.
         teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, where `config` has a teacher.
         device: "cpu", "cuda", ...
+        part: where `data` are some images of a larger data set.
 
     Raises:
         DataError: labels or a teacher's answers are missing, or labels disagree with the hierarchy; or as
@@ -40,6 +57,7 @@ class TrainingData:
         *,
         teacher: Tensor | None = None,
         device: str = "cpu",
+        part: Part | None = None,
     ) -> None:
         if data.fine is None or data.coarse is None:
             raise DataError("training needs labelled images")
@@ -49,16 +67,23 @@ class TrainingData:
             )
         if config.teacher is not None and teacher is None:
             raise DataError(f"configuration {config.name!r} has a teacher, but no probabilities of one were given")
-        split = hold_out(data.fine, config.held_out_per_class)
+        if part is None:
+            split = hold_out(data.fine, config.held_out_per_class)
+        else:
+            split = Split(train=np.flatnonzero(part.train), held_out=np.zeros(0, np.int64))
+            if not len(split.train):
+                raise DataError("none of the images here is to be trained on")
         membership = torch.zeros(len(hierarchy.fine), len(hierarchy.coarse))
         membership[torch.arange(len(hierarchy.fine)), torch.tensor(hierarchy.parent)] = 1
         self.hierarchy = hierarchy
         self.device = torch.device(device)
         self.train_images = len(split.train)
         self.held_out = data.take(split.held_out)
-        self.sha256 = data.digest()
+        self.sha256 = data.digest() if part is None else part.sha256
         self.side = data.images.shape[1]
         self.batches = BatchSource(data, split.train, config, self.device)
+        if part is not None:
+            self.batches.statistics, self.batches.steps_per_epoch = part.statistics, part.steps_per_epoch
         fine, coarse = data.fine, data.coarse
         if config.label_noise:
             fine = _with_noise(fine, split.train, len(hierarchy.fine), config)

@@ -140,6 +140,30 @@ def work_for(
     device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU,
     threads: TorchThreads = None,
     patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long the host may be away.")] = 120.0,
+    fetch: Annotated[
+        Literal["own", "all"] | None,
+        typer.Option(
+            help="Get the training images from the run, in place of --data: this worker's own segments, or all.",
+            show_default=False,
+        ),
+    ] = None,
+    cache: Annotated[
+        Path, typer.Option(help="Folder for what is fetched.", file_okay=False, metavar="DIRECTORY")
+    ] = Path("~/.cache/terrace"),
+    serve_data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Pass on to other workers of the run what is fetched, at this address; port 0 for any.",
+        ),
+    ] = None,
+    data_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Under which they reach it. Default: that address.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate of --serve-data, which then speaks https.", dir_okay=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None,
     json: Json = False,
 ) -> None:
     """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
@@ -151,6 +175,8 @@ def work_for(
     logs.configure("info", "text", node_id="work")
     if (host is None) == (scheduler is None) or (run is not None and scheduler is None):
         raise typer.BadParameter("give the URL of the host, or --scheduler, with --run or without.")
+    if fetch is None and (serve_data is not None or data_url is not None):
+        raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
     token, name = token_from(token_file), name or lasting_name("work", os.getpid())
     if host is not None:
         try:
@@ -174,14 +200,27 @@ def work_for(
         token=token,
         tls_ca=tls_ca,
         patience_s=patience_s,
+        fetch=fetch,
+        cache=cache,
+        serve_data=None if serve_data is None else _address(serve_data),
+        data_url=data_url,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     done = run_stoppable(lambda: work(options))
     if done is None:
         raise typer.Abort
     if json:
-        print_json({"name": options.name, "updates": done.updates, "faults": done.faults})
+        print_json({"name": options.name, "updates": done.updates, "faults": done.faults, "copied": done.copied})
         return
     screen().print(f"the run has ended: {done.updates:,} updates from here", markup=False)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) <= 65_535):
+        raise typer.BadParameter(f"--serve-data is HOST:PORT, such as 0.0.0.0:8075, and not {text!r}.")
+    return host.strip("[]"), int(port)
 
 
 @app.command(name="simulate")

@@ -24,6 +24,7 @@ def start(settings: HostSettings) -> int:
     """
     try:
         from training.host.app import create_app, largest_body
+        from training.host.chief import compute_as_chief
         from training.host.opening import open_host
         from training.host.reporting import report_to_scheduler
     except ImportError as error:
@@ -38,6 +39,8 @@ def start(settings: HostSettings) -> int:
         if settings.scheduler is not None:
             reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url), name="reports")
             host.farewell = lambda: asyncio.shield(reporting)
+        if settings.work:
+            host.beside["worker 0"] = lambda: compute_as_chief(host, host.images)
         return create_app(host, lifecycle)
 
     code = serve(build, settings)

@@ -20,8 +20,18 @@ from tierkit.errors import InvalidInput, NotFound
 from tierkit.http.answering import install
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.lifecycle import Lifecycle
+from training.data.serving import segment_route
 from training.host.host import Host
-from training.messages import LEASE_HEADER, UPDATE_HEADER, VERSION_HEADER, Join, Progress, UpdateHead, WorkerOrder
+from training.messages import (
+    LEASE_HEADER,
+    UPDATE_HEADER,
+    VERSION_HEADER,
+    DataReport,
+    Join,
+    Progress,
+    UpdateHead,
+    WorkerOrder,
+)
 from training.wire import compress, decompress, packed_bytes
 
 __all__ = ["create_app", "largest_body"]
@@ -40,6 +50,29 @@ def largest_body(values: int, buffers: int) -> int:
 def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
     """The application; its lifespan is that of the run's thread."""
     most_bytes = largest_body(host.spec.values, host.spec.buffers)
+
+    async def manifest(request: Request) -> Response:
+        _need(request, "worker", "user")
+        return JSONResponse(host.shared.manifest.model_dump(mode="json"))
+
+    async def may_fetch(request: Request) -> None:
+        name, incarnation = request.query_params.get("worker", ""), request.query_params.get("incarnation", "")
+        _need_worker(request, name)
+        await host.check(name, incarnation)
+
+    async def read(sha256: str, span: range | None) -> tuple[bytes, int]:
+        return await host.shared.read(sha256, span)
+
+    async def report(request: Request) -> Response:
+        told = await _document(request, DataReport)
+        _need_worker(request, told.worker)
+        with cancelled_on_disconnect(request.scope):
+            answer = await host.data(told)
+        return JSONResponse(answer.model_dump(mode="json"))
+
+    async def spread(request: Request) -> Response:
+        _need(request, "user")
+        return JSONResponse({"workers": [each.model_dump(mode="json") for each in host.shared.view()]})
 
     async def run(request: Request) -> Response:
         _need(request, "worker", "user")
@@ -132,6 +165,10 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             route("/v1/leases", lease, "POST"),
             route("/v1/leases/{number:int}", renew, "PUT"),
             route("/v1/updates", update, "POST"),
+            route("/v1/data", report, "POST"),
+            route("/v1/data", spread, "GET"),
+            route("/v1/segments", manifest, "GET"),
+            segment_route(read, may_fetch),
         ],
         lifespan=lifespan,
     )

@@ -9,20 +9,24 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from models.atomic import write_atomically
 from models.data import ImageSet
-from tierkit.errors import Conflict, Overloaded, TerraceError
+from models.training.data import TrainingData
+from tierkit.errors import Conflict, NotFound, Overloaded, TerraceError
 from tierkit.http.lifecycle import Lifecycle
 from training.host.journal import Journal
 from training.host.run import Run, decoded
+from training.host.sharing import Sharing, drawn_from
 from training.learner import FlatLearner
 from training.messages import (
     RESULT,
+    DataAnswer,
+    DataReport,
     GrantedLease,
     Join,
     Progress,
@@ -66,6 +70,7 @@ class Host:
         learner: measures accuracies, in a thread.
         test: the images of the accuracy at the end.
         checker: computes units again, in a thread of its own; None where none are.
+        sharing: gives the training images to workers that lack them; None for a host that gives none away.
         clock: seconds; `started_at` of the run's clock is its beginning.
     """
 
@@ -80,6 +85,7 @@ class Host:
         checker: FlatLearner | None = None,
         started_at: float = 0.0,
         max_lease_wait_s: float = 10.0,
+        sharing: Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -89,6 +95,7 @@ class Host:
         self._rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
         self._again: asyncio.Queue[Chosen] = asyncio.Queue()
         """Units to be computed again: never more than `Rechecks` keeps."""
+        self._sharing = sharing
         self._wait_s = max_lease_wait_s
         self._clock, self._offset = clock, started_at - clock()
         self._calls: asyncio.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = asyncio.Queue(_MOST_WAITING)
@@ -108,7 +115,14 @@ class Host:
         """Set when there is nothing left to wait for: the run is finished or stopped."""
         self.farewell: Callable[[], Awaitable[None]] | None = None
         """Waited for, some seconds at most, before the service ends."""
+        self.beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """Loops that run as long as the host does, by their names."""
         self.result: dict[str, Any] | None = _read_result(journal.folder)
+
+    @property
+    def images(self) -> TrainingData:
+        """Of the run."""
+        return self._learner.data
 
     @property
     def steps(self) -> int:
@@ -131,6 +145,7 @@ class Host:
         Raises:
             Forbidden: it takes no part in this run any more.
             Conflict: its images are others than the run's.
+            NotFound: it fetches its images, and this host gives none away.
             Overloaded: there are too many workers.
         """
         if join.data_sha256 != self.spec.data_sha256:
@@ -141,9 +156,11 @@ class Host:
 
         def call() -> None:
             now = self._now()
-            self._run.join(join.name, join.incarnation, now)
-            self._note("join", now, name=join.name, incarnation=join.incarnation)
+            self._run.join(join.name, join.incarnation, now, join.fetches)
+            self._note("join", now, name=join.name, incarnation=join.incarnation, fetches=join.fetches)
 
+        if join.fetches and self._sharing is None:
+            raise self._nothing_shared()
         await self._call(call)
         log.info("%s has joined", join.name)
         self._tell()
@@ -167,6 +184,53 @@ class Host:
                     await changed.wait()
             except TimeoutError:
                 continue
+
+    @property
+    def shared(self) -> Sharing:
+        """Gives the training images to workers.
+
+        Raises:
+            NotFound: this host gives none away.
+        """
+        if self._sharing is None:
+            raise self._nothing_shared()
+        return self._sharing
+
+    def _nothing_shared(self) -> NotFound:
+        return NotFound(
+            "this host gives no training images away: give the worker the data set, or start the host with --share-data"
+        )
+
+    async def check(self, name: str, incarnation: str) -> None:
+        """Raises NotFound or Conflict unless this worker has joined, as `Run.check`."""
+        await self._call(lambda: self._run.check(name, incarnation))
+
+    async def data(self, report: DataReport) -> DataAnswer:
+        """A worker tells how far it is with its training images; what it is to do about them.
+
+        Raises:
+            NotFound, Conflict: as `Run.check`, or as `shared`.
+            TooLarge: it has no room for any.
+        """
+        sharing = self.shared
+
+        def known() -> tuple[list[int] | None, int]:
+            self._run.check(report.worker, report.incarnation)
+            return self._run.held(report.worker)
+
+        held, steps = await self._call(known)
+        wanted = sharing.told(report, steps)
+        usable = drawn_from(held, wanted, sharing.held_by(report.worker), report.keeps)
+        if usable != held:
+
+            def hold() -> None:
+                now, name, incarnation = self._now(), report.worker, report.incarnation
+                self._run.hold(name, incarnation, usable, now)
+                self._note("hold", now, name=name, incarnation=incarnation, segments=usable)
+
+            await self._call(hold)
+            self._tell()
+        return await sharing.answer(report, ended=lambda: self.finished or self._draining)
 
     async def renew(self, lease: int, progress: Progress) -> bool:
         """A worker shows progress; whether the lease is still its own.
@@ -233,6 +297,8 @@ class Host:
 
         await self._call(call)
         log.info("%s has left", name)
+        if self._sharing is not None:
+            self._sharing.left(name)
         self._tell()
 
     async def order(self, name: str, order: Order) -> WorkerStatus:
@@ -315,6 +381,9 @@ class Host:
                 lifecycle.own(self._drain(lifecycle), name="drain"),
                 *([lifecycle.own(self._recheck(self._checker), name="recheck")] if self._checker is not None else []),
             ]
+            if self._sharing is not None:
+                tasks.append(lifecycle.own(self._sharing.watch(), name="copies of the data"))
+            tasks += [lifecycle.own(loop(), name=name) for name, loop in self.beside.items()]
             try:
                 yield
             finally:
@@ -426,6 +495,8 @@ class Host:
         """Wake who waits for work, or for the end."""
         if self.finished:
             self._ended.set()
+            if self._sharing is not None:
+                self._sharing.wake()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -437,7 +508,17 @@ class Host:
         assert trust is not None
         while True:
             chosen = await self._again.get()
-            own = await asyncio.to_thread(computed_again, chosen, checker, self.spec.strategy.sends, self.spec.wire)
+            segments = chosen.lease.unit.segments
+            if segments and self._sharing is None:  # of a former process, which gave images away
+                await self._call(lambda chosen=chosen: self._rechecks.done(chosen))  # type: ignore[misc]
+                continue
+            data = await asyncio.to_thread(self._drawn, segments)
+
+            def again(chosen: Chosen = chosen, data: TrainingData = data) -> Flat:
+                checker.draw_from(data)
+                return computed_again(chosen, checker, self.spec.strategy.sends, self.spec.wire)
+
+            own = await asyncio.to_thread(again)
             assert chosen.update is not None
             came, name = chosen.update.computed.values, chosen.lease.worker
             right = is_same(came, own, tolerance=trust.tolerance)
@@ -452,6 +533,10 @@ class Host:
             if not right:
                 log.warning("an update of %s is not what its steps give", name)
                 self._tell()
+
+    def _drawn(self, segments: tuple[int, ...]) -> TrainingData:
+        """What the batches of a unit come from."""
+        return self.shared.images_of(segments, self.spec.network) if segments else self.images
 
     # --- accuracy, and the end ---
 

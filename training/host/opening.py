@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,10 +14,12 @@ from models.dataset import Dataset
 from models.training.config import TrainConfig, find_config
 from tierkit.documents import read_json
 from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceError
+from training.data.segments import cut, opened
 from training.host.host import Host
 from training.host.journal import Journal
 from training.host.run import Run
 from training.host.settings import HostSettings
+from training.host.sharing import Sharing
 from training.learner import FlatLearner
 from training.messages import RunSpec
 from training.simulation import read_images
@@ -26,6 +29,7 @@ from training.strategies.config import find_strategy
 __all__ = ["find_network", "open_host"]
 
 _SPEC = "run.json"
+_SEGMENTS = "segments"
 
 
 def find_network(name: str) -> TrainConfig:
@@ -55,7 +59,8 @@ def open_host(settings: HostSettings) -> Host:
     journal = Journal(folder)
     try:
         data = settings.data or (Path(os.environ["TERRACE_DATA"]) if "TERRACE_DATA" in os.environ else None)
-        training, test = read_images(network, Dataset.open(settings.dataset or network.dataset, data))
+        dataset = Dataset.open(settings.dataset or network.dataset, data)
+        training, test = read_images(network, dataset)
         learner = FlatLearner(network, training)
         weights, buffers = learner.weights(), learner.buffers()
         wanted = RunSpec(
@@ -88,6 +93,19 @@ def open_host(settings: HostSettings) -> Host:
         started_at = _restore(run, spec, journal)
         trust = spec.strategy.trust
         checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
+        sharing = None
+        if settings.share_data:
+            segments = folder / _SEGMENTS
+            manifest = opened(segments, spec.data_sha256)
+            if manifest is None:
+                manifest = cut(dataset, training, network, spec.workers + 1, segments)
+            sharing = Sharing(
+                manifest,
+                segments,
+                batch=network.batch_size,
+                wait_s=settings.max_lease_wait_s,
+                clock=time.monotonic,
+            )
     except TerraceError as error:
         journal.close()
         raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
@@ -100,6 +118,7 @@ def open_host(settings: HostSettings) -> Host:
         checker=checker,
         started_at=started_at,
         max_lease_wait_s=settings.max_lease_wait_s,
+        sharing=sharing,
     )
 
 

@@ -39,6 +39,9 @@ class _Worker:
     """Sum over the updates."""
     bytes_sent: int = 0
     bytes_received: int = 0
+    segments: list[int] | None = None
+    """Of the training images, that it has; None for all of them."""
+    steps: int = 0
 
 
 @dataclass(slots=True)
@@ -80,8 +83,11 @@ class Run:
     def finished(self) -> bool:
         return self.strategy.finished
 
-    def join(self, name: str, incarnation: str, now: float) -> None:
+    def join(self, name: str, incarnation: str, now: float, fetches: bool = False) -> None:
         """A worker has come, or has come again: what a former process of its name had is given back.
+
+        Args:
+            fetches: whether it has no training images yet; it gets no work until it `holds` some.
 
         Raises:
             Forbidden: this worker takes no part any more.
@@ -92,14 +98,14 @@ class Run:
             silent = min(self._workers, key=lambda each: self._workers[each].heard_at)
             if now - self._workers[silent].heard_at < _FORGOTTEN_S:
                 raise Overloaded(f"{_MOST_WORKERS:,} workers are in this run; join when one has left")
-            self.strategy.leave(silent)
-            del self._workers[silent]
+            self._forget(silent)
         self.strategy.leave(name)
         known = self._workers.get(name)
         if known is None:
             self._workers[name] = _Worker(incarnation, now)
         else:
             known.incarnation, known.heard_at = incarnation, now
+        self._draw_from(name, [] if fetches else None)
 
     def leave(self, name: str, incarnation: str, now: float) -> None:
         """A worker goes, and gives back what it has.
@@ -108,8 +114,34 @@ class Run:
             NotFound, Conflict: it has not joined, or another one has taken its name.
         """
         self._check_joined(name, incarnation)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         self.strategy.leave(name)
+        self.strategy.leases.segments.pop(name, None)
         del self._workers[name]
+
+    def hold(self, name: str, incarnation: str, segments: list[int] | None, now: float) -> None:
+        """A worker has these segments of the training images, or all; the units that it is granted are drawn from them.
+
+        Raises:
+            NotFound, Conflict: as `check`.
+        """
+        self.check(name, incarnation)
+        self._workers[name].heard_at = now
+        self._draw_from(name, segments)
+
+    def held(self, name: str) -> tuple[list[int] | None, int]:
+        """The segments of a worker, None for all images; and the steps that it has computed."""
+        worker = self._workers[name]
+        return worker.segments, worker.steps
+
+    def _draw_from(self, name: str, segments: list[int] | None) -> None:
+        self._workers[name].segments = segments
+        if segments:
+            self.strategy.leases.segments[name] = tuple(segments)
+        else:
+            self.strategy.leases.segments.pop(name, None)
 
     def check(self, name: str, incarnation: str) -> None:
         """Whether a worker is the one that has joined.
@@ -143,7 +175,7 @@ class Run:
         worker, totals = self._workers[name], self.totals
         worker.heard_at = now
         totals.faults += self.strategy.expire(now)
-        lease = self.strategy.grant(name, now)
+        lease = None if worker.segments == [] else self.strategy.grant(name, now)
         if lease is not None:
             totals.began_at = now if totals.began_at is None else totals.began_at
             totals.bytes_received += size
@@ -179,6 +211,7 @@ class Run:
             worker.heard_at = now
         if verdict == "taken":
             worker.updates += 1
+            worker.steps += len(update.steps)
             worker.staleness += age
             worker.bytes_sent += size
             totals.updates += 1
@@ -276,6 +309,7 @@ class Run:
         else:
             known: dict[str, Callable[..., object]] = {
                 "join": self.join,
+                "hold": self.hold,
                 "leave": self.leave,
                 "grant": self.grant,
                 "renew": self.renew,
@@ -300,6 +334,8 @@ class Run:
         self.strategy.restore(vectors, figures["strategy"])
         self.totals = _Totals(**figures["totals"])
         self._workers = {name: _Worker(**each) for name, each in figures["workers"].items()}
+        for name, each in self._workers.items():
+            self._draw_from(name, each.segments)
         self._losses = deque(figures["losses"], maxlen=_LOSSES)
 
 

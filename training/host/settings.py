@@ -69,6 +69,12 @@ class HostSettings(ServiceSettings):
     min_memory_mb: PositiveFloat | None = None
     """Free memory that a worker which the scheduler sends must have, in MB. Default: any."""
 
+    share_data: bool = False
+    """Give the training images, in one segment more than there are workers, to workers of the run that lack them."""
+
+    work: bool = False
+    """Compute as well, as worker 0 of the run; one thread of this process."""
+
     lease_s: PositiveFloat = 30.0
     """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""
 

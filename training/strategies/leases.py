@@ -47,6 +47,8 @@ class Leases:
         self._fulfilled: dict[int, None] = {}
         self.done = 0
         """Steps whose updates are there."""
+        self.segments: dict[str, tuple[int, ...]] = {}
+        """What workers hold that have not the whole data set; their units are drawn from it."""
 
     @property
     def left(self) -> int:
@@ -77,7 +79,13 @@ class Leases:
         else:
             return None
         self._number += 1
-        unit = WorkUnit(version=version, first=steps.start, steps=len(steps), push=self._push)
+        unit = WorkUnit(
+            version=version,
+            first=steps.start,
+            steps=len(steps),
+            push=self._push,
+            segments=self.segments.get(worker, ()),
+        )
         lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
         self._held[lease.number] = _Held(lease, unit.first, unit.first, lease.expires_at)
         return lease
@@ -178,7 +186,7 @@ class Leases:
             lease = Lease(
                 number=each["number"],
                 worker=each["worker"],
-                unit=WorkUnit(**each["unit"]),
+                unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"].get("segments", ()))}),
                 expires_at=each["expires_at"],
             )
             self._held[lease.number] = _Held(lease, each["reached"], each["shown"], each["until"])

@@ -14,9 +14,13 @@ from pydantic import BaseModel, ValidationError
 from tierkit.errors import InvalidAnswer, MalformedMessage
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
+from training.data.segments import Manifest
 from training.messages import (
+    KEY_HEADER,
     LEASE_HEADER,
     UPDATE_HEADER,
+    DataAnswer,
+    DataReport,
     GrantedLease,
     Join,
     Progress,
@@ -36,6 +40,8 @@ _BUDGET_S = 30.0
 _TRANSFER_S = 600.0
 """For weights and updates, which may be large and the link slow. A machine that has gone is noticed long before."""
 _SMALL_BYTES = 4 << 20
+_REASON_BYTES = 4096
+"""Of an error in place of a chunk."""
 _JSON = {"Content-Type": "application/json"}
 
 M = TypeVar("M", bound=BaseModel)
@@ -86,10 +92,52 @@ class HostConnection:
         self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
         return spec, status
 
-    async def join(self, data_sha256: str) -> None:
-        """Introduce this worker; raises Conflict if its images are not the run's."""
-        join = Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256)
+    async def join(self, data_sha256: str, *, fetches: bool = False) -> None:
+        """Introduce this worker.
+
+        Args:
+            fetches: whether it has no training images yet.
+
+        Raises:
+            Conflict: its images are not the run's.
+            NotFound: the host gives no images away.
+        """
+        join = Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256, fetches=fetches)
         await self._ask("POST", "/v1/workers", join.model_dump_json().encode(), _JSON)
+
+    async def manifest(self) -> Manifest:
+        """What the run's training images consist of; raises NotFound if the host gives none away."""
+        _, said = await self._ask("GET", "/v1/segments")
+        try:
+            return Manifest.model_validate_json(said)
+        except ValidationError as exc:
+            raise InvalidAnswer(f"{_WHO} describes its training images in no way known here: {str(exc)[:200]}") from exc
+
+    async def data(self, report: DataReport) -> DataAnswer:
+        """Tell how far this worker is with its training images; what it is to do about them."""
+        _, said = await self._ask("POST", "/v1/data", report.model_dump_json().encode(), _JSON)
+        try:
+            return DataAnswer.model_validate_json(said)
+        except ValidationError as exc:
+            raise InvalidAnswer(f"{_WHO} says nothing about the training images: {str(exc)[:200]}") from exc
+
+    async def chunk(self, source: str | None, sha256: str, span: range, key: str, *, budget_s: float) -> bytes:
+        """A piece of a segment.
+
+        Args:
+            source: URL of a worker; None for the host.
+            key: opens that worker.
+        """
+        headers = {"Range": f"bytes={span.start}-{span.stop - 1}"}
+        path, most = f"/v1/segments/{sha256}", max(len(span) + 1, _REASON_BYTES)
+        if source is None:
+            path += "?" + urlencode({"worker": self.name, "incarnation": self.incarnation})
+        else:
+            headers[KEY_HEADER] = key
+        answer, body = await self._ask("GET", path, b"", headers, peer=source, budget_s=budget_s, most_bytes=most)
+        if answer.status != 206 or len(body) != len(span):
+            raise InvalidAnswer(f"{source or _WHO} has sent {len(body):,} bytes of a segment, asked for {len(span):,}")
+        return body
 
     async def leave(self, *, budget_s: float) -> None:
         """Give back what this worker has."""
@@ -159,17 +207,20 @@ class HostConnection:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         *,
+        peer: str | None = None,
         budget_s: float = _BUDGET_S,
         most_bytes: int = _SMALL_BYTES,
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        token = None if self._token is None else self._token()
+        # The token is the host's business alone.
+        token = None if self._token is None or peer is not None else self._token()
+        who = _WHO if peer is None else f"the worker at {peer}"
         pieces: Sequence[bytes] = (body,) if body else ()
         sent: dict[str, Any] = {**(headers or {}), **authorization(token)}
         async with (
-            calling(_WHO, budget_s=budget_s),
-            ask(self._http, method, f"{self.url}{path}", pieces, sent) as answer,
+            calling(who, budget_s=budget_s),
+            ask(self._http, method, f"{self.url if peer is None else peer}{path}", pieces, sent) as answer,
         ):
             said = await read_at_most(answer, most_bytes)
         if not 200 <= answer.status < 300:
-            raise error_of(_WHO, answer.status, said, answer.headers.get("Retry-After"))
+            raise error_of(who, answer.status, said, answer.headers.get("Retry-After"))
         return answer, said

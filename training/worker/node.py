@@ -10,25 +10,43 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+
+from starlette.applications import Starlette
 
 from models.dataset import Dataset
 from models.training.data import TrainingData
 from models.training.run import RunOptions
-from tierkit.errors import DeadlineExceeded, NotFound, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.errors import (
+    DeadlineExceeded,
+    InvalidAnswer,
+    NotFound,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from tierkit.http.address import reachable_url
 from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import running
 from tierkit.pacing import backoff_s
+from tierkit.settings import ServiceSettings
+from training.data.copy import Copier
+from training.data.segments import assembled, hierarchy_of, of_segments
+from training.data.serving import create_data_app
+from training.data.store import Store
 from training.learner import FlatLearner
-from training.messages import GrantedLease, Progress, RunSpec, UpdateHead
-from training.units import Computed
+from training.messages import GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
+from training.units import Computed, Flat
 from training.wire import unpack
 from training.worker.connection import HostConnection
 
-__all__ = ["Work", "WorkerOptions", "work"]
+__all__ = ["Asked", "Work", "Worker", "WorkerOptions", "work"]
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +75,17 @@ class WorkerOptions:
     tls_ca: Path | None = None
     patience_s: float = 120.0
     """How long a host may be away."""
+    fetch: Keeps | None = None
+    """Which training images come from the run: this worker's own segments, or all; None for those that are here."""
+    cache: Path = Path("~/.cache/terrace")
+    """Keeps what was fetched, in a folder for each run and worker."""
+    serve_data: tuple[str, int] | None = None
+    """Address and port at which other workers get what was fetched; None for a worker that nobody reaches."""
+    data_url: str | None = None
+    """URL under which they reach it. Default: that address, or that of the interface which leads to the host."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    """Of that service."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +95,29 @@ class Work:
     updates: int = 0
     faults: int = 0
     """Updates that were not taken."""
+    copied: int = 0
+    """Segments of the training images that were fetched."""
+
+
+class Asked(Protocol):
+    """What a worker asks; see `training.worker.connection.HostConnection`."""
+
+    name: str
+    incarnation: str
+
+    async def join(self, data_sha256: str, *, fetches: bool = False) -> None: ...
+
+    async def lease(self) -> tuple[GrantedLease, bytes] | Literal["none yet"] | None: ...
+
+    async def renew(self, lease: int, progress: Progress) -> None: ...
+
+    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]: ...
+
+    async def update(self, head: UpdateHead, message: tuple[bytes, Mapping[str, str]]) -> UpdateAnswer: ...
+
+    def spend(self, name: str, began: float) -> None: ...
+
+    def take_times(self) -> Times: ...
 
 
 class _LeaseLost(Exception):
@@ -82,6 +134,7 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         DataError: the images are missing here.
         Conflict: they are not those of the run, or another worker has taken this one's name.
         Unauthenticated, Forbidden: the token is none for this.
+        SetupError: the images that are fetched do not fit on the disk.
         DeadlineExceeded: the host is away for longer than `patience_s`.
         UpstreamError: the host answers nonsense, or does not prove who it is.
         ProviderUnavailable: torch cannot use the device.
@@ -92,10 +145,12 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         patience = _Patience(options.patience_s, connection, options.find_host)
         spec = await patience.have(connection.spec)
         log.info("the run is %s with %s", spec.network.name, spec.choice)
-        learner = await asyncio.to_thread(_learner, options, spec)
-        worker = _Worker(spec, learner, connection, patience, lambda step: watch(spec, step))
         try:
-            return await worker.run()
+            if options.fetch is None:
+                learner = await asyncio.to_thread(_learner, options, spec)
+                worker = Worker(spec, learner, connection, patience.have, lambda step: watch(spec, step))
+                return await worker.run()
+            return await _work_on_copies(options, spec, connection, patience, lambda step: watch(spec, step))
         finally:
             with suppress(TerraceError):
                 await connection.leave(budget_s=_FAREWELL_S)
@@ -106,6 +161,103 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
     dataset = Dataset.open(options.dataset or spec.network.dataset, options.data)
     data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
     return FlatLearner(spec.network, data)
+
+
+async def _work_on_copies(
+    options: WorkerOptions,
+    spec: RunSpec,
+    connection: HostConnection,
+    patience: _Patience,
+    watch: Callable[[int], None],
+) -> Work:
+    """Fetch training images and pass them on, and compute meanwhile, from the first segment on."""
+    manifest = await patience.have(connection.manifest)
+    if manifest.data_sha256 != spec.data_sha256:
+        raise InvalidAnswer("the segments of the host are not those of its own run: nothing was fetched")
+    assert options.fetch is not None
+    folder = options.cache.expanduser() / "segments" / spec.id / options.name
+    store = await asyncio.to_thread(Store, folder, manifest)
+    await patience.have(lambda: connection.join(spec.data_sha256, fetches=True))
+    copier = Copier(connection, store, patience.have, keeps=options.fetch)
+    async with _passing_on(options, connection.url, copier):
+        computing = asyncio.create_task(
+            _compute_on_copies(options, spec, connection, patience, copier, watch), name="computing"
+        )
+        copying = asyncio.create_task(copier.run(), name="copies of the data")
+        try:
+            await asyncio.wait({computing, copying}, return_when=asyncio.FIRST_COMPLETED)
+            if not computing.done():
+                await copying  # which has failed
+            done = await computing
+        finally:
+            for task in (computing, copying):
+                task.cancel()
+            await asyncio.gather(computing, copying, return_exceptions=True)
+    done.copied = copier.copied
+    return done
+
+
+async def _compute_on_copies(
+    options: WorkerOptions,
+    spec: RunSpec,
+    connection: HostConnection,
+    patience: _Patience,
+    copier: Copier,
+    watch: Callable[[int], None],
+) -> Work:
+    await copier.ready()
+    store = copier.store
+
+    def built() -> FlatLearner:
+        RunOptions(device=options.device, threads=options.threads).prepare()
+        pieces = store.pieces(store.holds)
+        if options.fetch == "own":
+            return FlatLearner(spec.network, of_segments(spec.network, pieces, store.manifest, device=options.device))
+        whole = assembled(pieces, store.manifest)
+        data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
+        return FlatLearner(spec.network, data)
+
+    learner = await asyncio.to_thread(built)
+    drawn: tuple[int, ...] | None = None
+
+    async def draw_from(segments: tuple[int, ...]) -> None:
+        nonlocal drawn
+        if segments == drawn or not segments:
+            return
+
+        def prepare() -> TrainingData:
+            return of_segments(spec.network, store.pieces(segments), store.manifest, device=options.device)
+
+        copier.in_use |= frozenset(segments)
+        learner.draw_from(await asyncio.to_thread(prepare))
+        drawn, copier.in_use = segments, frozenset(segments)
+
+    return await Worker(spec, learner, connection, patience.have, watch, fetches=True, draw_from=draw_from).run()
+
+
+@asynccontextmanager
+async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> AsyncIterator[None]:
+    """Other workers of the run get what this one has, if it was given an address to listen on."""
+    if options.serve_data is None:
+        yield
+        return
+    host, port = options.serve_data
+    settings = ServiceSettings(
+        host=host,
+        port=port,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        insecure=True,  # the run's key is asked for in place of a token
+        drain_s=_FAREWELL_S,
+    )
+    lifecycle = Lifecycle()
+
+    def build(lifecycle: Lifecycle) -> Starlette:
+        copier.url = options.data_url or reachable_url(lifecycle.url, peer=host_url)
+        return create_data_app(copier.store.read, lambda: copier.key)
+
+    async with running(build, settings, lifecycle=lifecycle):
+        yield
 
 
 class _Patience:
@@ -139,28 +291,42 @@ class _Patience:
                 await asyncio.sleep(max(wait_s, error.retry_after_s if isinstance(error, Unavailable) else 0.0))
 
 
-class _Worker:
+class Worker:
+    """Computes units until the run has ended.
+
+    Args:
+        have: repeats a request to the host while the host is away.
+        watch: called with the step that follows, from a thread.
+        fetches: whether its training images come from the run.
+        draw_from: called before a unit with the segments that its batches come from.
+    """
+
     def __init__(
         self,
         spec: RunSpec,
         learner: FlatLearner,
-        connection: HostConnection,
-        patience: _Patience,
+        connection: Asked,
+        have: Callable[..., Awaitable[Any]],
         watch: Callable[[int], None],
+        *,
+        fetches: bool = False,
+        draw_from: Callable[[tuple[int, ...]], Awaitable[None]] | None = None,
     ) -> None:
         self._spec, self._learner = spec, learner
-        self._host, self._patience = connection, patience
+        self._host, self._have = connection, have
         self._watch = watch
+        self._fetches, self._draw_from = fetches, draw_from
         self._shown = 0
         self._lost = False
         self._done = Work()
 
     async def run(self) -> Work:
-        await self._join()
+        if not self._fetches:  # such a one has joined to get its images
+            await self._join()
         while True:
             began = time.perf_counter()
             try:
-                granted = await self._patience.have(self._host.lease)
+                granted = await self._have(self._host.lease)
             except NotFound:  # a host that has forgotten us: it had no word of us for long
                 await self._join()
                 continue
@@ -171,11 +337,13 @@ class _Worker:
                 await self._fulfil(*granted)
 
     async def _join(self) -> None:
-        await self._patience.have(lambda: self._host.join(self._learner.data.sha256))
+        await self._have(lambda: self._host.join(self._learner.data.sha256, fetches=self._fetches))
 
     async def _fulfil(self, lease: GrantedLease, body: bytes) -> None:
         """Compute the unit of a lease, and bring its updates."""
         weights, buffers = unpack(body, values=self._spec.values, buffers=self._spec.buffers)
+        if self._draw_from is not None:
+            await self._draw_from(lease.segments)
         for part in lease.unit.parts():
             self._learner.load(weights, buffers)
             try:
@@ -195,7 +363,7 @@ class _Worker:
             )
             message = self._host.packed(found.values, found.buffers, self._spec)
             began = time.perf_counter()
-            answer = await self._patience.have(lambda head=head, message=message: self._host.update(head, message))  # type: ignore[misc]
+            answer = await self._have(lambda head=head, message=message: self._host.update(head, message))
             self._host.spend("send", began)
             if answer.verdict not in ("taken", "duplicate"):
                 log.info("an update was %s", answer.verdict)

@@ -1,0 +1,292 @@
+"""A data set in segments: what is in them, what is refused, and the files of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from pydantic import ValidationError
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.data import ImageSet
+from models.dataset import Dataset
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from tests.shapes import SHAPES, shape_images
+from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, SetupError, TooLarge
+from training.data.placement import Placement, share
+from training.data.segments import Manifest, Piece, assembled, cut, decoded, of_segments, opened, sha256_of
+from training.data.store import Store
+
+pytestmark = pytest.mark.train
+
+DATA = shape_images(8)
+CONFIG = TrainConfig(
+    name="net",
+    tier="end",
+    target="fine",
+    network={"kind": "mlp", "options": {"inputs": 192, "hidden": [4]}},  # type: ignore[arg-type]
+    epochs=2,
+    batch_size=4,
+    held_out_per_class=2,
+    crop_padding=1,
+)
+
+
+def dataset(data: ImageSet = DATA) -> Dataset:
+    return Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=None, reader=lambda split, folder: data)
+
+
+def prepared(config: TrainConfig = CONFIG) -> TrainingData:
+    return TrainingData(config, DATA, SHAPES)
+
+
+def cut_into(folder: Path, parts: int = 4, config: TrainConfig = CONFIG) -> Manifest:
+    return cut(dataset(), prepared(config), config, parts, folder)
+
+
+def contents(folder: Path, manifest: Manifest) -> list[bytes]:
+    return [(folder / entry.sha256).read_bytes() for entry in manifest.segments]
+
+
+def pieces(folder: Path, manifest: Manifest) -> list[Piece]:
+    return [decoded(content, manifest) for content in contents(folder, manifest)]
+
+
+def in_chunks(manifest: Manifest, folder: Path, size: int = 500) -> Manifest:
+    """The same with small chunks."""
+    entries = []
+    for entry, content in zip(manifest.segments, contents(folder, manifest), strict=True):
+        chunks = tuple(sha256_of(content[at : at + size]) for at in range(0, len(content), size))
+        entries.append(entry.model_copy(update={"chunks": chunks}))
+    changed = manifest.model_copy(update={"chunk_bytes": size, "segments": tuple(entries)})
+    return Manifest.model_validate_json(changed.model_dump_json())
+
+
+def test_all_segments_together_are_the_data_set_and_have_its_classes_mixed(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path)
+    found = pieces(tmp_path, manifest)
+    assert assembled(found[::-1], manifest).digest() == DATA.digest()
+    assert all(set(piece.fine) == {0, 1, 2} for piece in found)
+    assert sum(int((~piece.train).sum()) for piece in found) == 6
+    assert opened(tmp_path, DATA.digest()) == manifest
+    assert opened(tmp_path / "none", DATA.digest()) is None
+
+
+def test_the_same_cut_gives_the_same_files(tmp_path: Path) -> None:
+    assert cut_into(tmp_path / "a") == cut_into(tmp_path / "b")
+
+
+def test_batches_come_from_the_segments_alone_and_are_the_same_everywhere(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path)
+    found = pieces(tmp_path, manifest)
+    some, again = (of_segments(CONFIG, found[1:3], manifest) for _ in range(2))
+    held = np.concatenate([piece.index for piece in found[1:3]])
+    assert len(held) == some.train_images + sum(int((~piece.train).sum()) for piece in found[1:3])
+    for step in range(20):
+        one, other = some.batches.batch(step), again.batches.batch(step)
+        assert (one.index == other.index).all()
+        assert (one.images == other.images).all()
+        assert np.concatenate([piece.train for piece in found[1:3]])[one.index.numpy()].all()
+    whole = prepared()
+    assert some.batches.statistics == whole.batches.statistics
+    assert some.batches.steps_per_epoch == whole.batches.steps_per_epoch
+    assert some.sha256 == whole.sha256
+
+
+def test_segments_that_are_not_the_data_set_are_refused(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path)
+    found = pieces(tmp_path, manifest)
+    with pytest.raises(DataError, match="lack images"):
+        assembled(found[1:], manifest)
+    with pytest.raises(DataError, match="twice"):
+        assembled([found[0], *found[:3]], manifest)
+    changed = dataclasses.replace(found[0], images=found[0].images + np.uint8(1))
+    with pytest.raises(DataError, match="not the data set"):
+        assembled([changed, *found[1:]], manifest)
+    with pytest.raises(DataError, match="another data set"):
+        opened(tmp_path, "0" * 64)
+    (tmp_path / manifest.segments[0].sha256).write_bytes(b"x")
+    with pytest.raises(DataError, match="damaged"):
+        opened(tmp_path, manifest.data_sha256)
+
+
+def test_what_cannot_be_cut_is_told(tmp_path: Path) -> None:
+    for parts in (0, 37, 2_000):
+        with pytest.raises(InvalidInput):
+            cut_into(tmp_path, parts)
+    noisy = CONFIG.model_copy(update={"label_noise": 0.5})
+    with pytest.raises(InvalidInput, match="label_noise"):
+        cut_into(tmp_path, config=noisy)
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+@settings(max_examples=50)
+def test_bytes_that_are_no_segment_are_refused(garbage: bytes, at: int) -> None:
+    manifest, content = _MADE
+    for bad in (garbage, content[:at], content[:at] + garbage + content[at + len(garbage) :]):
+        try:
+            decoded(bad, manifest)
+        except DataError:
+            continue
+        assert len(bad) == len(content)  # other pixels, which a hash would tell
+
+
+def _made() -> tuple[Manifest, bytes]:
+    with TemporaryDirectory() as folder:
+        manifest = cut_into(Path(folder), 2)
+        return manifest, contents(Path(folder), manifest)[0]
+
+
+_MADE = _made()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"chunk_bytes": 0},
+        {"chunk_bytes": 10},
+        {"shape": [8, 8, 300]},
+        {"std": 0},
+        {"segments": []},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:
+    manifest, _ = _MADE
+    with pytest.raises(ValidationError):
+        Manifest.model_validate({**manifest.model_dump(mode="json"), **change})
+
+
+def test_the_same_segment_twice_is_refused() -> None:
+    manifest, _ = _MADE
+    told = manifest.model_dump(mode="json")
+    with pytest.raises(ValidationError):
+        Manifest.model_validate({**told, "segments": [told["segments"][0]] * 2})
+
+
+# --- the files of a worker ---
+
+
+async def test_a_segment_has_its_name_when_all_of_it_is_there(tmp_path: Path) -> None:
+    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
+    content = contents(tmp_path / "host", manifest)[0]
+    store = Store(tmp_path / "w", manifest)
+    store.begin(0)
+    chunks = [content[at : at + 500] for at in range(0, len(content), 500)]
+    for number, chunk in enumerate(chunks[:-1]):
+        await store.put(0, number, chunk)
+    assert store.holds == ()
+    assert not (tmp_path / "w" / manifest.segments[0].sha256).exists()
+    with pytest.raises(NotFound):
+        store.pieces([0])
+    # What is there is passed on; what comes meanwhile is waited for.
+    first, size = await store.read(manifest.segments[0].sha256, range(500))
+    assert (first, size) == (chunks[0], len(content))
+    waiting = asyncio.create_task(store.read(manifest.segments[0].sha256, None))
+    await asyncio.sleep(0)
+    await store.put(0, len(chunks) - 1, chunks[-1])
+    assert (await waiting)[0] == content
+    assert 0 in store.holds
+    assert store.lacks(0) == []
+
+
+async def test_an_interrupted_copy_goes_on_with_the_chunks_that_are_right(tmp_path: Path) -> None:
+    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
+    content = contents(tmp_path / "host", manifest)[0]
+    store = Store(tmp_path / "w", manifest)
+    for number in (0, 2):
+        await store.put(0, number, content[number * 500 : number * 500 + 500])
+    half = next((tmp_path / "w").glob("*.part"))
+    damaged = bytearray(half.read_bytes())
+    damaged[3] ^= 1
+    half.write_bytes(damaged)
+    again = Store(tmp_path / "w", manifest)
+    assert 2 not in again.lacks(0)
+    assert {0, 1} < set(again.lacks(0))
+
+
+async def test_wrong_chunks_are_not_kept(tmp_path: Path) -> None:
+    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
+    store = Store(tmp_path / "w", manifest)
+    with pytest.raises(InvalidAnswer):
+        await store.put(0, 0, bytes(500))
+    assert 0 in store.lacks(0)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+async def test_a_full_disk_leaves_nothing_of_the_segment(tmp_path: Path) -> None:
+    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
+    content, writes = contents(tmp_path / "host", manifest)[0], [0]
+
+    def write(file: int, piece: bytes, at: int) -> int:
+        writes[0] += 1
+        if writes[0] > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.pwrite(file, piece[:300], at)  # a write may be cut short
+
+    store = Store(tmp_path / "w", manifest, write=write)
+    await store.put(0, 0, content[:500])
+    with pytest.raises(SetupError, match=r"No space left.*--cache"):
+        await store.put(0, 1, content[500:1000])
+    assert list((tmp_path / "w").iterdir()) == []
+    assert 0 in store.lacks(0)
+
+
+async def test_what_is_damaged_on_disk_is_copied_again(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path / "host")
+    content = contents(tmp_path / "host", manifest)[0]
+    await Store(tmp_path / "w", manifest).put(0, 0, content)
+    path = tmp_path / "w" / manifest.segments[0].sha256
+    assert Store(tmp_path / "w", manifest).holds == (0,)
+    path.write_bytes(content[:-1] + b"?")
+    assert Store(tmp_path / "w", manifest).holds == ()
+
+
+# --- who holds what ---
+
+
+@pytest.mark.parametrize(
+    ("room", "speed", "speeds", "count"),
+    [
+        (9, 0, [], 2),
+        (9, 10, [10, 10, 10], 2),
+        (9, 20, [10, 10, 20], 4),
+        (9, 90, [10, 10, 90], 4),
+        (9, 1, [10, 10, 1], 2),
+        (3, 20, [10, 10, 20], 3),
+        (1, 20, [10, 10, 20], 1),
+    ],
+)
+def test_a_worker_holds_what_it_has_room_and_speed_for(
+    room: int, speed: float, speeds: list[float], count: int
+) -> None:
+    assert share(room=room, speed=speed, speeds=speeds) == count
+
+
+def test_worker_j_holds_j_and_the_next_one_and_every_segment_is_held() -> None:
+    placement = Placement(parts=4, images=10, batch=5)
+    found = [placement.place(f"w{n}", room=4, steps=0, speeds={}) for n in (1, 2, 3)]
+    assert found == [(1, 2), (2, 3), (3, 0)]
+    placement.leave("w2")
+    assert placement.place("w9", room=4, steps=0, speeds={}) == (2, 3)
+
+
+def test_after_a_pass_the_first_segment_goes_and_the_next_one_comes() -> None:
+    placement = Placement(parts=4, images=10, batch=5)
+    places = [placement.place("w", room=4, steps=steps, speeds={}) for steps in (0, 3, 4, 7, 8, 12)]
+    assert places == [(1, 2), (1, 2), (2, 3), (2, 3), (3, 0), (0, 1)]
+
+
+def test_a_worker_without_room_is_refused() -> None:
+    with pytest.raises(TooLarge):
+        Placement(parts=4, images=10, batch=5).place("w", room=0, steps=0, speeds={})

@@ -1,0 +1,1 @@
+"""Training images that spread by themselves: segments, the tree that they spread along, and the copying."""

@@ -1,0 +1,228 @@
+"""A worker's copies of segments: what the host says is fetched from whom it says, checked, and passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+from tierkit.errors import (
+    InvalidAnswer,
+    NotFound,
+    SetupError,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
+from training.data.store import Store
+from training.messages import DataAnswer, DataReport, Keeps
+
+__all__ = ["Asked", "Copier"]
+
+log = logging.getLogger(__name__)
+
+_TOLD_S = 2.0
+"""Between two words to the host while a copy is under way."""
+_AT_ONCE = 2
+"""Chunks that are asked for at a time: while one is on its way, the next one is made ready."""
+_CHUNK_S = 60.0
+"""For one chunk over a slow link."""
+_STALLED_S = 20.0
+"""A source from which nothing has come for so long is given up."""
+_AGAIN_S = 0.2
+
+Outcome = Literal["whole", "wrong", "lacks", "gone", "ended"]
+
+
+class Asked(Protocol):
+    """What a copier asks; see `training.worker.connection.HostConnection`."""
+
+    name: str
+    incarnation: str
+
+    async def data(self, report: DataReport) -> DataAnswer: ...
+
+    async def chunk(self, source: str | None, sha256: str, span: range, key: str, *, budget_s: float) -> bytes: ...
+
+
+class Copier:
+    """Copies one segment after the other for as long as it runs.
+
+    Args:
+        have: repeats a request to the host while the host is away.
+        url: where this worker passes on what it has; None where others cannot reach it.
+    """
+
+    def __init__(
+        self,
+        host: Asked,
+        store: Store,
+        have: Callable[[Callable[[], Awaitable[DataAnswer]]], Awaitable[DataAnswer]],
+        *,
+        keeps: Keeps,
+        url: str | None = None,
+    ) -> None:
+        self._host, self.store, self._have = host, store, have
+        self._keeps: Keeps = keeps
+        self.url = url
+        self.key = ""
+        """Opens the workers of this run, and is asked for by this one; "" until the host has told it."""
+        self.in_use: frozenset[int] = frozenset()
+        """Segments that batches are drawn from: they are kept, whether they are wanted or not."""
+        self.copied = 0
+        """Segments."""
+        self._ready = asyncio.Event()
+
+    async def ready(self) -> None:
+        """Return when there is something to train on: one segment, or all of them."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Ends with an error alone.
+
+        Raises:
+            InvalidAnswer: the host itself sends wrong bytes.
+            SetupError: the disk is full, or fails.
+            NotFound: the host has forgotten this worker, or gives no images away.
+            TooLarge: there is no room for any segment.
+        """
+        outcome: Outcome | None = None
+        last: DataAnswer | None = None
+        bytes_per_s = 0.0
+        while True:
+            if outcome == "whole" and last is not None:
+                answer = await self._tell(got=last.segment, bytes_per_s=bytes_per_s)
+            elif outcome in ("wrong", "lacks", "gone"):
+                answer = await self._tell(failed=outcome)
+            else:
+                answer = await self._tell()
+            self._look(answer)
+            outcome = None
+            if answer.segment is not None:
+                began, before = time.monotonic(), len(self.store.lacks(answer.segment))
+                outcome = await self._copy(answer)
+                size = before * self.store.manifest.chunk_bytes
+                bytes_per_s = size / max(1e-6, time.monotonic() - began)
+            else:
+                await asyncio.sleep(_AGAIN_S)  # a host that is ending lets nobody wait
+            last = answer
+
+    async def _tell(
+        self,
+        *,
+        got: int | None = None,
+        bytes_per_s: float = 0.0,
+        failed: Literal["wrong", "lacks", "gone"] | None = None,
+        waits: bool = True,
+    ) -> DataAnswer:
+        room = await asyncio.to_thread(self.store.room)
+        report = DataReport(
+            worker=self._host.name,
+            incarnation=self._host.incarnation,
+            url=self.url,
+            keeps=self._keeps,
+            room=room,
+            holds=self.store.holds,
+            got=got,
+            bytes_per_s=bytes_per_s,
+            failed=failed,
+            waits=waits,
+        )
+        return await self._have(lambda: self._host.data(report))
+
+    def _look(self, answer: DataAnswer) -> None:
+        """Take in what the host says."""
+        self.key = answer.key
+        wanted = frozenset(answer.wanted)
+        holds = set(self.store.holds)
+        if wanted and (holds >= wanted or (self._keeps == "own" and holds & wanted)):
+            self._ready.set()
+        if holds >= wanted and self.in_use <= wanted:
+            self.store.keep_only(set(wanted))
+
+    async def _copy(self, answer: DataAnswer) -> Outcome:
+        """Copy a segment; the host hears meanwhile that it goes on, and may end it."""
+        assert answer.segment is not None
+        self.store.begin(answer.segment)
+        copying = asyncio.create_task(self._fetched(answer), name="copy of a segment")
+        try:
+            while True:
+                await asyncio.wait({copying}, timeout=_TOLD_S)
+                if copying.done():
+                    return await copying
+                now = await self._tell(waits=False)
+                self.key = now.key
+                if (now.segment, now.source) != (answer.segment, answer.source):
+                    return "ended"
+        finally:
+            copying.cancel()
+            with contextlib.suppress(asyncio.CancelledError, TerraceError):
+                await copying
+
+    async def _fetched(self, answer: DataAnswer) -> Outcome:
+        """What became of a copy.
+
+        Raises:
+            InvalidAnswer, SetupError: as `run`.
+        """
+        segment = answer.segment
+        assert segment is not None
+        missing = iter(self.store.lacks(segment))
+        came_at = time.monotonic()
+
+        async def some() -> None:
+            nonlocal came_at
+            for number in missing:
+                while not await self._one(answer, segment, number, came_at):
+                    pass
+                came_at = time.monotonic()
+
+        try:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_AT_ONCE):
+                        group.create_task(some())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        except InvalidAnswer as error:
+            if answer.source is None:
+                raise
+            log.warning("%s has sent a wrong chunk: %s", answer.source, error)
+            return "wrong"
+        except NotFound:
+            if answer.source is None:
+                raise
+            log.warning("%s lacks the segment that it should have", answer.source)
+            return "lacks"
+        except SetupError:
+            raise  # of this machine
+        except TerraceError as error:
+            if answer.source is None and not isinstance(error, Unavailable | UpstreamTimeout | UpstreamError):
+                raise
+            log.warning("%s sends nothing: %s", answer.source or "the host", error)
+            return "gone"
+        self.copied += 1
+        return "whole"
+
+    async def _one(self, answer: DataAnswer, segment: int, number: int, came_at: float) -> bool:
+        """Fetch a chunk and keep it; False where its source does not have it yet."""
+        entry, span = self.store.manifest.segments[segment], self.store.manifest.chunk(segment, number)
+        left_s = came_at + _STALLED_S - time.monotonic()
+        try:
+            content = await self._host.chunk(
+                answer.source, entry.sha256, span, answer.key, budget_s=max(_AGAIN_S, min(_CHUNK_S, left_s))
+            )
+        except UpstreamUnavailable:
+            raise
+        except Unavailable:  # its own copy is under way
+            if time.monotonic() - came_at > _STALLED_S:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+            return False
+        await self.store.put(segment, number, content)
+        return True

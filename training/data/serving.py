@@ -1,0 +1,74 @@
+"""How pieces of segments are asked for and sent over HTTP, by a host and by workers that pass them on."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tierkit.errors import Forbidden, InvalidInput
+from tierkit.http.answering import install
+from training.messages import KEY_HEADER
+
+__all__ = ["Read", "create_data_app", "segment_route"]
+
+Read = Callable[[str, range | None], Awaitable[tuple[bytes, int]]]
+"""Gives some bytes of the segment with this sha256, or all; and how many there are in all."""
+
+_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
+_MOST_BYTES = 64 << 20
+"""Of an answer: a chunk, or a segment that is no larger."""
+
+
+def segment_route(read: Read, allow: Callable[[Request], Awaitable[None]]) -> Route:
+    """`GET /v1/segments/{sha256}`, with `Range: bytes=A-B`.
+
+    Args:
+        allow: raises for those who may not have it.
+    """
+
+    async def segment(request: Request) -> Response:
+        await allow(request)
+        span = _span(request.headers.get("range"))
+        body, size = await read(request.path_params["sha256"], span)
+        headers = {"Accept-Ranges": "bytes"}
+        if span is not None:
+            headers["Content-Range"] = f"bytes {span.start}-{span.start + len(body) - 1}/{size}"
+        return Response(body, 200 if span is None else 206, media_type="application/octet-stream", headers=headers)
+
+    return Route("/v1/segments/{sha256}", segment, methods=["GET"])
+
+
+def create_data_app(read: Read, key: Callable[[], str]) -> Starlette:
+    """The service of a worker that passes segments on to those that know the run's key."""
+
+    async def allow(request: Request) -> None:
+        known = key()
+        if not known or not hmac.compare_digest(request.headers.get(KEY_HEADER, "").encode(), known.encode()):
+            raise Forbidden("only workers of the run get its training images here")
+
+    app = Starlette(routes=[segment_route(read, allow)])
+    install(app)
+    return app
+
+
+def _span(header: str | None) -> range | None:
+    """Bytes that are asked for; None for all.
+
+    Raises:
+        InvalidInput: no single range of bytes, or more than one answer may have.
+    """
+    if header is None:
+        return None
+    found = _RANGE.fullmatch(header)
+    if found is None:
+        raise InvalidInput(f"the range {header[:60]!r} is not known here; bytes=A-B is")
+    span = range(int(found[1]), int(found[2]) + 1)
+    if not 0 < len(span) <= _MOST_BYTES:
+        raise InvalidInput(f"a range has from 1 to {_MOST_BYTES:,} bytes, and this one {len(span):,}")
+    return span

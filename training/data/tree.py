@@ -1,0 +1,368 @@
+"""How segments spread over the workers of a run: who copies which one from whom. No I/O; time is passed in.
+
+In the volunteers' platform of 2018 (section 4.2) holder i sends to the machine i + 2^(k - 1) in step k, so that each
+step doubles the holders. Here the same comes of one rule: whenever a source is free, it takes the first machine that
+waits for something that the source has. A machine that is still receiving passes on the chunks that it has, in a chain
+of at most D machines, so that each step makes D + 1 holders of one; with D = 1 it is the tree of 2018.
+
+Words: a *source* is the host, or a worker that others can reach; a *copy* is one segment on its way to one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "DEEPEST",
+    "HOST",
+    "Came",
+    "Copy",
+    "Event",
+    "Failed",
+    "Got",
+    "Heard",
+    "Left",
+    "Passed",
+    "Start",
+    "Stop",
+    "Tree",
+]
+
+HOST = ""
+"""The host as a source: it has everything, and is believed."""
+
+DEEPEST = 8
+"""Machines of a chain."""
+
+_MOST_AT_ONCE = 4
+"""Copies from one source, where the first ones take long."""
+_MOST_ACCUSATIONS = 2
+"""Of one worker; after that its words about sources count for nothing, and the host alone sends to it."""
+
+_REMEMBERED = 10_000
+"""Workers that have gone, and must not be trusted anew because of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """A worker says what it has and what it is to have; again whenever that changes."""
+
+    worker: str
+    serves: bool
+    """Whether others can reach it."""
+    wanted: frozenset[int]
+    """Segments that it is to have in the end."""
+    holds: frozenset[int]
+    """Whole segments that it has, as it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Got:
+    """A copy is whole."""
+
+    worker: str
+    segment: int
+    bytes_per_s: float
+    """At which it came; fast workers are served first, since others get it from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A copy could not go on: its source sent `wrong` chunks, `lacks` what it said that it had, or is `gone`."""
+
+    worker: str
+    reason: Literal["wrong", "lacks", "gone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A worker lives."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A worker has gone."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Time has passed."""
+
+
+Event = Came | Got | Failed | Heard | Left | Passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The worker is to copy a segment from this source; what it has of it already, it keeps."""
+
+    worker: str
+    segment: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The worker is to end its copy: its source is gone or not trusted any more, or it needs the segment no longer."""
+
+    worker: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Copy:
+    """Under way."""
+
+    segment: int
+    source: str
+    since: float
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    """In the order in which workers came."""
+    heard_at: float
+    serves: bool = False
+    wanted: frozenset[int] = frozenset()
+    holds: set[int] = field(default_factory=set)
+    copy: Copy | None = None
+    orphan: bool = False
+    """Whether its copy was cut short: then it comes first."""
+    bytes_per_s: float = 0.0
+    avoids: set[str] = field(default_factory=set)
+    """Sources that failed it."""
+    accusations: int = 0
+    distrusted: bool = False
+    """Not a source any more, whatever it says."""
+
+    @property
+    def lacks(self) -> frozenset[int]:
+        return self.wanted - self.holds
+
+
+class Tree:
+    """All copies of a run.
+
+    Args:
+        silent_s: a worker that was not heard for so long is gone; `busy_s` one that is copying.
+        turn_s: a source whose copies all take longer takes one more: a slow machine holds nobody up for ever.
+        deepest: D, the machines of a chain; a long chain is fast, and many wait when one of its machines is lost.
+    """
+
+    def __init__(
+        self, *, silent_s: float = 20.0, busy_s: float = 6.0, turn_s: float = 30.0, deepest: int = DEEPEST
+    ) -> None:
+        self._silent_s, self._busy_s, self._turn_s, self._deepest = silent_s, busy_s, turn_s, deepest
+        self._workers: dict[str, _Worker] = {}
+        self._sends: dict[str, dict[str, Copy]] = {HOST: {}}
+        """By source: its copies, by their workers."""
+        self._remembered: dict[str, tuple[bool, int]] = {}
+        """Of workers that have gone: whether they were distrusted, and whom they accused."""
+        self._came = 0
+
+    # --- what is asked of it ---
+
+    def on(self, event: Event, now: float) -> list[Start | Stop]:
+        """What is to be done now that this has happened. Events of workers that are not known change nothing."""
+        worker = None if isinstance(event, Passed) else self._workers.get(event.worker)
+        if worker is not None:
+            worker.heard_at = now
+        effects: list[Start | Stop] = []
+        match event:
+            case Came():
+                effects += self._came_in(event, now)
+            case Got() if worker is not None and worker.copy is not None and worker.copy.segment == event.segment:
+                worker.holds.add(event.segment)
+                worker.bytes_per_s = event.bytes_per_s
+                self._end(event.worker)
+            case Failed() if worker is not None and worker.copy is not None:
+                effects += self._failed(event)
+            case Left() if worker is not None:
+                effects += self._lost(event.worker)
+        for name in [name for name, each in self._workers.items() if self._silent(each, now)]:
+            effects += self._lost(name)
+        return effects + self._assigned(now)
+
+    def copy_of(self, worker: str) -> Copy | None:
+        """What a worker is copying."""
+        known = self._workers.get(worker)
+        return None if known is None else known.copy
+
+    def holds(self, worker: str) -> frozenset[int]:
+        """Whole segments of a worker, as it says."""
+        known = self._workers.get(worker)
+        return frozenset() if known is None else frozenset(known.holds)
+
+    def trusts(self, worker: str) -> bool:
+        """Whether a worker may be a source."""
+        known = self._workers.get(worker)
+        return known is not None and not known.distrusted
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._workers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._workers)
+
+    # --- what happens ---
+
+    def _came_in(self, event: Came, now: float) -> list[Stop]:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            self._came += 1
+            distrusted, accusations = self._remembered.pop(event.worker, (False, 0))
+            worker = _Worker(self._came, now, distrusted=distrusted, accusations=accusations)
+            self._workers[event.worker] = worker
+            self._sends[event.worker] = {}
+        worker.wanted, worker.holds = event.wanted, set(event.holds)
+        effects: list[Stop] = []
+        if worker.copy is not None and worker.copy.segment not in worker.lacks:
+            self._end(event.worker)
+            effects.append(Stop(worker=event.worker))
+        if worker.serves and not event.serves:
+            effects += self._orphaned(event.worker)
+        worker.serves = event.serves
+        return effects + self._unserved(event.worker)
+
+    def _failed(self, event: Failed) -> list[Stop]:
+        worker = self._workers[event.worker]
+        assert worker.copy is not None
+        source = worker.copy.source
+        self._end(event.worker)
+        worker.orphan = True
+        accused = self._workers.get(source)
+        if accused is None:
+            return []
+        worker.avoids.add(source)
+        if event.reason == "gone" or worker.accusations >= _MOST_ACCUSATIONS:
+            return []
+        # Whether source or receiver lies cannot be told. So one word is enough, but each worker has few.
+        worker.accusations += 1
+        accused.distrusted = True
+        return self._orphaned(source)
+
+    def _silent(self, worker: _Worker, now: float) -> bool:
+        return now - worker.heard_at > (self._silent_s if worker.copy is None else self._busy_s)
+
+    def _lost(self, name: str) -> list[Stop]:
+        self._end(name)
+        effects = self._orphaned(name)
+        worker = self._workers.pop(name)
+        del self._sends[name]
+        if worker.distrusted or worker.accusations:
+            self._remembered[name] = worker.distrusted, worker.accusations
+            if len(self._remembered) > _REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+        for each in self._workers.values():
+            each.avoids.discard(name)  # one that comes again under this name gets another chance
+        return effects
+
+    def _orphaned(self, source: str, whom: Collection[str] | None = None) -> list[Stop]:
+        """End these copies, or all, of a source; who was receiving them comes first in the line."""
+        effects = []
+        for name in list(self._sends[source] if whom is None else whom):
+            self._end(name)
+            self._workers[name].orphan = True
+            effects.append(Stop(worker=name))
+        return effects
+
+    def _unserved(self, source: str) -> list[Stop]:
+        """End the copies of a source that has their segments no longer, and is not receiving them either."""
+        worker = self._workers[source]
+        has = worker.holds | ({worker.copy.segment} if worker.copy is not None else set())
+        return self._orphaned(source, [name for name, copy in self._sends[source].items() if copy.segment not in has])
+
+    def _end(self, name: str) -> None:
+        worker = self._workers[name]
+        if worker.copy is not None:
+            del self._sends[worker.copy.source][name]
+            worker.copy, worker.orphan = None, False
+
+    # --- who gets what from whom ---
+
+    def _assigned(self, now: float) -> list[Start | Stop]:
+        line = sorted(
+            (name for name, worker in self._workers.items() if worker.copy is None and worker.lacks),
+            key=lambda name: self._place(self._workers[name]),
+        )
+        effects: list[Start | Stop] = []
+        begun = True
+        while line and begun:
+            begun = False
+            for source in self._free(now):
+                found = self._first(source, line)
+                if found is not None:
+                    name, segment = found
+                    worker = self._workers[name]
+                    worker.copy = self._sends[source][name] = Copy(segment=segment, source=source, since=now)
+                    worker.orphan = False
+                    effects.append(Start(worker=name, segment=segment, source=source))
+                    line.remove(name)
+                    effects += self._unserved(name)
+                    begun = True  # and it can pass on what comes
+        return effects
+
+    def _place(self, worker: _Worker) -> tuple[bool, bool, float, int]:
+        """In the line: those whose copy was cut short, those who pass it on, the fast ones, who came first."""
+        return not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
+
+    def _free(self, now: float) -> list[str]:
+        """Sources that may take a worker: the host first, then those that receive nothing, in the order they came."""
+        free = [name for name, sends in self._sends.items() if self._has_room(sends, now)]
+        return sorted(free, key=lambda name: (name != HOST, name != HOST and self._workers[name].copy is not None))
+
+    def _has_room(self, sends: dict[str, Copy], now: float) -> bool:
+        return len(sends) < _MOST_AT_ONCE and all(now - copy.since >= self._turn_s for copy in sends.values())
+
+    def _first(self, source: str, line: list[str]) -> tuple[str, int] | None:
+        """The first in the line that this source can serve, and the rarest segment that it lacks, so that workers have
+        something to exchange; None where there is none."""
+        offered: frozenset[int] | set[int] | None = None
+        chain: list[str] = []
+        if source != HOST:
+            sender = self._workers[source]
+            if not sender.serves or sender.distrusted:
+                return None
+            offered = set(sender.holds)
+            chain = self._chain(source)
+            if sender.copy is not None and len(chain) < self._deepest:
+                offered.add(sender.copy.segment)
+            if not offered:
+                return None
+        for name in line:
+            worker = self._workers[name]
+            able = worker.lacks if offered is None else worker.lacks & offered
+            if source != HOST:
+                if source in worker.avoids or worker.accusations >= _MOST_ACCUSATIONS or name == source:
+                    continue
+                if name in chain:  # it would wait for itself
+                    able = able & self._workers[source].holds
+            if able:
+                return name, min(able, key=lambda each: (self._copies(each), each)) if len(able) > 1 else next(
+                    iter(able)
+                )
+        return None
+
+    def _chain(self, name: str) -> list[str]:
+        """A worker and those before it whose chunks it passes on, back to one that has the whole segment."""
+        chain: list[str] = []
+        copy = self._workers[name].copy
+        segment = None if copy is None else copy.segment
+        while name != HOST and (copy := self._workers[name].copy) is not None and copy.segment == segment:
+            chain.append(name)
+            name = copy.source
+        if name == HOST or segment in self._workers[name].holds:
+            return chain
+        return [*chain, name]  # an orphan: it has no source now, but some chunks
+
+    def _copies(self, segment: int) -> int:
+        return sum(
+            segment in worker.holds or (worker.copy is not None and worker.copy.segment == segment)
+            for worker in self._workers.values()
+        )

@@ -1,0 +1,87 @@
+"""Worker 0 of a run: the host itself computes, in one thread, and asks itself as a worker asks it over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from models.training.data import TrainingData
+from tierkit.errors import Conflict, NotFound, Overloaded
+from training.host.host import Host
+from training.learner import FlatLearner
+from training.messages import GrantedLease, Join, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
+from training.units import Flat
+from training.wire import pack
+from training.worker.node import Worker
+
+__all__ = ["CHIEF", "compute_as_chief"]
+
+log = logging.getLogger(__name__)
+
+CHIEF = "worker-0"
+_AGAIN_S = 0.5
+
+
+async def compute_as_chief(host: Host, data: TrainingData) -> None:
+    """Compute until the run has ended.
+
+    Args:
+        data: the training images; the host measures with a network of its own.
+    """
+    learner = await asyncio.to_thread(FlatLearner, host.spec.network, data)
+    try:
+        await Worker(host.spec, learner, _Inside(host), _have, lambda step: None).run()
+    except Conflict as error:
+        log.error("the host computes no longer: %s", error)
+
+
+async def _have(ask: Callable[[], Awaitable[Any]]) -> Any:
+    while True:
+        try:
+            return await ask()
+        except Overloaded:
+            await asyncio.sleep(_AGAIN_S)
+
+
+class _Inside:
+    """What `training.worker.connection.HostConnection` is to other workers."""
+
+    name = CHIEF
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.incarnation = secrets.token_hex(8)
+        self._times: Times = {}
+
+    async def join(self, data_sha256: str, *, fetches: bool = False) -> None:
+        await self._host.join(Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256))
+
+    async def lease(self) -> tuple[GrantedLease, bytes] | Literal["none yet"] | None:
+        granted = await self._host.lease(self.name, self.incarnation)
+        if granted is None:
+            if not self._host.finished:
+                return "none yet"
+            await self._host.leave(self.name, self.incarnation)
+        return granted
+
+    async def renew(self, lease: int, progress: Progress) -> None:
+        if not await self._host.renew(lease, progress):
+            raise NotFound("this lease has expired")
+
+    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
+        return pack(values, buffers, spec.wire, sparse=True), {}
+
+    async def update(self, head: UpdateHead, message: tuple[bytes, Mapping[str, str]]) -> UpdateAnswer:
+        body, _ = message
+        return await self._host.take(head, body, len(body))
+
+    def spend(self, name: str, began: float) -> None:
+        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
+
+    def take_times(self) -> Times:
+        times, self._times = self._times, {}
+        return times

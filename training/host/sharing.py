@@ -1,0 +1,198 @@
+"""What a host gives away of its training images: the segments, and who is to copy which one from whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from tierkit.errors import NotFound
+from training.data.placement import Placement
+from training.data.segments import Manifest, decoded, of_segments
+from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
+from training.messages import DataAnswer, DataReport, Keeps, WorkerData
+
+__all__ = ["Sharing", "drawn_from"]
+
+_TICK_S = 1.0
+_STEADY_S = 10.0
+"""A worker's speed is known once it has computed for so long."""
+
+
+class Sharing:
+    """Lives as long as its host's process: workers tell a new one again what they have.
+
+    Args:
+        folder: with the segments of the manifest, which were checked.
+        batch: images of a step.
+        wait_s: for which a worker that has nothing to copy may be kept waiting.
+    """
+
+    def __init__(
+        self, manifest: Manifest, folder: Path, *, batch: int, wait_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.manifest, self._folder = manifest, folder
+        parts = len(manifest.segments)
+        self._tree = Tree()
+        self._placement = Placement(parts=parts, images=manifest.images / parts, batch=batch)
+        self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}
+        self._wait_s, self._clock = wait_s, clock
+        self._key = secrets.token_urlsafe(32)
+        self._urls: dict[str, str | None] = {}
+        self._wanted: dict[str, tuple[int, ...]] = {}
+        self._began: dict[str, tuple[float, int]] = {}
+        """When a worker was first seen with steps computed, and how many."""
+        self._speeds: dict[str, float] = {}
+        """Steps a second."""
+        self._drawn: tuple[tuple[int, ...], TrainingData] | None = None
+        """What was asked for last by `images_of`."""
+        self._changed = asyncio.Event()
+
+    def told(self, report: DataReport, steps: int) -> tuple[int, ...]:
+        """Take in what a worker reports; the segments that it is to have.
+
+        Args:
+            steps: that it has computed.
+
+        Raises:
+            TooLarge: it has no room for any.
+        """
+        name, now = report.worker, self._clock()
+        self._time(name, steps, now)
+        if report.keeps == "all":
+            wanted = tuple(range(len(self.manifest.segments)))
+        else:
+            wanted = self._placement.place(name, room=report.room, steps=steps, speeds=self._speeds)
+        self._wanted[name], self._urls[name] = wanted, report.url
+        if report.got is not None:
+            self._on(Got(worker=name, segment=report.got, bytes_per_s=report.bytes_per_s))
+        if report.failed is not None:
+            self._on(Failed(worker=name, reason=report.failed))
+        known = frozenset(range(len(self.manifest.segments)))
+        self._on(
+            Came(
+                worker=name,
+                serves=report.url is not None,
+                wanted=frozenset(wanted),
+                holds=known & frozenset(report.holds),
+            )
+        )
+        return wanted
+
+    def held_by(self, name: str) -> frozenset[int]:
+        """Whole segments of a worker, as it says."""
+        return self._tree.holds(name)
+
+    async def answer(self, report: DataReport, *, ended: Callable[[], bool]) -> DataAnswer:
+        """What it is to do, once there is something, or after some seconds."""
+        deadline = self._clock() + self._wait_s
+        while True:
+            copy, changed = self._tree.copy_of(report.worker), self._changed
+            if copy is not None or not report.waits or ended() or self._clock() >= deadline:
+                break
+            try:
+                async with asyncio.timeout(deadline - self._clock()):
+                    await changed.wait()
+            except TimeoutError:
+                break
+        return DataAnswer(
+            key=self._key,
+            wanted=self._wanted.get(report.worker, ()),
+            segment=None if copy is None else copy.segment,
+            source=None if copy is None or copy.source == HOST else self._urls.get(copy.source),
+        )
+
+    def left(self, name: str) -> None:
+        """A worker has gone."""
+        self._on(Left(worker=name))
+        self._placement.leave(name)
+        self._urls.pop(name, None)
+        self._wanted.pop(name, None)
+        self._began.pop(name, None)
+        self._speeds.pop(name, None)
+
+    def wake(self) -> None:
+        """Let nobody wait."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def watch(self) -> None:
+        """Notice who is silent, and whose copies take long."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            before = set(self._tree)
+            self._on(Passed())
+            for name in before - set(self._tree):
+                self.left(name)
+
+    async def read(self, sha256: str, span: range | None) -> tuple[bytes, int]:
+        """Some bytes of a segment, all unless a span is given; and how many there are in all.
+
+        Raises:
+            NotFound: there is no such segment.
+        """
+        number = self._numbers.get(sha256)
+        if number is None:
+            raise NotFound("the run has no such segment")
+        size = self.manifest.segments[number].bytes
+        return await asyncio.to_thread(_read, self._folder / sha256, span or range(size)), size
+
+    def images_of(self, segments: tuple[int, ...], network: TrainConfig) -> TrainingData:
+        """What a worker with these segments trains on. Reads files."""
+        if self._drawn is None or self._drawn[0] != segments:
+            paths = [self._folder / self.manifest.segments[number].sha256 for number in segments]
+            pieces = [decoded(path.read_bytes(), self.manifest) for path in paths]
+            self._drawn = segments, of_segments(network, pieces, self.manifest)
+        return self._drawn[1]
+
+    def view(self) -> list[WorkerData]:
+        """Who has what, and copies what from whom."""
+        found = []
+        for name in self._tree:
+            copy = self._tree.copy_of(name)
+            found.append(
+                WorkerData(
+                    name=name,
+                    holds=tuple(sorted(self._tree.holds(name))),
+                    wanted=self._wanted.get(name, ()),
+                    serves=self._urls.get(name) is not None,
+                    trusted=self._tree.trusts(name),
+                    segment=None if copy is None else copy.segment,
+                    source=None if copy is None else copy.source,
+                )
+            )
+        return found
+
+    def _on(self, event: Event) -> None:
+        if self._tree.on(event, self._clock()):
+            self.wake()
+
+    def _time(self, name: str, steps: int, now: float) -> None:
+        if not steps:
+            return
+        began, first = self._began.setdefault(name, (now, steps))
+        if now - began >= _STEADY_S:
+            self._speeds[name] = (steps - first) / (now - began)
+
+
+def drawn_from(now: list[int] | None, wanted: tuple[int, ...], holds: frozenset[int], keeps: Keeps) -> list[int] | None:
+    """The segments from which a worker's batches are drawn: those that it is to have, once it has them; until then what
+    they are drawn from now, or those that it has of them. None for the whole data set.
+
+    Args:
+        now: what they are drawn from; empty for nothing yet.
+    """
+    if keeps == "all":
+        return None if holds >= set(wanted) else []
+    if holds >= set(wanted):
+        return list(wanted)
+    return now if now and holds >= set(now) else [number for number in wanted if number in holds]
+
+
+def _read(path: Path, span: range) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), len(span), span.start)
