@@ -118,6 +118,17 @@ def computed(learner: FlatLearner, lease: GrantedLease, weights: Flat, buffers: 
     return learner.compute(range(lease.first, lease.first + lease.steps), "gradient").values.tobytes()
 
 
+async def test_the_host_computes_units_of_segments_again_to_the_bit(start_host: StartHost, tmp_path: Path) -> None:
+    strategy = tmp_path / "trust.toml"
+    strategy.write_text(
+        'family = "outer"\nlocal_steps = 1\n[trust]\nrecheck = 1.0\ntolerance = 0.0\ndeviation = 1000.0\n'
+    )
+    async with start_host(epochs=6, **{**SHARED, "strategy": str(strategy)}) as running:
+        done = await asyncio.gather(*(work(options(running, tmp_path, f"w{n}")) for n in (1, 2, 3)))
+    # Who had computed from other images would have been in quarantine, and told so.
+    assert sum(each.updates for each in done) == 30
+
+
 async def test_a_worker_that_has_been_through_its_segments_gets_the_next_one(
     start_host: StartHost, tmp_path: Path
 ) -> None:
