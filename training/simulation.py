@@ -51,6 +51,8 @@ class Machines:
     """What the updates travel in."""
     leave_after_s: Sequence[float] = ()
     """When the last workers die, one number for each."""
+    stays_s: float | None = None
+    """How long each worker stays on average before another one takes its place; see `SimulatedWorker`."""
     faults: int = 0
     """What goes wrong with updates on the way: see `training.virtual.draw_faults`. Some last longer than a lease."""
     cheat: Cheat = "sign-flip"
@@ -122,6 +124,7 @@ def run_simulation(
             link=machines.link,
             leaves_after_s=leaving.get(number),
             cheat=machines.cheat if number >= machines.workers - machines.cheaters else None,
+            stays_s=machines.stays_s,
         )
         for number in range(machines.workers)
     ]

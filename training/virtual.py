@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,9 @@ class SimulatedWorker:
     """When it dies, without a word."""
     cheat: Cheat | None = None
     """What it does wrong on purpose."""
+    stays_s: float | None = None
+    """It dies without a word, and another one, of another name, comes in its place at once: after so long on average,
+    drawn from an exponential distribution, over and over. None for a machine that stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,7 @@ def simulate(
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
+    stays, came = random.Random(seed + 2), dict[str, float]()
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
@@ -240,7 +245,7 @@ def simulate(
             applied.update(update.steps)
             result.updates += 1
             _, done = result.spent.get(worker.name, (0.0, 0))
-            result.spent[worker.name] = loop.time(), done + len(update.steps)
+            result.spent[worker.name] = loop.time() - came[worker.name], done + len(update.steps)
             result.losses.append(update.computed.loss)
             result.staleness.append(age)
             result.virtual_seconds = loop.time()
@@ -305,13 +310,21 @@ def simulate(
                     break
 
     async def live(worker: SimulatedWorker) -> None:
-        task = asyncio.ensure_future(work(worker))
-        if worker.leaves_after_s is not None:
-            loop.at(worker.leaves_after_s, task.cancel)
-        try:
-            await task
-        except asyncio.CancelledError:
-            result.faults += 1
+        for number in itertools.count():
+            name = f"{worker.name}.{number}" if number else worker.name
+            came[name] = loop.time()
+            task = asyncio.ensure_future(work(dataclasses.replace(worker, name=name)))
+            if worker.stays_s is not None:
+                loop.at(loop.time() + stays.expovariate(1 / worker.stays_s), task.cancel)
+            elif worker.leaves_after_s is not None:
+                loop.at(worker.leaves_after_s, task.cancel)
+            try:
+                await task
+            except asyncio.CancelledError:
+                result.faults += 1
+                if worker.stays_s is not None:
+                    continue
+            return
 
     async def main() -> None:
         await asyncio.gather(*(live(worker) for worker in workers))

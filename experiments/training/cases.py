@@ -29,7 +29,7 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating")
+TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating", "churn")
 
 LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
 """Of the links between workers and host: one region of a data centre, one gigabit a second."""
@@ -74,6 +74,10 @@ class Case:
     """Whether updates meet with faults."""
     cheat: Cheat | None = None
     """What some of the workers do on purpose."""
+    stays_s: float | None = None
+    """How long each worker stays on average before another one takes its place; None for ever."""
+    step_s: float | None = None
+    """What a step takes a worker; what it takes here unless given."""
     timed_epochs: int = 0
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
@@ -89,7 +93,8 @@ class Case:
         """What tells it from the other lines of its table."""
         slow = f", one {self.slow[0]:g} times slower" if self.slow else ""
         cheat = f", {self.cheat}" if self.cheat else ""
-        return f"{self.name}{slow}{', with faults' if self.faulty else ''}{cheat}"
+        stays = "" if self.stays_s is None else f", each stays {self.stays_s:g} s"
+        return f"{self.name}{slow}{', with faults' if self.faulty else ''}{cheat}{stays}"
 
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
@@ -117,6 +122,12 @@ _SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
     ("asynchronous", _every(_ROUND, _DOWNPOUR)),
     ("synchronous", OuterConfig(local_steps=_ROUND)),
 )
+_CHURNED: tuple[tuple[str, StrategyConfig], ...] = (
+    ("downpour", _every(5, _DOWNPOUR)),
+    ("fedavg", OuterConfig(local_steps=5)),
+)
+_STAY_S, _LAPTOP_STEP_S = 20.0, 0.3
+"""Each worker is so slow that the run lasts for several stays."""
 _FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(local_steps=5)))
 _CHEATED: tuple[tuple[str, StrategyConfig], ...] = (
     (_MEAN, OuterConfig(local_steps=_ROUND)),
@@ -181,6 +192,18 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
         Case(table="cheating", name=name, strategy=strategy, workers=10, epochs=5, cheat=cheat)
         for (name, strategy), cheat in product(_CHEATED, (None, *get_args(Cheat)))
     ]
+    lines += [
+        Case(
+            table="churn",
+            name=name,
+            strategy=strategy,
+            workers=16,
+            epochs=10,
+            stays_s=stays_s,
+            step_s=_LAPTOP_STEP_S,
+        )
+        for (name, strategy), stays_s in product(_CHURNED, (None, _STAY_S))
+    ]
     return [line for line in lines if line.table in tables]
 
 
@@ -229,7 +252,7 @@ def judge(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Judged]]:
 def key(row: Row) -> tuple[Any, ...]:
     """The line of a row."""
     kept = tuple(row[name] for name in ("table", "scaling", "strategy", "workers", "slow", "faulty"))
-    return (*kept, row.get("cheat"))  # older records know of none
+    return (*kept, row.get("cheat"), row.get("stays_s"))  # older records know of neither
 
 
 Line = Sequence[Row]
@@ -349,6 +372,13 @@ def _cheating(line: Line, lines: Lines) -> list[Judged | None]:
     return [Judged(words=f"{share:.3f} of the mean without cheaters (at least 0.95)", reached=share >= 0.95)]
 
 
+def _churn(line: Line, lines: Lines) -> list[Judged | None]:
+    if line[0].get("stays_s") is None:
+        return []
+    calm = _other(line, lines, stays_s=None)
+    return [_ratio(line, calm, "the calm run", 1.3), _within_a_point(_paired(line, calm, "accuracy"), "it")]
+
+
 _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "scaling": _scaling,
     "delay": _delay,
@@ -356,4 +386,5 @@ _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "bytes": _bytes,
     "faults": _faults,
     "cheating": _cheating,
+    "churn": _churn,
 }

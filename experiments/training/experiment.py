@@ -42,7 +42,7 @@ class Chosen(Options):
 
 
 class Training(Experiment):
-    """What delay, slow workers, few bytes, faults and cheaters cost training on many machines, on virtual time."""
+    """What delay, slow workers, few bytes, faults, cheaters and workers that come and go cost, on virtual time."""
 
     name = "training"
     options = Chosen
@@ -110,6 +110,7 @@ class Training(Experiment):
                         "scaling": line.scaling,
                         "slow": list(line.slow),
                         "faulty": line.faulty,
+                        "stays_s": line.stays_s,
                         **found,
                     }
                 )
@@ -156,6 +157,8 @@ def _shown(line: list[dict[str, Any]]) -> list[str]:
         words += ", with faults"
     if row.get("cheat"):
         words += f", {row['cheat']}"
+    if row.get("stays_s") is not None:
+        words += f", each stays {row['stays_s']:g} s"
     missed = set(row["missed"])
     return [
         f"{row['table']}, {row['scaling']}" if row["table"] == "scaling" else row["table"],

@@ -85,7 +85,7 @@ class Bench:
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """One run of a line; what came of it."""
-        step_s = self.step_s[case.strategy.sends]
+        step_s = case.step_s or self.step_s[case.strategy.sends]
 
         def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
             config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
@@ -106,6 +106,7 @@ class Bench:
                     faults=hit,
                     cheat=case.cheat or "sign-flip",
                     cheaters=CHEATERS if case.cheat else 0,
+                    stays_s=case.stays_s,
                 ),
                 lambda done, steps, now: watch(),
                 gradients=gradients,

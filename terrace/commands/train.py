@@ -248,6 +248,14 @@ def simulate_run(
         typer.Option(help="What workers that cheat send in place of their updates."),
     ] = "sign-flip",
     cheaters: Annotated[int, typer.Option(min=0, help="How many workers cheat.")] = 0,
+    stay: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="S",
+            help="Each worker dies after so many seconds on average; another one takes its place.",
+        ),
+    ] = None,
     delay_ms: Annotated[float, typer.Option(min=0, help="Of the links between workers and host, one way.")] = 0.0,
     mbps: Annotated[
         float | None, typer.Option(min=0.001, help="Megabits a second of each link; no limit unless given.")
@@ -276,6 +284,8 @@ def simulate_run(
         raise typer.BadParameter(f"--slow and --leave speak of more than {workers} workers.")
     if cheaters > workers:
         raise typer.BadParameter(f"--cheaters speaks of more than {workers} workers.")
+    if leave and stay is not None:
+        raise typer.BadParameter("give --leave or --stay.")
     try:
         chosen, network = find_strategy(strategy), find_config(name, config)
     except (InvalidInput, SetupError) as error:
@@ -288,6 +298,7 @@ def simulate_run(
         leave_after_s=leave or [],
         cheat=cheat,
         cheaters=cheaters,
+        stays_s=stay,
         step_s=None if step_ms is None else step_ms / 1e3,
         serve_s=None if serve_ms is None else serve_ms / 1e3,
         sync_s=sync_ms / 1e3,

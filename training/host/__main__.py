@@ -23,6 +23,7 @@ def start(settings: HostSettings) -> int:
         SetupError: the run cannot begin, or cannot go on.
     """
     try:
+        from training.host.aggregator import open_aggregator
         from training.host.app import create_app, largest_body
         from training.host.chief import compute_as_chief
         from training.host.opening import open_host
@@ -31,7 +32,7 @@ def start(settings: HostSettings) -> int:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
         raise MissingExtra("learn", "training on the fleet") from error
-    host = open_host(settings)
+    host = open_host(settings) if settings.parent is None else open_aggregator(settings)
     most = largest_body(host.spec.values, host.spec.buffers)
     settings = settings.model_copy(update={"max_body_bytes": max(settings.max_body_bytes, most)})
 

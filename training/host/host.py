@@ -275,7 +275,7 @@ class Host:
                 self._note("drop", now, name=head.worker, refused=verdict == "refused")
             self.error = self._run.trouble
             self._run.spend({"apply": time.perf_counter() - began})
-            return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self._run.finished)
+            return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self.finished)
 
         loop, version = asyncio.get_running_loop(), self._run.strategy.version
         answer = await self._call(call)
@@ -540,9 +540,9 @@ class Host:
 
     # --- accuracy, and the end ---
 
-    async def _attend(self, lifecycle: Lifecycle) -> None:
-        """Measure the accuracy on the held-out images now and then; at the end that on the test images. Then let the
-        workers go, and drain the service."""
+    async def _train(self) -> None:
+        """Until there is nothing left to compute. Measure the accuracy on the held-out images now and then; at the end
+        that on the test images."""
         while not self.finished:
             await self._changed.wait()
             if self.finished:
@@ -557,6 +557,10 @@ class Host:
             result = {**self._figures(), "accuracy": await self._measured(self._test)}
             await asyncio.to_thread(self._keep, result)
             self.result = result
+
+    async def _attend(self, lifecycle: Lifecycle) -> None:
+        """Train; then let the workers go, and drain the service."""
+        await self._train()
         self.over.set()
         if self.error:
             log.error("the run has failed: %s", self.error)

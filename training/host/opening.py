@@ -26,7 +26,7 @@ from training.simulation import read_images
 from training.strategies.build import build_strategy
 from training.strategies.config import find_strategy
 
-__all__ = ["find_network", "open_host"]
+__all__ = ["dataset_of", "find_network", "open_host"]
 
 _SPEC = "run.json"
 _SEGMENTS = "segments"
@@ -50,7 +50,7 @@ def open_host(settings: HostSettings) -> Host:
         SetupError: the folder, the data or the configuration cannot be used, or it holds another run.
     """
     try:
-        network, strategy = find_network(settings.network), find_strategy(settings.strategy)
+        network, strategy = find_network(settings.network or ""), find_strategy(settings.strategy)
     except InvalidInput as error:
         raise SetupError(str(error)) from error
     changes = {"epochs": settings.epochs, "seed": settings.seed}
@@ -58,8 +58,7 @@ def open_host(settings: HostSettings) -> Host:
     folder = settings.run_folder
     journal = Journal(folder)
     try:
-        data = settings.data or (Path(os.environ["TERRACE_DATA"]) if "TERRACE_DATA" in os.environ else None)
-        dataset = Dataset.open(settings.dataset or network.dataset, data)
+        dataset = dataset_of(settings, network)
         training, test = read_images(network, dataset)
         learner = FlatLearner(network, training)
         weights, buffers = learner.weights(), learner.buffers()
@@ -120,6 +119,12 @@ def open_host(settings: HostSettings) -> Host:
         max_lease_wait_s=settings.max_lease_wait_s,
         sharing=sharing,
     )
+
+
+def dataset_of(settings: HostSettings, network: TrainConfig) -> Dataset:
+    """Where the images are."""
+    data = settings.data or (Path(os.environ["TERRACE_DATA"]) if "TERRACE_DATA" in os.environ else None)
+    return Dataset.open(settings.dataset or network.dataset, data)
 
 
 def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tierkit.access import Role, TokenFile
-from tierkit.settings import CommaSeparatedUrls, Port, ServiceSettings, UserPath
+from tierkit.settings import CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
+from tierkit.wire.messages import NodeId
 
 __all__ = ["HostSettings"]
 
@@ -23,8 +24,22 @@ class HostSettings(ServiceSettings):
 
     port: Port = 8074
 
-    network: str = Field(min_length=1)
-    """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file."""
+    network: Annotated[str, Field(min_length=1)] | None = None
+    """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file. With `parent` it is what
+    that one trains."""
+
+    parent: HttpUrl | None = None
+    """URL of another host, for which this one is a worker: it takes units from there, hands their steps out to its own
+    workers, and sends their change of the weights up as one update. Default: none."""
+
+    parent_name: NodeId | None = None
+    """Of this host, as a worker of `parent`; with a token, one that the token is for. Default: the machine's."""
+
+    parent_token_file: UserPath | None = None
+    """File with the token of a worker for `parent`, its owner's alone."""
+
+    patience_s: NonNegativeFloat = 120.0
+    """How long `parent` may be away."""
 
     strategy: str = "downpour"
     """How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, fedavg, bmuf,
@@ -92,4 +107,10 @@ class HostSettings(ServiceSettings):
     @property
     def run_folder(self) -> Path:
         """The folder, the default filled in."""
-        return self.folder or Path("runs") / Path(self.network).stem
+        return self.folder or Path("runs") / Path(self.network or "aggregator").stem
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> HostSettings:
+        if (self.network is None) == (self.parent is None):
+            raise ValueError("give --network, or --parent, which says what is trained, and not both")
+        return self

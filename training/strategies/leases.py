@@ -40,6 +40,7 @@ class Leases:
 
     def __init__(self, *, steps: int, unit: int, push: int, lease_s: float, most: int = 10_000) -> None:
         self._steps, self._unit, self._push = steps, unit, push
+        self._first = 0
         self._lease_s, self._most = lease_s, most
         self._next_step = self._number = 0
         self._again: deque[range] = deque()
@@ -53,11 +54,16 @@ class Leases:
     @property
     def left(self) -> int:
         """Steps whose updates are still to come."""
-        return self._steps - self.done
+        return self._steps - self._first - self.done
 
     @property
     def finished(self) -> bool:
         return not self.left
+
+    def follow(self, former: Leases, steps: range) -> None:
+        """Hand out these steps, under numbers that go on after those of another one. For one that is fresh."""
+        self._first = self._next_step = steps.start
+        self._steps, self._number = steps.stop, former._number
 
     def __len__(self) -> int:
         """Leases that are out."""

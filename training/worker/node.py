@@ -22,7 +22,6 @@ from models.dataset import Dataset
 from models.training.data import TrainingData
 from models.training.run import RunOptions
 from tierkit.errors import (
-    DeadlineExceeded,
     InvalidAnswer,
     NotFound,
     TerraceError,
@@ -34,7 +33,6 @@ from tierkit.http.address import reachable_url
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import running
-from tierkit.pacing import backoff_s
 from tierkit.settings import ServiceSettings
 from training.data.copy import Copier
 from training.data.segments import assembled, hierarchy_of, of_segments
@@ -45,12 +43,12 @@ from training.messages import GrantedLease, Keeps, Progress, RunSpec, Times, Upd
 from training.units import Computed, Flat
 from training.wire import unpack
 from training.worker.connection import HostConnection
+from training.worker.patience import Patience
 
 __all__ = ["Asked", "Work", "Worker", "WorkerOptions", "work"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 3.0
 _SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which a worker that still computes says so."""
 _FAREWELL_S = 2.0
@@ -142,7 +140,7 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
     incarnation = secrets.token_hex(8)
     async with open_client(tls_ca=options.tls_ca) as http:
         connection = HostConnection(options.name, incarnation, http, options.token)
-        patience = _Patience(options.patience_s, connection, options.find_host)
+        patience = Patience(options.patience_s, connection, options.find_host)
         spec = await patience.have(connection.spec)
         log.info("the run is %s with %s", spec.network.name, spec.choice)
         try:
@@ -167,7 +165,7 @@ async def _work_on_copies(
     options: WorkerOptions,
     spec: RunSpec,
     connection: HostConnection,
-    patience: _Patience,
+    patience: Patience,
     watch: Callable[[int], None],
 ) -> Work:
     """Fetch training images and pass them on, and compute meanwhile, from the first segment on."""
@@ -201,7 +199,7 @@ async def _compute_on_copies(
     options: WorkerOptions,
     spec: RunSpec,
     connection: HostConnection,
-    patience: _Patience,
+    patience: Patience,
     copier: Copier,
     watch: Callable[[int], None],
 ) -> Work:
@@ -258,37 +256,6 @@ async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> 
 
     async with running(build, settings, lifecycle=lifecycle):
         yield
-
-
-class _Patience:
-    """Repeats what fails while the host is away."""
-
-    def __init__(self, seconds: float, connection: HostConnection, find_host: Callable[[], Awaitable[str]]) -> None:
-        self._seconds = seconds
-        self._connection, self._find_host = connection, find_host
-
-    async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives at last. All that a worker asks may be asked twice."""
-        failures, away_since = 0, time.monotonic()
-        while True:
-            try:
-                if failures or not self._connection.url:
-                    self._connection.url = await self._find_host()
-                return await ask()
-            except (Unavailable, UpstreamTimeout, UpstreamError) as error:
-                # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.
-                final = isinstance(error, UpstreamError) and (error.status_code or 0) < 500
-                if final:
-                    raise
-                if time.monotonic() - away_since > self._seconds:
-                    raise DeadlineExceeded(f"the host was away for {self._seconds:g} s: {error}") from error
-                if failures == 0:
-                    log.warning("the host is away: %s", error)
-                failures += 1
-                wait_s = backoff_s(
-                    failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=secrets.randbelow(1000) / 1000
-                )
-                await asyncio.sleep(max(wait_s, error.retry_after_s if isinstance(error, Unavailable) else 0.0))
 
 
 class Worker:

@@ -43,7 +43,8 @@ def test_every_table_has_lines_that_differ() -> None:
     lines = cases()
     assert {line.table for line in lines} == set(TABLES)
     places = Counter(
-        (line.table, line.name, line.workers, line.scaling, line.slow, line.faulty, line.cheat) for line in lines
+        (line.table, line.name, line.workers, line.scaling, line.slow, line.faulty, line.cheat, line.stays_s)
+        for line in lines
     )
     assert set(places.values()) == {1}
     assert {line.table for line in cases(["delay"])} == {"delay"}
@@ -139,6 +140,20 @@ def test_a_robust_rule_is_held_against_the_mean_without_cheaters(accuracy: float
     assert [found for _, found in verdicts(calm, robust)] == [reached]
     assert verdicts(calm, {**calm, "cheat": "noise", "accuracy": 0.1}) == []
     assert verdicts(robust) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reached"),
+    [
+        ({"epoch_seconds": 1.3, "accuracy": 0.8901}, [True, True]),
+        ({"epoch_seconds": 1.31}, [False, True]),
+        ({"accuracy": 0.889}, [True, False]),
+    ],
+)
+def test_workers_that_come_and_go_cost_little_time_and_no_point(change: dict[str, Any], reached: list[bool]) -> None:
+    calm = {"table": "churn", "scaling": "strong", "stays_s": None}
+    assert verdicts(calm) == []
+    assert [each for _, each in verdicts(calm, {**calm, "stays_s": 20.0, **change})] == reached
 
 
 def test_rows_tell_what_was_missed_but_for_quick_runs() -> None:

@@ -119,3 +119,17 @@ def test_whatever_happens_each_step_is_brought_once(events: list[tuple[str, int]
             out.pop(which % len(out))
     assert sorted(brought) == list(range(23))
     assert leases.finished
+
+
+def test_leases_that_follow_others_have_steps_of_their_own_and_numbers_that_go_on() -> None:
+    former, leases = Leases(steps=4, unit=2, push=2, lease_s=1.0), Leases(steps=0, unit=4, push=4, lease_s=1.0)
+    old = granted(former)
+    leases.follow(former, range(20, 26))
+    first, second = granted(leases), granted(leases, "b")
+    assert [(each.unit.first, each.unit.steps) for each in (first, second)] == [(20, 4), (24, 2)]
+    assert old.number < first.number < second.number
+    assert leases.claim(update(old, range(0, 2)), 0.1) == "late"
+    assert (leases.left, leases.finished) == (6, False)
+    leases.advance(first, 0.1)
+    leases.advance(second, 0.1)
+    assert (leases.done, leases.left, leases.finished) == (6, 0, True)

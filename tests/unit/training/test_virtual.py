@@ -176,6 +176,22 @@ def test_faults_lose_no_step_and_apply_none_twice(config: StrategyConfig, kind: 
         assert result.bytes_sent >= quiet.bytes_sent + (0 if kind == "delay" else 20 * (SIZE // 2))
 
 
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda each: f"{each.family}-{each.push}")
+def test_workers_that_come_and_go_lose_no_step(config: StrategyConfig) -> None:
+    crew = [SimulatedWorker(name=f"w{number}", step_s=0.1, stays_s=2.0) for number in range(4)]
+    result, weights, learner = run(config, crew, steps=600, lease_s=1.0)
+    calm, _, _ = run(config, machines(4), steps=600, lease_s=1.0)
+    assert (result.twice, result.missing, result.updates) == (0, 0, calm.updates)
+    assert sorted(set(learner.steps)) == list(range(600))
+    np.testing.assert_allclose(weights, GOAL, atol=0.02)
+    # Four places for at least 15 s each, and a stay of 2 s.
+    assert result.faults > 10
+    assert len(result.spent) > 14
+    assert result.virtual_seconds > calm.virtual_seconds
+    again, same, _ = run(config, crew, steps=600, lease_s=1.0)
+    assert (again.virtual_seconds, same.tobytes()) == (result.virtual_seconds, weights.tobytes())
+
+
 def test_an_update_that_comes_again_changes_nothing() -> None:
     faults = {number: Fault(kind="duplicate", seconds=0.0) for number in range(100)}
     config = ServerConfig(rule="sgd")

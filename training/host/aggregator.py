@@ -1,0 +1,286 @@
+"""A host that is a worker of another one: it hands the steps of its units out to its own workers, and sends what they
+have changed together up as one update.
+
+It keeps nothing on disk: when it is lost, so is one unit, which its parent gives to somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.data import ImageSet
+from tierkit.access import TokenFile
+from tierkit.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    SetupError,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from tierkit.http.client import open_client
+from tierkit.settings import lasting_name
+from training.host.host import Host
+from training.host.journal import Journal
+from training.host.opening import dataset_of
+from training.host.run import Run
+from training.host.settings import HostSettings
+from training.learner import FlatLearner
+from training.messages import GrantedLease, Progress, RunSpec, UpdateHead
+from training.simulation import read_images
+from training.strategies.build import build_strategy
+from training.strategies.config import find_strategy
+from training.strategies.protocol import Strategy
+from training.units import Flat
+from training.wire import unpack
+from training.worker.connection import HostConnection
+from training.worker.finding import at
+from training.worker.patience import Patience
+
+__all__ = ["Aggregator", "open_aggregator"]
+
+log = logging.getLogger(__name__)
+
+_SHOWN_SHARE = 1 / 3
+"""Of the time of a lease, after which the parent hears how far its unit is."""
+_FAREWELL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """The other host, and who this one is there."""
+
+    url: str
+    name: str
+    token: Callable[[], str] | None
+    tls_ca: Path | None
+    patience_s: float
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> Any:
+        """A connection, and what asks again while the parent is away."""
+        async with open_client(tls_ca=self.tls_ca) as http:
+            connection = HostConnection(self.name, secrets.token_hex(8), http, self.token)
+            yield connection, Patience(self.patience_s, connection, at(self.url))
+
+
+class Aggregator(Host):
+    """Of its run only the unit that the parent has granted is known at a time.
+
+    Args:
+        spec: as its own workers are told it.
+        above: the same of the parent.
+        start: makes the strategy of a unit from weights, buffers and a number of steps.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        above: RunSpec,
+        parent: Parent,
+        start: Callable[[Flat, Flat, int], Strategy],
+        journal: Journal,
+        learner: FlatLearner,
+        test: ImageSet,
+        *,
+        max_lease_wait_s: float,
+    ) -> None:
+        run = Run(start(learner.weights(), learner.buffers(), 0))
+        super().__init__(spec, run, journal, learner, test, max_lease_wait_s=max_lease_wait_s)
+        self.result = None
+        self._above, self._parent, self._start = above, parent, start
+        self._over = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the parent has nothing left to compute, or this host has been stopped."""
+        return self._over or self._stopped or bool(self.error)
+
+    async def _train(self) -> None:
+        working = asyncio.create_task(self._work_for_parent(), name="work for the parent")
+        ended = asyncio.create_task(self._ended.wait(), name="end")
+        try:
+            await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, ended):
+                task.cancel()
+            _, pending = await asyncio.wait({working, ended})
+            assert not pending
+        if not working.cancelled() and (error := working.exception()) is not None:
+            if not isinstance(error, TerraceError):
+                raise error
+            self.error = str(error)
+        if self._over:
+            self.result = {**self._figures(), "accuracy": None}
+        self._tell()
+
+    async def _work_for_parent(self) -> None:
+        """Until the parent's run has ended."""
+        async with self._parent.connected() as (connection, patience):
+
+            async def join() -> None:
+                await patience.have(lambda: connection.join(self._above.data_sha256))
+
+            await patience.have(connection.spec)
+            await join()
+            try:
+                while True:
+                    try:
+                        granted = await patience.have(connection.lease)
+                    except NotFound:  # a parent that has forgotten us
+                        await join()
+                        continue
+                    if granted is None:
+                        self._over = True
+                        return
+                    if granted != "none yet":
+                        await self._fulfil(connection, patience, *granted)
+            finally:
+                with contextlib.suppress(TerraceError):
+                    await connection.leave(budget_s=_FAREWELL_S)
+
+    async def _fulfil(self, connection: HostConnection, patience: Patience, lease: GrantedLease, body: bytes) -> None:
+        """Have a unit of the parent computed, and bring its updates."""
+        weights, buffers = unpack(body, values=self._above.values, buffers=self._above.buffers)
+        for part in lease.unit.parts():
+            await self._call(lambda weights=weights, buffers=buffers, part=part: self._begin(weights, buffers, part))  # type: ignore[misc]
+            self._tell()
+            if not await self._computed(connection, lease, part):
+                log.info("the parent has given the steps from %d on to somebody else", part.start)
+                return
+            after, buffers = await self._call(self._copies)
+            head = UpdateHead(
+                worker=connection.name,
+                incarnation=connection.incarnation,
+                lease=lease.number,
+                first=part.start,
+                stop=part.stop,
+                loss=self._run.loss,
+            )
+            message = connection.packed(weights - after, buffers, self._above)
+            weights = after
+            answer = await patience.have(lambda head=head, message=message: connection.update(head, message))  # type: ignore[misc]
+            if answer.verdict not in ("taken", "duplicate"):
+                log.info("an update was %s by the parent", answer.verdict)
+                return
+
+    def _begin(self, weights: Flat, buffers: Flat, part: range) -> None:
+        former, strategy = self._run.strategy, self._start(weights, buffers, len(part))
+        strategy.leases.follow(former.leases, part)
+        strategy.version = former.version + 1
+        self._run.strategy = strategy
+
+    def _copies(self) -> tuple[Flat, Flat]:
+        strategy = self._run.strategy
+        return strategy.weights.copy(), strategy.buffers.copy()
+
+    async def _computed(self, connection: HostConnection, lease: GrantedLease, part: range) -> bool:
+        """Wait until the workers have computed these steps; False where the parent has given them to somebody else."""
+        pause_s = self._above.lease_s * _SHOWN_SHARE
+        show_at = self._now() + pause_s
+        while True:
+            changed, strategy = self._changed, self._run.strategy
+            if strategy.finished:
+                return True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, show_at - self._now())):
+                    await changed.wait()
+                    continue
+            show_at = self._now() + pause_s
+            progress = Progress(
+                worker=connection.name,
+                incarnation=connection.incarnation,
+                shown=part.start + strategy.leases.done,
+            )
+            try:
+                await connection.renew(lease.number, progress)
+            except NotFound:
+                return False
+            except (Unavailable, UpstreamTimeout, UpstreamError):
+                pass  # the update that comes will find out
+
+
+class _Unwritten(Journal):
+    """Of a run that is not kept; the folder is its own all the same."""
+
+    def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"", *, lasting: bool = True) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+
+def open_aggregator(settings: HostSettings) -> Aggregator:
+    """A host for the run of its parent, which is waited for.
+
+    Raises:
+        SetupError: the parent is away for too long, or its run cannot be shared; the folder, the data or the strategy
+            cannot be used.
+    """
+    assert settings.parent is not None
+    token = None if settings.parent_token_file is None else TokenFile(settings.parent_token_file)
+    parent = Parent(
+        url=settings.parent,
+        name=settings.parent_name or lasting_name("aggregator", settings.port),
+        token=token,
+        tls_ca=settings.tls_ca,
+        patience_s=settings.patience_s,
+    )
+    journal = _Unwritten(settings.run_folder)
+    try:
+        above = asyncio.run(_spec_of(parent))
+        if above.strategy.sends != "change":
+            raise InvalidInput(
+                f"the run at {parent.url} adds up gradients ({above.choice}), and an aggregator sends changes of the "
+                "weights: train that run with fedavg, bmuf, diloco or average"
+            )
+        network, strategy = above.network, find_strategy(settings.strategy)
+        training, test = read_images(network, dataset_of(settings, network))
+        if training.sha256 != above.data_sha256:
+            raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
+        learner = FlatLearner(network, training)
+    except TerraceError as error:
+        journal.close()
+        raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
+    spec = above.model_copy(
+        update={
+            "id": secrets.token_hex(16),
+            "choice": Path(settings.strategy).stem,
+            "strategy": strategy,
+            "workers": settings.workers,
+            "wire": settings.wire,
+            "lease_s": settings.lease_s,
+        }
+    )
+
+    def start(weights: Flat, buffers: Flat, steps: int) -> Strategy:
+        return build_strategy(
+            strategy,
+            weights,
+            buffers,
+            steps=steps,
+            rate=learner.rate,
+            peak_rate=network.peak_rate,
+            workers=spec.workers,
+            lease_s=spec.lease_s,
+        )
+
+    return Aggregator(spec, above, parent, start, journal, learner, test, max_lease_wait_s=settings.max_lease_wait_s)
+
+
+async def _spec_of(parent: Parent) -> RunSpec:
+    async with parent.connected() as (connection, patience):
+        spec: RunSpec = await patience.have(connection.spec)
+        return spec

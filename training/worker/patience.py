@@ -1,0 +1,53 @@
+"""Asking a host that may be away for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.pacing import backoff_s
+from training.worker.connection import HostConnection
+
+__all__ = ["Patience"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 3.0
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Repeats what fails while the host is away."""
+
+    def __init__(self, seconds: float, connection: HostConnection, find_host: Callable[[], Awaitable[str]]) -> None:
+        self._seconds = seconds
+        self._connection, self._find_host = connection, find_host
+
+    async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives at last. All that a worker asks may be asked twice."""
+        failures, away_since = 0, time.monotonic()
+        while True:
+            try:
+                if failures or not self._connection.url:
+                    self._connection.url = await self._find_host()
+                return await ask()
+            except (Unavailable, UpstreamTimeout, UpstreamError) as error:
+                # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.
+                final = isinstance(error, UpstreamError) and (error.status_code or 0) < 500
+                if final:
+                    raise
+                if time.monotonic() - away_since > self._seconds:
+                    raise DeadlineExceeded(f"the host was away for {self._seconds:g} s: {error}") from error
+                if failures == 0:
+                    log.warning("the host is away: %s", error)
+                failures += 1
+                wait_s = backoff_s(
+                    failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=secrets.randbelow(1000) / 1000
+                )
+                await asyncio.sleep(max(wait_s, error.retry_after_s if isinstance(error, Unavailable) else 0.0))
