@@ -92,10 +92,11 @@ class Aggregator(Host):
         learner: FlatLearner,
         test: ImageSet,
         *,
+        checker: FlatLearner | None,
         max_lease_wait_s: float,
     ) -> None:
         run = Run(start(learner.weights(), learner.buffers(), 0))
-        super().__init__(spec, run, journal, learner, test, max_lease_wait_s=max_lease_wait_s)
+        super().__init__(spec, run, journal, learner, test, checker=checker, max_lease_wait_s=max_lease_wait_s)
         self.result = None
         self._above, self._parent, self._start = above, parent, start
         self._over = False
@@ -176,7 +177,7 @@ class Aggregator(Host):
     def _begin(self, weights: Flat, buffers: Flat, part: range) -> None:
         former, strategy = self._run.strategy, self._start(weights, buffers, len(part))
         strategy.leases.follow(former.leases, part)
-        strategy.version = former.version + 1
+        strategy.version, strategy.scores = former.version + 1, former.scores
         self._run.strategy = strategy
 
     def _copies(self) -> tuple[Flat, Flat]:
@@ -251,6 +252,8 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
         if training.sha256 != above.data_sha256:
             raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
         learner = FlatLearner(network, training)
+        rechecks = strategy.trust is not None and strategy.trust.recheck > 0
+        checker = FlatLearner(network, training) if rechecks else None
     except TerraceError as error:
         journal.close()
         raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
@@ -277,7 +280,9 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
             lease_s=spec.lease_s,
         )
 
-    return Aggregator(spec, above, parent, start, journal, learner, test, max_lease_wait_s=settings.max_lease_wait_s)
+    return Aggregator(
+        spec, above, parent, start, journal, learner, test, checker=checker, max_lease_wait_s=settings.max_lease_wait_s
+    )
 
 
 async def _spec_of(parent: Parent) -> RunSpec:

@@ -13,6 +13,7 @@ from tierkit.http.address import reachable_url
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerReport
 from training.host.host import Host
 from training.host.settings import HostSettings
+from training.messages import WorkerStatus
 
 __all__ = ["report_to_scheduler"]
 
@@ -125,7 +126,7 @@ class _Reporter:
             version=status.version,
             loss=status.loss,
             accuracy=status.accuracy,
-            workers=tuple(WorkerReport(**each.model_dump()) for each in status.workers[:_MOST_WORKERS]),
+            workers=tuple(map(_reported, status.workers[:_MOST_WORKERS])),
             result=status.result,
             error=status.error,
         )
@@ -135,3 +136,8 @@ class _Reporter:
         if news != self._news:
             self._news = news
             log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
+
+
+def _reported(worker: WorkerStatus) -> WorkerReport:
+    """What the scheduler knows of a worker."""
+    return WorkerReport.model_validate(worker.model_dump(include=set(WorkerReport.model_fields)))

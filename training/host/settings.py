@@ -113,4 +113,6 @@ class HostSettings(ServiceSettings):
     def _trains_something(self) -> HostSettings:
         if (self.network is None) == (self.parent is None):
             raise ValueError("give --network, or --parent, which says what is trained, and not both")
+        if self.parent is not None and self.share_data:
+            raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
         return self
