@@ -24,6 +24,8 @@ from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
+from experiments.training.data_copies import DATA_COPIES
+from experiments.training.data_tree import DATA_TREE
 from experiments.training.experiment import TRAINING
 from experiments.training.rivals import RIVALS
 from experiments.training.sweeps import SWEEPS
@@ -58,6 +60,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
-        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS),
+        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS, DATA_TREE, DATA_COPIES),
     )
 }

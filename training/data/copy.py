@@ -96,9 +96,9 @@ class Copier:
         bytes_per_s = 0.0
         while True:
             if outcome == "whole" and last is not None:
-                answer = await self._tell(got=last.segment, bytes_per_s=bytes_per_s)
+                answer = await self._tell(got=last.segment, bytes_per_s=bytes_per_s, waits=False)
             elif outcome in ("wrong", "lacks", "gone"):
-                answer = await self._tell(failed=outcome)
+                answer = await self._tell(failed=outcome, waits=False)
             else:
                 answer = await self._tell()
             self._look(answer)
@@ -108,6 +108,7 @@ class Copier:
                 outcome = await self._copy(answer)
                 size = before * self.store.manifest.chunk_bytes
                 bytes_per_s = size / max(1e-6, time.monotonic() - began)
+                self._look(answer)
             else:
                 await asyncio.sleep(_AGAIN_S)  # a host that is ending lets nobody wait
             last = answer

@@ -8,17 +8,11 @@ that classes are spread over all segments, however the data set is sorted.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, model_validator
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from models.atomic import write_atomically
 from models.data import ImageSet
@@ -28,98 +22,23 @@ from models.hierarchy import Hierarchy
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import Part, TrainingData
-from tierkit.documents import Frozen, read_json
+from tierkit.documents import read_json
 from tierkit.errors import DataError, InvalidInput, SetupError
+from training.data.manifest import (
+    MOST_CHUNK_BYTES,
+    MOST_CHUNKS,
+    MOST_SEGMENTS,
+    Manifest,
+    Piece,
+    SegmentEntry,
+    decoded,
+    sha256_of,
+)
 
-__all__ = [
-    "MOST_SEGMENTS",
-    "Manifest",
-    "Piece",
-    "SegmentEntry",
-    "assembled",
-    "cut",
-    "decoded",
-    "hierarchy_of",
-    "of_segments",
-    "opened",
-    "sha256_of",
-    "suits",
-]
+__all__ = ["assembled", "cut", "hierarchy_of", "of_segments", "opened", "suits"]
 
-MOST_SEGMENTS = 1_024
 _MANIFEST = "segments.json"
 _CHUNK_BYTES = 256 * 1024
-_MOST_CHUNKS = 16_384
-"""Of all segments; chunks are larger where there would be more."""
-_MOST_CHUNK_BYTES = 64 << 20
-_MOST_HEADER_BYTES = 4096
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class SegmentEntry(Frozen):
-    """One segment, as the manifest has it."""
-
-    sha256: Sha256
-    bytes: PositiveInt
-    images: PositiveInt
-    chunks: Annotated[tuple[Sha256, ...], Field(min_length=1, max_length=_MOST_CHUNKS)]
-    """Hash of each chunk; the last one may be shorter than the others."""
-
-
-class Manifest(Frozen):
-    """What a run's data consists of, and all that a worker must know of the images that it does not hold."""
-
-    version: Literal[1] = 1
-    data_sha256: Annotated[str, Field(max_length=128)]
-    """Of all images and labels in the order of the data set: the run's."""
-    chunk_bytes: Annotated[int, Field(gt=0, le=_MOST_CHUNK_BYTES)]
-    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    """Height, width and colours of an image."""
-    hierarchy: Annotated[dict[str, Any], Field(max_length=16)]
-    mean: Annotated[int, Field(ge=0, le=255)]
-    std: Annotated[float, Field(gt=0, le=255, allow_inf_nan=False)]
-    """Centre and spread of the pixels of all images that are trained on."""
-    steps_per_epoch: PositiveInt
-    """Of the run."""
-    segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Manifest:
-        image = int(np.prod(self.shape, dtype=object))
-        for number, entry in enumerate(self.segments):
-            if len(entry.chunks) != -(-entry.bytes // self.chunk_bytes):
-                raise ValueError(f"segment {number} of {entry.bytes:,} bytes has {len(entry.chunks):,} chunks")
-            if not 0 < entry.bytes - entry.images * (image + 17) <= _MOST_HEADER_BYTES:
-                raise ValueError(f"segment {number} of {entry.images:,} images has {entry.bytes:,} bytes")
-        if len({entry.sha256 for entry in self.segments}) < len(self.segments):
-            raise ValueError("two segments are the same")
-        return self
-
-    @property
-    def images(self) -> int:
-        """Of the data set."""
-        return sum(entry.images for entry in self.segments)
-
-    def chunk(self, segment: int, number: int) -> range:
-        """The bytes of a chunk."""
-        start = number * self.chunk_bytes
-        return range(start, min(start + self.chunk_bytes, self.segments[segment].bytes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """The content of a segment."""
-
-    index: NDArray[np.int64]
-    images: NDArray[np.uint8]
-    fine: NDArray[np.int64]
-    train: NDArray[np.bool_]
-
-
-def sha256_of(content: bytes | memoryview) -> str:
-    """In hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def suits(config: TrainConfig) -> None:
@@ -156,7 +75,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
     order = np.random.default_rng(config.seed).permutation(len(data))
     total = data.images.nbytes + 17 * len(data)
     chunk_bytes = _CHUNK_BYTES
-    while total / chunk_bytes > _MOST_CHUNKS - parts and chunk_bytes < _MOST_CHUNK_BYTES:
+    while total / chunk_bytes > MOST_CHUNKS - parts and chunk_bytes < MOST_CHUNK_BYTES:
         chunk_bytes *= 2
     entries = []
     for part in np.array_split(order, parts):
@@ -215,36 +134,6 @@ def opened(folder: Path, data_sha256: str) -> Manifest | None:
         raise DataError(f"the segments in {folder} are of another data set than the run's: remove the folder")
     assembled(pieces, manifest)
     return manifest
-
-
-def decoded(content: bytes, manifest: Manifest) -> Piece:
-    """A segment from its file.
-
-    Raises:
-        DataError: it is none of this data set.
-    """
-    if len(content) < 8 or int.from_bytes(content[:8], "little") > _MOST_HEADER_BYTES:
-        raise DataError("a segment has no header of a segment")
-    try:
-        found = load(content)
-    except (SafetensorError, ValueError, KeyError) as exc:
-        raise DataError(f"a segment is no safetensors file: {str(exc)[:200]}") from exc
-    count = len(found["index"]) if "index" in found and found["index"].ndim == 1 else 0
-    wanted = {
-        "index": (np.dtype(np.int64), (count,)),
-        "images": (np.dtype(np.uint8), (count, *manifest.shape)),
-        "fine": (np.dtype(np.int64), (count,)),
-        "train": (np.dtype(np.uint8), (count,)),
-    }
-    if not count or {name: (each.dtype, each.shape) for name, each in found.items()} != wanted:
-        raise DataError(f"a segment holds other arrays than {', '.join(wanted)} of its images")
-    index, fine, train = found["index"], found["fine"], found["train"]
-    classes = len(manifest.hierarchy.get("fine", ()))
-    if index[0] < 0 or index[-1] >= manifest.images or (np.diff(index) <= 0).any():
-        raise DataError("the images of a segment are not in the order of the data set")
-    if fine.min() < 0 or fine.max() >= classes or train.max() > 1:
-        raise DataError("a segment has labels of no class")
-    return Piece(index=index, images=found["images"], fine=fine, train=train.astype(bool))
 
 
 def assembled(pieces: Sequence[Piece], manifest: Manifest) -> ImageSet:

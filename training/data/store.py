@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
-from training.data.segments import Manifest, Piece, decoded, sha256_of
+from training.data.manifest import Manifest, Piece, decoded, sha256_of
 
 __all__ = ["Store"]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tierkit.errors import NotFound
+from training.data.manifest import Manifest, decoded
 from training.data.placement import Placement
-from training.data.segments import Manifest, decoded, of_segments
-from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
+from training.data.segments import of_segments
+from training.data.tree import DEEPEST, HOST, Came, Event, Failed, Got, Left, Passed, Tree
 from training.messages import DataAnswer, DataReport, Keeps, WorkerData
 
 __all__ = ["Sharing", "drawn_from"]
@@ -29,15 +30,23 @@ class Sharing:
     Args:
         folder: with the segments of the manifest, which were checked.
         batch: images of a step.
+        deepest: see `training.data.tree.Tree`.
         wait_s: for which a worker that has nothing to copy may be kept waiting.
     """
 
     def __init__(
-        self, manifest: Manifest, folder: Path, *, batch: int, wait_s: float, clock: Callable[[], float]
+        self,
+        manifest: Manifest,
+        folder: Path,
+        *,
+        batch: int,
+        wait_s: float,
+        clock: Callable[[], float],
+        deepest: int = DEEPEST,
     ) -> None:
         self.manifest, self._folder = manifest, folder
         parts = len(manifest.segments)
-        self._tree = Tree()
+        self._tree = Tree(deepest=deepest)
         self._placement = Placement(parts=parts, images=manifest.images / parts, batch=batch)
         self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}
         self._wait_s, self._clock = wait_s, clock

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from tierkit.errors import InvalidAnswer, MalformedMessage
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
-from training.data.segments import Manifest
+from training.data.manifest import Manifest
 from training.messages import (
     KEY_HEADER,
     LEASE_HEADER,

@@ -25,7 +25,8 @@ from tierkit.errors import NotFound, SetupError, UpstreamUnavailable
 from tierkit.http.answering import install
 from tierkit.testing import serve_app, wait_for
 from training.data.copy import Copier
-from training.data.segments import Manifest, decoded, of_segments, sha256_of
+from training.data.manifest import Manifest, decoded, sha256_of
+from training.data.segments import of_segments
 from training.data.serving import segment_route
 from training.data.store import Store
 from training.host.chief import compute_as_chief

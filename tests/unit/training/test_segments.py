@@ -22,8 +22,9 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, SetupError, TooLarge
+from training.data.manifest import Manifest, Piece, decoded, sha256_of
 from training.data.placement import Placement, share
-from training.data.segments import Manifest, Piece, assembled, cut, decoded, of_segments, opened, sha256_of
+from training.data.segments import assembled, cut, of_segments, opened
 from training.data.store import Store
 
 pytestmark = pytest.mark.train

@@ -1,0 +1,121 @@
+"""The manifest of a run's segments, and what is in their files. Needs no torch, so neither do those that only copy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt, model_validator
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from tierkit.documents import Frozen
+from tierkit.errors import DataError
+
+__all__ = ["MOST_SEGMENTS", "Manifest", "Piece", "SegmentEntry", "decoded", "sha256_of"]
+
+MOST_SEGMENTS = 1_024
+MOST_CHUNKS = 16_384
+"""Of all segments; chunks are larger where there would be more."""
+MOST_CHUNK_BYTES = 64 << 20
+_MOST_HEADER_BYTES = 4096
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class SegmentEntry(Frozen):
+    """One segment, as the manifest has it."""
+
+    sha256: Sha256
+    bytes: PositiveInt
+    images: PositiveInt
+    chunks: Annotated[tuple[Sha256, ...], Field(min_length=1, max_length=MOST_CHUNKS)]
+    """Hash of each chunk; the last one may be shorter than the others."""
+
+
+class Manifest(Frozen):
+    """What a run's data consists of, and all that a worker must know of the images that it does not hold."""
+
+    version: Literal[1] = 1
+    data_sha256: Annotated[str, Field(max_length=128)]
+    """Of all images and labels in the order of the data set: the run's."""
+    chunk_bytes: Annotated[int, Field(gt=0, le=MOST_CHUNK_BYTES)]
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    """Height, width and colours of an image."""
+    hierarchy: Annotated[dict[str, Any], Field(max_length=16)]
+    mean: Annotated[int, Field(ge=0, le=255)]
+    std: Annotated[float, Field(gt=0, le=255, allow_inf_nan=False)]
+    """Centre and spread of the pixels of all images that are trained on."""
+    steps_per_epoch: PositiveInt
+    """Of the run."""
+    segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Manifest:
+        image = int(np.prod(self.shape, dtype=object))
+        for number, entry in enumerate(self.segments):
+            if len(entry.chunks) != -(-entry.bytes // self.chunk_bytes):
+                raise ValueError(f"segment {number} of {entry.bytes:,} bytes has {len(entry.chunks):,} chunks")
+            if not 0 < entry.bytes - entry.images * (image + 17) <= _MOST_HEADER_BYTES:
+                raise ValueError(f"segment {number} of {entry.images:,} images has {entry.bytes:,} bytes")
+        if len({entry.sha256 for entry in self.segments}) < len(self.segments):
+            raise ValueError("two segments are the same")
+        return self
+
+    @property
+    def images(self) -> int:
+        """Of the data set."""
+        return sum(entry.images for entry in self.segments)
+
+    def chunk(self, segment: int, number: int) -> range:
+        """The bytes of a chunk."""
+        start = number * self.chunk_bytes
+        return range(start, min(start + self.chunk_bytes, self.segments[segment].bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The content of a segment."""
+
+    index: NDArray[np.int64]
+    images: NDArray[np.uint8]
+    fine: NDArray[np.int64]
+    train: NDArray[np.bool_]
+
+
+def sha256_of(content: bytes | memoryview) -> str:
+    """In hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def decoded(content: bytes, manifest: Manifest) -> Piece:
+    """A segment from its file.
+
+    Raises:
+        DataError: it is none of this data set.
+    """
+    if len(content) < 8 or int.from_bytes(content[:8], "little") > _MOST_HEADER_BYTES:
+        raise DataError("a segment has no header of a segment")
+    try:
+        found = load(content)
+    except (SafetensorError, ValueError, KeyError) as exc:
+        raise DataError(f"a segment is no safetensors file: {str(exc)[:200]}") from exc
+    count = len(found["index"]) if "index" in found and found["index"].ndim == 1 else 0
+    wanted = {
+        "index": (np.dtype(np.int64), (count,)),
+        "images": (np.dtype(np.uint8), (count, *manifest.shape)),
+        "fine": (np.dtype(np.int64), (count,)),
+        "train": (np.dtype(np.uint8), (count,)),
+    }
+    if not count or {name: (each.dtype, each.shape) for name, each in found.items()} != wanted:
+        raise DataError(f"a segment holds other arrays than {', '.join(wanted)} of its images")
+    index, fine, train = found["index"], found["fine"], found["train"]
+    classes = len(manifest.hierarchy.get("fine", ()))
+    if index[0] < 0 or index[-1] >= manifest.images or (np.diff(index) <= 0).any():
+        raise DataError("the images of a segment are not in the order of the data set")
+    if fine.min() < 0 or fine.max() >= classes or train.max() > 1:
+        raise DataError("a segment has labels of no class")
+    return Piece(index=index, images=found["images"], fine=fine, train=train.astype(bool))
