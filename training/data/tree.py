@@ -355,6 +355,8 @@ class Tree:
         copy = self._workers[name].copy
         segment = None if copy is None else copy.segment
         while name != HOST and (copy := self._workers[name].copy) is not None and copy.segment == segment:
+            if name in chain:
+                break  # none ever waits for itself; a host must not hang if one does
             chain.append(name)
             name = copy.source
         if name == HOST or segment in self._workers[name].holds:

@@ -203,12 +203,28 @@ def test_a_copy_that_takes_long_does_not_hold_up_the_others() -> None:
 
 
 def test_who_waits_for_itself_would_wait_for_ever() -> None:
-    tree = Tree(deepest=8)
-    came(tree, "a", "b")
-    assert source(tree, "b") == "a"
-    came(tree, "x", serves=False)
-    failed(tree, "a", "gone")  # the host was away; what b gets comes from a
+    tree = Tree(deepest=3, turn_s=5)
+    came(tree, "a", "b", "c")
+    came(tree, "d", serves=False)
+    assert [source(tree, name) for name in "abcd"] == [HOST, "a", "b", None]
+    tree.on(Passed(), 5)
+    assert source(tree, "d") == HOST
+    failed(tree, "a", "gone", now=6)  # what b has comes from a, and the host has just begun to send to d
+    assert source(tree, "a") is None
+    tree.on(Passed(), 10)
     assert source(tree, "a") == HOST
+
+
+def test_a_source_that_was_gone_and_comes_again_gets_another_chance() -> None:
+    tree = Tree(deepest=1)
+    came(tree, "a")
+    got(tree, "a")
+    came(tree, "b", "c")
+    failed(tree, "c", "gone")
+    assert source(tree, "c") is None
+    tree.on(Left(worker="a"), 1)
+    tree.on(Came(worker="a", serves=True, wanted=ALL, holds=ALL), 2)
+    assert source(tree, "c") == "a"
 
 
 def test_a_worker_that_needs_the_segment_no_longer_ends_its_copy() -> None:
