@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
 
 __all__ = [
     "PICTURE_SUFFIXES",
+    "STANDING_AFTER",
     "EncoderKind",
     "Escalate",
     "FeatureForm",
@@ -18,6 +21,8 @@ __all__ = [
     "Scheme",
     "Tier",
     "UpstreamLoss",
+    "WorkerOrder",
+    "WorkerStanding",
 ]
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".heic", ".heif")
@@ -83,6 +88,21 @@ class RunState(StrEnum):
     @property
     def final(self) -> bool:
         return self in (RunState.STOPPED, RunState.FINISHED, RunState.FAILED)
+
+
+WorkerOrder = Literal["pause", "drop", "trust", "resume"]
+"""What an operator wants with a worker of a training run: no work for it; and none ever, whatever joins under its name;
+its updates count whole, whatever they are; it is judged by its updates again."""
+
+WorkerStanding = Literal["active", "paused", "dropped", "trusted", "quarantined"]
+"""Whether a worker's updates count: if it is active, as its score says, or trusted."""
+
+STANDING_AFTER: Mapping[WorkerOrder, WorkerStanding] = {
+    "pause": "paused",
+    "drop": "dropped",
+    "trust": "trusted",
+    "resume": "active",
+}
 
 
 class Scheme(StrEnum):

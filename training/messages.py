@@ -8,9 +8,10 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from models.training.config import TrainConfig
 from tierkit.documents import Frozen
+from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
 from training.strategies.config import OuterConfig, ServerConfig
-from training.trust.score import FIRST, Order, Standing
+from training.trust.score import FIRST
 from training.units import Verdict, WorkUnit
 from training.wire import Format
 
@@ -32,7 +33,6 @@ __all__ = [
     "UpdateAnswer",
     "UpdateHead",
     "WorkerData",
-    "WorkerOrder",
     "WorkerStatus",
 ]
 
@@ -212,14 +212,8 @@ class WorkerStatus(Frozen):
     """Since it was heard last."""
     score: float = FIRST
     """From 0 to 1: how far its updates were like those of others."""
-    standing: Standing = "active"
+    standing: WorkerStanding = "active"
     """Whether its updates count: not those of who is paused, dropped or quarantined."""
-
-
-class WorkerOrder(Frozen):
-    """What an operator wants with a worker."""
-
-    order: Order
 
 
 class RunStatus(Frozen):

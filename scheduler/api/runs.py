@@ -22,7 +22,17 @@ from scheduler.api.routing import (
 from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
 from scheduler.runs.service import Sight
 from tierkit.access import Caller
-from tierkit.wire.runs import RUN_ID_PATTERN, Run, RunMatch, RunOrders, RunPage, RunReport, RunStart, WorkerOffer
+from tierkit.wire.runs import (
+    RUN_ID_PATTERN,
+    Run,
+    RunMatch,
+    RunOrders,
+    RunPage,
+    RunReport,
+    RunStart,
+    WorkerOffer,
+    WorkerWish,
+)
 
 __all__ = ["runs"]
 
@@ -147,6 +157,25 @@ async def match(request: Request, scheduler: Service, caller: CallerOf, sight: S
         caller.check_claim(offer.name)
     asks = _name(caller) or (request.client.host if request.client is not None else "")
     return await scheduler.runs.match(offer, asks, sight)
+
+
+@runs.put(
+    "/v1/runs/{run_id}/workers/{name}",
+    response_model=Run,
+    responses={**MISSING, 409: {"description": "The run has ended already."}},
+    summary="Pause, drop, trust or resume a worker of a run",
+    dependencies=USERS,
+)
+async def order_worker(
+    scheduler: Service,
+    sight: Seen,
+    run_id: RunId,
+    name: Annotated[str, Path(max_length=63, description="As in `workers`.")],
+    wanted: WorkerWish,
+) -> Run:
+    """`pause`: no work for it. `drop`: none ever. `trust`: its updates count, and are not judged. `resume`: they are
+    judged again. Its host hears of it with the answer to its next report; until then it is the worker's `wish`."""
+    return await scheduler.runs.order(run_id, name, wanted.order, sight)
 
 
 @runs.delete(

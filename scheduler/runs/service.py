@@ -18,9 +18,10 @@ from scheduler.runs.curve import Point, extended
 from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
+from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.runs import RunDetails, RunRow, RunStore
 from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
-from tierkit.types import RunState
+from tierkit.types import RunState, WorkerOrder
 from tierkit.wire.runs import Run, RunMatch, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunWants, WorkerOffer
 
 __all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
@@ -154,7 +155,9 @@ class Runs:
         """
         stop = await self._reported(run_id, said, owner)
         coming = self._matchmaker.coming(self._clock()).get(run_id, set()) - {worker.name for worker in said.workers}
-        return RunOrders(stop=stop, coming=tuple(sorted(coming)))
+        known = self._under_way.get(run_id)
+        wishes = {} if known is None else wishes_of(known.details.workers)
+        return RunOrders(stop=stop, coming=tuple(sorted(coming)), workers=wishes)
 
     async def _reported(self, run_id: str, said: RunReport, owner: str | None) -> bool:
         known = self._under_way.get(run_id)
@@ -201,7 +204,7 @@ class Runs:
         curve = details.curve
         if said.loss is not None or said.accuracy is not None:
             curve = extended(curve, Point(at, said.done, said.loss, said.accuracy))
-        workers = [worker.model_dump() for worker in said.workers]
+        workers = with_wishes([worker.model_dump() for worker in said.workers], wishes_of(details.workers))
         known.details = replace(details, workers=workers, curve=curve, result=said.result)
         known.heard, known.dirty = now, True
         known.reports += 1
@@ -299,6 +302,28 @@ class Runs:
                 self._under_way.pop(run_id, None)
             self._news.tell(run_id)
             return whole(known.row, known.details, known.row.state)
+
+    async def order(self, run_id: str, name: str, order: WorkerOrder, sight: Sight) -> Run:
+        """Ask the host of a run to do this with one of its workers.
+
+        Raises:
+            NotFound: no such run, or it has no worker of this name.
+            Conflict: it has ended already.
+            Unavailable: the database does not accept it.
+        """
+        async with self._turn:
+            known, state = await self._seen(run_id, sight)
+            _check_unended(known.row, state)
+            if all(each["name"] != name for each in known.details.workers):
+                raise NotFound(f"run {run_id} has no worker {name[:64]!r}")
+            wish = {name: order}
+            details = replace(known.details, workers=with_wishes(known.details.workers, wish))
+            await self._store.save([(known.row, details)])
+            # Reports may have come meanwhile: only the wish is new.
+            known.details = replace(known.details, workers=with_wishes(known.details.workers, wish))
+            known.reports += 1
+            self._news.tell(run_id)
+            return whole(known.row, known.details, known.state(self._clock()))
 
     async def events(self, run_id: str, sight: Sight) -> RunEvents:
         """The events of a run: `state` with all of it at first and when its state changes, `report` after each report;
@@ -419,7 +444,7 @@ class Runs:
 
 
 def _wanting(known: _Known, coming: set[str]) -> Wanting:
-    there = {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S}
+    there = {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S and may_work(each)}
     wants = RunWants.model_validate(known.details.wants)
     return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=there | coming)
 

@@ -1,10 +1,10 @@
-"""`terrace train list`, `watch` and `stop`: the training runs that a scheduler knows. Without torch."""
+"""`terrace train list`, `watch`, `stop` and `worker`: the training runs that a scheduler knows. Without torch."""
 
 from __future__ import annotations
 
 import sys
 from datetime import UTC
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic_core import to_json
@@ -101,6 +101,33 @@ def stop(client: Client, run: RunId, json: Json = False) -> None:
         print_json(stopped)
     else:
         _print_run(stopped)
+
+
+@app.command()
+@connected
+def worker(
+    client: Client,
+    run: RunId,
+    name: Annotated[str, typer.Argument(metavar="WORKER", help="Name of the worker.", show_default=False)],
+    order: Annotated[
+        Literal["pause", "drop", "trust", "resume"],
+        typer.Argument(
+            metavar="pause|drop|trust|resume",
+            help="No work for it; or none ever; or its updates count whatever they are; or they are judged again.",
+            show_default=False,
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Ask the host of a training run to pause, drop, trust or resume a worker."""
+    asked = client.order_worker(run, name, order)
+    if json:
+        print_json(asked)
+        return
+    found = next(each for each in asked.workers if each.name == name)
+    wish = "" if found.wish is None else f", its host is told to {found.wish} it"
+    said = f"{name}: {found.standing}, score {found.score:.2f}{wish}"
+    screen().print(one_line(said), soft_wrap=True, markup=False)
 
 
 def _print_run(run: RunSummary) -> None:

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -59,17 +59,20 @@ def _trained(browser: Browser, url: str) -> Page:
     page = _opened(browser, f"{url}/ui/training/{wanted['id']}", 1280, "light")
     for number in range(_REPORTS):
         done = 60 * (number + 1)
-        volunteers = {"desk": 0.4, "laptop": 1.6, "pi-4": 2.9}
+        volunteers: dict[str, dict[str, Any]] = {
+            "desk": {"staleness": 0.4, "score": 0.97, "standing": "active"},
+            "laptop": {"staleness": 1.6, "score": 1.0, "standing": "trusted"},
+            "pi-4": {"staleness": 2.9, "score": 0.88, "standing": "paused"},
+            "stranger": {"staleness": 0.2, "score": 0.16, "standing": "quarantined"},
+        }
         said = report(
             done=done,
             version=done,
             loss=0.25 + 2 * math.exp(-number / 12) + 0.06 * math.sin(5 * number) ** 3,
             accuracy=0.97 - 0.87 * math.exp(-number / 9) if number % 5 == 0 else None,
             workers=[
-                worker(
-                    name, updates=done // 3, staleness=staleness, bytes_sent=20_000 * done, bytes_received=9_000 * done
-                )
-                for name, staleness in volunteers.items()
+                worker(name, updates=done // 3, bytes_sent=20_000 * done, bytes_received=9_000 * done, **figures)
+                for name, figures in volunteers.items()
             ],
         )
         httpx.put(f"{url}/v1/runs/{wanted['id']}/report", json=said).raise_for_status()

@@ -107,6 +107,40 @@ def test_a_run_is_stopped_after_a_question(fleet: Fleet, open_page: OpenPage) ->
     expect(state(page)).to_have_text("stopped")
 
 
+def test_a_worker_is_paused_trusted_and_dropped(fleet: Fleet, open_page: OpenPage) -> None:
+    run = begun(fleet)
+    standings = {"pi": "active", "bad": "quarantined"}
+
+    def told() -> dict[str, str]:
+        workers = [worker(name, standing=each, score=0.9 if name == "pi" else 0.1) for name, each in standings.items()]
+        answer = httpx.put(f"{fleet.url}/v1/runs/{run}/report", json=report(workers=workers))
+        return dict(answer.json()["workers"])
+
+    told()
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    pi, bad = (page.locator(f"[data-worker={name}]") for name in standings)
+    expect(bad).to_contain_text("quarantined")
+    expect(bad).to_contain_text("10.0 %")
+    pi.get_by_role("button", name="Pause").click()
+    expect(pi.get_by_role("button", name="Drop")).to_be_disabled()
+    bad.get_by_role("button", name="Trust").click()
+    expect(bad.get_by_role("button", name="Trust")).to_be_disabled()
+    assert told() == {"pi": "pause", "bad": "trust"}
+    standings |= {"pi": "paused", "bad": "trusted"}
+    assert told() == {}
+    expect(pi).to_have_attribute("data-standing", "paused")
+    expect(bad.get_by_role("button", name="Trust")).to_have_count(0)
+    pi.get_by_role("button", name="Resume").click()
+    assert told() == {"pi": "resume"}
+    bad.get_by_role("button", name="Drop").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Keep it").click()
+    assert told() == {"pi": "resume"}
+    bad.get_by_role("button", name="Drop").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Drop it").click()
+    expect(bad.get_by_role("button", name="Drop")).to_be_disabled()
+    assert told() == {"pi": "resume", "bad": "drop"}
+
+
 def test_what_hosts_and_workers_are_called_is_text(fleet: Fleet, open_page: OpenPage) -> None:
     bad = "<img src=x onerror=window.hit=1>"
     run = begun(fleet, network=bad, strategy=bad, config={bad: bad})

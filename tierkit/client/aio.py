@@ -17,7 +17,7 @@ from tierkit.client.http import Connection, Patience
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload, json_upload
 from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
-from tierkit.types import JobState
+from tierkit.types import JobState, WorkerOrder
 from tierkit.wire.api import (
     AttemptPage,
     CoarseResults,
@@ -44,6 +44,7 @@ from tierkit.wire.runs import (
     RunStart,
     RunSummary,
     WorkerOffer,
+    WorkerWish,
 )
 
 __all__ = ["AsyncClient"]
@@ -307,6 +308,13 @@ class AsyncClient(Connection):
         """For workers: the training run that this one is sent to; `Unavailable` while none wants it."""
         answer = await self._request("POST", "/v1/matches", repeatable=True, upload=json_upload(offer))
         return parse(RunMatch, answer.content)
+
+    async def order_worker(self, run: RunSummary | str, worker: str, order: WorkerOrder) -> Run:
+        """Ask the host of a training run to pause, drop, trust or resume one of its workers; `NotFound` if it has none
+        of this name."""
+        path = f"{_run_path(run)}/workers/{_segment('worker', worker)}"
+        upload = json_upload(WorkerWish(order=order))
+        return parse(Run, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
     async def begin_run(self, start: RunStart) -> Run:
         """For hosts: begin a training run, or go on with it."""

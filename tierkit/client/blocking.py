@@ -139,6 +139,7 @@ class Client:
     run = _blocking(AsyncClient.run)
     run_events = _iterating(AsyncClient.run_events)
     stop_run = _blocking(AsyncClient.stop_run)
+    order_worker = _blocking(AsyncClient.order_worker)
     match = _blocking(AsyncClient.match)
     begin_run = _blocking(AsyncClient.begin_run)
     report_run = _blocking(AsyncClient.report_run)

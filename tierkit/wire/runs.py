@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tierkit.types import RunState
+from tierkit.types import RunState, WorkerOrder, WorkerStanding
 from tierkit.wire.messages import Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "RunWorker",
     "WorkerOffer",
     "WorkerReport",
+    "WorkerWish",
 ]
 
 RUN_ID_PATTERN = "^[0-9a-f]{32}$"
@@ -130,6 +131,16 @@ class WorkerReport(_Message):
     bytes_received: Total
     idle_s: Amount
     """Since its host heard it last."""
+    score: Share = 0.5
+    """How far its updates were like those of others."""
+    standing: WorkerStanding = "active"
+    """Whether they count."""
+
+
+class WorkerWish(_Message):
+    """PUT /v1/runs/{id}/workers/{name}: what an operator wants with a worker. Answered by the `Run`."""
+
+    order: WorkerOrder
 
 
 def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
@@ -165,6 +176,8 @@ class RunOrders(_Value):
     """End the run, and say so in a last report."""
     coming: tuple[str, ...] = ()
     """Workers that were sent to this host in the last minute."""
+    workers: Mapping[str, WorkerOrder] = Field(default_factory=dict)
+    """What operators want with some of its workers; told until a report says that it is so."""
 
 
 class WorkerOffer(_Message):
@@ -203,6 +216,12 @@ class RunWorker(_Value):
     bytes_received: int
     idle_s: float
     """Since its host heard it last."""
+    score: float = 0.5
+    """From 0 to 1: how far its updates were like those of others."""
+    standing: WorkerStanding = "active"
+    """Whether they count: not those of who is paused, dropped or quarantined."""
+    wish: WorkerOrder | None = None
+    """What an operator wants with it, until its host has said that it is so."""
 
 
 class CurvePoint(_Value):

@@ -20,6 +20,7 @@ from tierkit.errors import InvalidInput, NotFound
 from tierkit.http.answering import install
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.wire.runs import WorkerWish
 from training.data.serving import segment_route
 from training.host.host import Host
 from training.messages import (
@@ -30,7 +31,6 @@ from training.messages import (
     Join,
     Progress,
     UpdateHead,
-    WorkerOrder,
 )
 from training.wire import compress, decompress, packed_bytes
 
@@ -98,7 +98,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
 
     async def order(request: Request) -> Response:
         _need(request, "user")
-        wanted = await _document(request, WorkerOrder)
+        wanted = await _document(request, WorkerWish)
         found = await host.order(request.path_params["name"], wanted.order)
         return JSONResponse(found.model_dump(mode="json"))
 

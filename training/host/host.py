@@ -19,6 +19,7 @@ from models.data import ImageSet
 from models.training.data import TrainingData
 from tierkit.errors import Conflict, NotFound, Overloaded, TerraceError
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.types import WorkerOrder
 from training.host.journal import Journal
 from training.host.run import Run, decoded
 from training.host.sharing import Sharing, drawn_from
@@ -37,7 +38,6 @@ from training.messages import (
     WorkerStatus,
 )
 from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
-from training.trust.score import Order
 from training.units import Flat
 from training.wire import format_of_weights, pack, rounded
 
@@ -301,7 +301,7 @@ class Host:
             self._sharing.left(name)
         self._tell()
 
-    async def order(self, name: str, order: Order) -> WorkerStatus:
+    async def order(self, name: str, order: WorkerOrder) -> WorkerStatus:
         """Do what an operator wants with a worker; how that stands then.
 
         Raises:

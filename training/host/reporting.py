@@ -8,7 +8,7 @@ import logging
 import secrets
 
 from tierkit.client import AsyncClient, Backoff
-from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerReport
 from training.host.host import Host
@@ -85,6 +85,9 @@ class _Reporter:
         for name in set(orders.coming) - self._coming:
             log.info("%s is on its way, from the scheduler", name)
         self._coming = set(orders.coming)
+        for name, order in orders.workers.items():
+            with contextlib.suppress(NotFound, Overloaded):  # it has left; or it is asked for again
+                await host.order(name, order)
         if orders.stop and not ended:
             log.info("stopped from the scheduler")
             self._told_to_stop = True

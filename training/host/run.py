@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.types import WorkerOrder
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus
 from training.strategies.protocol import Strategy
-from training.trust.score import Order
 from training.units import Computed, Flat, Lease, Update, Verdict
 from training.wire import unpack
 
@@ -236,7 +236,7 @@ class Run:
         self._workers[name].heard_at = now
         self.totals.faults += 1
 
-    def order(self, name: str, order: Order, now: float) -> None:
+    def order(self, name: str, order: WorkerOrder, now: float) -> None:
         """Do what an operator wants with a worker.
 
         Raises:

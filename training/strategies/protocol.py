@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from tierkit.types import WorkerOrder
 from training.strategies.leases import Leases
 from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
 from training.trust.config import FEWEST, TrustConfig
-from training.trust.score import Order, Scores, are_valid
+from training.trust.score import Scores, are_valid
 from training.units import Flat, Lease, Update, Verdict
 
 __all__ = ["Strategy"]
@@ -116,7 +117,7 @@ class Strategy(ABC):
         self.leave(worker)
         self.scores.judge(worker, False)
 
-    def order(self, worker: str, order: Order) -> None:
+    def order(self, worker: str, order: WorkerOrder) -> None:
         """Do what an operator wants with a worker.
 
         Raises:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierkit.errors import Forbidden, Overloaded
+from tierkit.types import STANDING_AFTER, WorkerOrder, WorkerStanding
 from training.trust.aggregate import pieces
 from training.trust.config import TrustConfig
 from training.units import Flat
 
-__all__ = ["FIRST", "Order", "Scores", "Standing", "are_valid"]
+__all__ = ["FIRST", "Scores", "are_valid"]
 
 FIRST = 0.5
 """Score of a worker that nothing is known of."""
@@ -31,14 +32,7 @@ _NORMAL = 1.4826
 _LEAST_SPREAD = 0.05
 """Of a figure's median, or of the centre's length: closer than this, updates are all alike."""
 
-Order = Literal["pause", "drop", "trust", "resume"]
-"""No work for this worker; and none ever, whatever it is called again by; its updates count whole, whatever they are;
-it is again judged by its updates."""
-
-Standing = Literal["active", "paused", "dropped", "trusted", "quarantined"]
-
-_AFTER: Mapping[Order, Standing] = {"pause": "paused", "drop": "dropped", "trust": "trusted", "resume": "active"}
-_NO_MORE: Mapping[Standing, str] = {
+_NO_MORE: Mapping[WorkerStanding, str] = {
     "dropped": "an operator has dropped it",
     "quarantined": "its updates lay too far from those of others, or were not what its steps give",
 }
@@ -47,7 +41,7 @@ _NO_MORE: Mapping[Standing, str] = {
 @dataclass(slots=True)
 class _Known:
     score: float = FIRST
-    standing: Standing = "active"
+    standing: WorkerStanding = "active"
 
 
 class Scores:
@@ -61,7 +55,7 @@ class Scores:
         """From 0 to 1."""
         return self._known.get(worker, _Known()).score
 
-    def standing(self, worker: str) -> Standing:
+    def standing(self, worker: str) -> WorkerStanding:
         return self._known.get(worker, _Known()).standing
 
     def weight(self, worker: str) -> float:
@@ -104,7 +98,7 @@ class Scores:
             if known.standing == "active":
                 known.standing = "quarantined"
 
-    def order(self, worker: str, order: Order) -> None:
+    def order(self, worker: str, order: WorkerOrder) -> None:
         """Do what an operator wants.
 
         Raises:
@@ -115,7 +109,7 @@ class Scores:
             raise Overloaded(
                 f"{_MOST:,} workers have a low score or an operator's word in this run", retry_after_s=60.0
             )
-        former, known.standing = known.standing, _AFTER[order]
+        former, known.standing = known.standing, STANDING_AFTER[order]
         if order == "trust":
             known.score = 1.0
         elif order == "resume" and former in ("quarantined", "dropped"):

@@ -36,7 +36,7 @@ export async function get(path) {
   return (await request(path)).json();
 }
 
-/** @param {"POST" | "DELETE"} method @param {string} path @param {unknown} [content] of JSON */
+/** @param {"POST" | "PUT" | "DELETE"} method @param {string} path @param {unknown} [content] of JSON */
 export async function send(method, path, content) {
   const body = content === undefined ? {} : { body: JSON.stringify(content), headers: { "content-type": "application/json" } };
   return request(path, { method, ...body });

@@ -15,6 +15,11 @@ import { Table } from "./table.js";
 
 const MOST_POINTS = 1500;
 
+/** @type {Record<string, string>} what becomes of a worker by an order */
+const AFTER = { pause: "paused", drop: "dropped", trust: "trusted", resume: "active" };
+/** @type {Record<string, string>} */
+const WORDS = { pause: "Pause", drop: "Drop", trust: "Trust", resume: "Resume" };
+
 const path = `/v1/runs/${location.pathname.split("/")[3] ?? ""}`;
 /** @type {Run} */
 let run;
@@ -63,13 +68,44 @@ const workers = new Table(
     { title: "Sent", kind: "number", show: (cell, each) => text(cell, size(each.bytes_sent)) },
     { title: "Received", kind: "number", show: (cell, each) => text(cell, size(each.bytes_received)) },
     { title: "Silent for", kind: "number", show: (cell, each) => text(cell, span(each.idle_s)) },
+    { title: "Score", kind: "number", show: (cell, each) => text(cell, percent(each.score)) },
+    { title: "State", kind: "state", show: standing },
+    { title: "Operator", kind: "do", show: orders },
   ],
   (each) => each.name,
   (row, each) => {
     attribute(row, "data-testid", "worker");
     attribute(row, "data-worker", each.name);
+    attribute(row, "data-standing", each.standing);
   },
 );
+
+/** @param {HTMLElement} cell @param {RunWorker} each */
+function standing(cell, each) {
+  jobState(cell, { state: each.standing, reason: each.wish ? `${WORDS[each.wish]}: on its way` : "" });
+}
+
+/** @param {HTMLElement} cell @param {RunWorker} each */
+function orders(cell, each) {
+  const first = each.standing === "active" ? "pause" : "resume";
+  const wanted = over(run) ? [] : [first, "drop", "trust"].filter((order) => AFTER[order] !== each.standing);
+  const shown = wanted.join();
+  if (cell.dataset.orders !== shown) {
+    const focused = cell.contains(document.activeElement);
+    cell.dataset.orders = shown;
+    replace(cell, ...wanted.map((order) => el("button", { type: "button", "aria-label": `${WORDS[order]} ${each.name}`, click: () => attempt(() => say(each.name, order)) }, WORDS[order])));
+    if (focused) cell.querySelector("button")?.focus();
+  }
+  for (const button of cell.querySelectorAll("button")) button.disabled = each.wish !== null;
+}
+
+/** @param {string} name of a worker @param {string} order */
+async function say(name, order) {
+  if (order === "drop" && !(await confirmed(`Drop ${name} from this run? It is told to go, and none of its name is let in again.`, "Drop it", "Keep it"))) return;
+  const answer = await send("PUT", `${path}/workers/${encodeURIComponent(name)}`, { order });
+  run = { ...run, workers: (await answer.json()).workers };
+  show();
+}
 
 function show() {
   const title = `${run.network} with ${run.strategy}`;

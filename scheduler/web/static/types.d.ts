@@ -213,6 +213,9 @@ export interface RunWorker {
   bytes_sent: number;
   bytes_received: number;
   idle_s: number;
+  score: number;
+  standing: "active" | "paused" | "dropped" | "trusted" | "quarantined";
+  wish: "pause" | "drop" | "trust" | "resume" | null;
 }
 
 export interface RunSummary {

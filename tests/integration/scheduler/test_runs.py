@@ -123,7 +123,7 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
         (100, 2.0, None),
         (200, 1.0, 0.5),
     ]
-    assert view["workers"] == [worker("laptop")]
+    assert view["workers"] == [{**worker("laptop"), "score": 0.5, "standing": "active", "wish": None}]
     found = await laptop.match(run=run)
     assert found.json() == {
         "run": run,
@@ -176,6 +176,30 @@ async def test_a_run_is_stopped_by_the_answer_to_its_next_report(
     assert (await alice.run(run))["state"] == "stopping"
     await alice.report(run, **last)
     assert (await alice.run(run))["state"] == state
+
+
+async def test_what_an_operator_wants_with_a_worker_is_in_the_answer_to_the_next_report(
+    alice: Caller, laptop: Caller
+) -> None:
+    run = await alice.begin()
+    workers = [worker("a"), worker("b", standing="quarantined", score=0.1)]
+    await alice.report(run, workers=workers)
+    path = f"/v1/runs/{run}/workers"
+    asked = await alice("PUT", f"{path}/b", json={"order": "trust"})
+    shown = [(each["standing"], each["score"], each["wish"]) for each in asked.json()["workers"]]
+    assert (asked.status_code, shown) == (200, [("active", 0.5, None), ("quarantined", 0.1, "trust")])
+    answer = await alice("PUT", f"/v1/runs/{run}/report", json=report(workers=workers))
+    assert answer.json()["workers"] == {"b": "trust"}
+    for caller, name, content, code in (
+        (laptop, "b", {"order": "trust"}, 403),
+        (Caller(alice.url, BOB), "b", {"order": "trust"}, 404),
+        (alice, "nobody", {"order": "trust"}, 404),
+        (alice, "b", {"order": "shoot"}, 422),
+        (alice, "b", {}, 422),
+        (alice, "x" * 64, {"order": "trust"}, 422),
+    ):
+        answer = await caller("PUT", f"{path}/{name}", json=content)
+        assert (answer.status_code, bool(answer.json()["error"])) == (code, True)
 
 
 async def test_events_tell_of_the_whole_run_then_of_each_report_and_end_with_it(
@@ -387,6 +411,18 @@ async def test_train_watch(alice: Caller, command: Any, said: str, code: int) ->
     assert (exit_code, events[-1]["event"], events[-1]["data"]["state"]) == (code, "state", said)
     exit_code, out, _ = await command("watch", run)
     assert (exit_code, said in out, "97.0 %" in out, "no disk" in out) == (code, True, True, said == "failed")
+
+
+async def test_train_worker(alice: Caller, command: Any) -> None:
+    run = await alice.begin()
+    await alice.report(run, workers=[worker("a")])
+    code, out, _ = await command("worker", run, "a", "pause")
+    assert (code, "told to pause" in out) == (0, True)
+    code, out, _ = await command("worker", run, "a", "drop", "--json")
+    assert (code, json.loads(out)["workers"][0]["wish"]) == (0, "drop")
+    for arguments, exit_code in ((("b", "pause"), 1), (("../a", "pause"), 1), (("a", "shoot"), 2)):
+        code, _, err = await command("worker", run, *arguments)
+        assert (code, bool(err)) == (exit_code, True)
 
 
 async def test_train_stop(alice: Caller, command: Any) -> None:

@@ -133,6 +133,8 @@ async def test_a_worker_needs_the_hosts_token_and_certificate(
             assert (await http.get("/v1/run")).status_code == 401
             worker = {"Authorization": f"Bearer {(tmp_path / 'pi').read_text().strip()}"}
             assert (await http.delete("/v1/run", headers=worker)).status_code == 403
+            drop = {"order": "drop"}
+            assert (await http.put("/v1/workers/pi-1/order", headers=worker, json=drop)).status_code == 403
         assert (await ends("pi", trusting))[0] == 0
         assert await host.exit_code() == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -161,6 +163,11 @@ async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
                     run = await until(client, lambda run: run.done > 20)
                     assert (run.network, run.strategy, run.state) == ("net", "sgd", RunState.RUNNING)
                     assert [worker.name for worker in run.workers] == ["w"]
+                    await client.order_worker(run, "w", "pause")
+                    run = await until(client, lambda run: run.workers[0].standing == "paused")
+                    assert run.workers[0].wish is None
+                    await client.order_worker(run, "w", "trust")
+                    run = await until(client, lambda run: run.workers[0].standing == "trusted")
                     host.kill()
                     await host.exit_code()
                     before = run.version

@@ -16,6 +16,7 @@ from scheduler.runs.curve import MOST_POINTS, Point, extended
 from scheduler.runs.matching import THERE_S
 from scheduler.runs.service import EVERYTHING, RunEvents, Runs, Sight
 from scheduler.runs.state import SILENT_S, state_after, state_now
+from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import open_database
 from scheduler.store.lease import Lease
@@ -144,6 +145,8 @@ def test_nesting_is_bounded() -> None:
         {"workers": [worker(f"w{k}") for k in range(1001)]},
         {"workers": [worker("a", staleness=-1)]},
         {"workers": [worker("a", speed=1)]},
+        {"workers": [worker("a", score=1.1)]},
+        {"workers": [worker("a", standing="king")]},
         {"result": {"x": float("inf")}},
         {"error": "x" * 2001},
         {"incarnation": "short"},
@@ -223,6 +226,57 @@ async def test_what_has_not_been_measured_keeps_its_latest_value(kept: Kept) -> 
     await kept.report(run, loss=None, accuracy=None)
     view = await kept.runs.view(run)
     assert (view.loss, view.accuracy, len(view.curve)) == (0.5, 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    ("standing", "wish", "left"),
+    [
+        ("active", "pause", "pause"),
+        ("paused", "pause", None),
+        ("paused", "resume", "resume"),
+        ("active", "resume", None),
+        ("quarantined", "trust", "trust"),
+        ("trusted", "trust", None),
+        ("dropped", "drop", None),
+        ("active", None, None),
+    ],
+)
+def test_a_wish_lasts_until_it_is_so(standing: Any, wish: Any, left: Any) -> None:
+    workers = [worker("a", standing=standing), worker("b")]
+    found = with_wishes(workers, {} if wish is None else {"a": wish, "gone": "drop"})
+    assert [each["wish"] for each in found] == [left, None]
+    assert with_wishes(found, {}) == found
+    assert wishes_of(found) == ({} if left is None else {"a": left})
+    assert may_work(workers[0]) == (standing in ("active", "trusted"))
+    assert with_wishes([{"name": "old"}], {"old": "pause"}) == [{"name": "old", "wish": "pause"}]
+
+
+async def test_what_operators_want_with_a_worker_is_durable_and_told_until_it_is_so(kept: Kept) -> None:
+    run = await kept.begin()
+    await kept.report(run, workers=[worker("a"), worker("b")])
+    seen = await kept.runs.order(run, "a", "pause", EVERYTHING)
+    assert [each.wish for each in seen.workers] == ["pause", None]
+    await kept.again().recover()
+
+    async def told(**changes: Any) -> dict[str, str]:
+        said = RunReport.model_validate(report(workers=[worker("a", **changes), worker("b")]))
+        return dict((await kept.runs.report(run, said, None)).workers)
+
+    assert await told() == {"a": "pause"}
+    assert await told() == {"a": "pause"}
+    assert await told(standing="paused") == {}
+    assert (await kept.runs.view(run)).workers[0].standing == "paused"
+    await kept.runs.order(run, "a", "trust", EVERYTHING)
+    await kept.runs.order(run, "a", "drop", EVERYTHING)
+    assert await told(standing="paused") == {"a": "drop"}
+    # One that is gone takes its wish along.
+    await kept.report(run, workers=[])
+    assert await told() == {}
+    with pytest.raises(NotFound):
+        await kept.runs.order(run, "nobody", "drop", EVERYTHING)
+    await kept.report(run, state="finished", workers=[worker("a")])
+    with pytest.raises(Conflict):
+        await kept.runs.order(run, "a", "drop", EVERYTHING)
 
 
 async def test_ends_and_wishes_to_stop_are_durable_when_they_are_answered(kept: Kept) -> None:

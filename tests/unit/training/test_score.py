@@ -8,8 +8,9 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from tierkit.errors import Forbidden, Overloaded
+from tierkit.types import WorkerOrder, WorkerStanding
 from training.trust.config import TrustConfig
-from training.trust.score import FIRST, Order, Scores, Standing, are_valid
+from training.trust.score import FIRST, Scores, are_valid
 from training.units import Flat
 
 CONFIG = TrustConfig()
@@ -38,7 +39,7 @@ def scored(*valid: bool, config: TrustConfig | None = CONFIG) -> Scores:
         ([True, True, True, False] * 50, 0.66, "active"),
     ],
 )
-def test_a_score_follows_what_its_worker_sends(valid: list[bool], score: float, standing: Standing) -> None:
+def test_a_score_follows_what_its_worker_sends(valid: list[bool], score: float, standing: WorkerStanding) -> None:
     scores = scored(*valid)
     assert scores.score("w") == pytest.approx(score, abs=0.01)
     assert scores.standing("w") == standing
@@ -79,7 +80,7 @@ def test_without_trust_nobody_is_judged() -> None:
         (["drop", "trust"], "trusted", 1),
     ],
 )
-def test_what_operators_say(orders: list[Order], standing: Standing, weight: float) -> None:
+def test_what_operators_say(orders: list[WorkerOrder], standing: WorkerStanding, weight: float) -> None:
     scores = Scores(CONFIG)
     scores.restore({"w": {"score": 0.7, "standing": "active"}})
     for order in orders:
