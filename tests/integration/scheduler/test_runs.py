@@ -196,7 +196,7 @@ async def test_what_an_operator_wants_with_a_worker_is_in_the_answer_to_the_next
         (alice, "nobody", {"order": "trust"}, 404),
         (alice, "b", {"order": "shoot"}, 422),
         (alice, "b", {}, 422),
-        (alice, "x" * 64, {"order": "trust"}, 422),
+        (alice, "x" * 64, {"order": "trust"}, 400),
     ):
         answer = await caller("PUT", f"{path}/{name}", json=content)
         assert (answer.status_code, bool(answer.json()["error"])) == (code, True)
