@@ -112,6 +112,9 @@ class DataReport(Frozen):
     """At which it came."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
     """Why the copy could not go on: the source sent wrong bytes, lacks what it said that it had, or is gone."""
+    failed_segment: SegmentNumber | None = None
+    failed_source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
+    """Which copy that was, from the worker at this URL, or from the host."""
     waits: bool = True
     """Whether the answer may wait until there is something to copy."""
 

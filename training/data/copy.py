@@ -98,7 +98,8 @@ class Copier:
             if outcome == "whole" and last is not None:
                 answer = await self._tell(got=last.segment, bytes_per_s=bytes_per_s, waits=False)
             elif outcome in ("wrong", "lacks", "gone"):
-                answer = await self._tell(failed=outcome, waits=False)
+                assert last is not None
+                answer = await self._tell(failed=outcome, failing=(last.segment, last.source), waits=False)
             else:
                 answer = await self._tell()
             self._look(answer)
@@ -119,6 +120,7 @@ class Copier:
         got: int | None = None,
         bytes_per_s: float = 0.0,
         failed: Literal["wrong", "lacks", "gone"] | None = None,
+        failing: tuple[int | None, str | None] = (None, None),
         waits: bool = True,
     ) -> DataAnswer:
         room = await asyncio.to_thread(self.store.room)
@@ -132,6 +134,8 @@ class Copier:
             got=got,
             bytes_per_s=bytes_per_s,
             failed=failed,
+            failed_segment=failing[0],
+            failed_source=failing[1],
             waits=waits,
         )
         return await self._have(lambda: self._host.data(report))
@@ -143,8 +147,8 @@ class Copier:
         holds = set(self.store.holds)
         if wanted and (holds >= wanted or (self._keeps == "own" and holds & wanted)):
             self._ready.set()
-        if holds >= wanted and self.in_use <= wanted:
-            self.store.keep_only(set(wanted))
+        if holds >= wanted:
+            self.store.keep_only(wanted | self.in_use, time.monotonic())
 
     async def _copy(self, answer: DataAnswer) -> Outcome:
         """Copy a segment; the host hears meanwhile that it goes on, and may end it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
@@ -13,6 +13,8 @@ from training.data.manifest import Manifest, Piece, decoded, sha256_of
 
 __all__ = ["Store"]
 
+_LINGER_S = 10.0
+"""Until a segment that is not needed any more is dropped: who copies it from here hears of it within this time."""
 _WAIT_S = 10.0
 """For a chunk that is on its way here."""
 
@@ -37,6 +39,8 @@ class Store:
         self._whole: set[int] = set()
         self._here: dict[int, set[int]] = {}
         """Of a segment that is not whole: its chunks that are here."""
+        self._retired: dict[int, float] = {}
+        """Segments to be dropped, and since when: others may still be copying them from here."""
         self._changed = asyncio.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +52,7 @@ class Store:
     @property
     def holds(self) -> tuple[int, ...]:
         """Whole segments."""
-        return tuple(sorted(self._whole))
+        return tuple(sorted(self._whole - self._retired.keys()))
 
     def room(self) -> int:
         """Segments that fit, those that are here among them."""
@@ -115,6 +119,7 @@ class Store:
 
     def begin(self, segment: int) -> None:
         """A segment is about to be copied: others may ask for it."""
+        self._retired.pop(segment, None)
         if segment not in self._whole:
             self._here.setdefault(segment, set())
 
@@ -137,14 +142,19 @@ class Store:
             found.append(decoded(content, self.manifest))
         return found
 
-    def keep_only(self, segments: set[int]) -> None:
-        """Drop all others."""
-        for number in self._whole - segments:
-            self._whole.discard(number)
-            self._path(number).unlink(missing_ok=True)
-        for number in set(self._here) - segments:
-            del self._here[number]
-            self._half(number).unlink(missing_ok=True)
+    def keep_only(self, segments: Collection[int], now: float) -> None:
+        """Say of all others that they are here no longer, and drop them some seconds later."""
+        for number in (self._whole | self._here.keys()).difference(segments):
+            self._retired.setdefault(number, now)
+        for number in list(self._retired):
+            if number in segments:
+                del self._retired[number]
+            elif now - self._retired[number] >= _LINGER_S:
+                del self._retired[number]
+                self._whole.discard(number)
+                self._here.pop(number, None)
+                self._path(number).unlink(missing_ok=True)
+                self._half(number).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self.folder / self.manifest.segments[number].sha256

@@ -79,7 +79,13 @@ class Sharing:
         self._wanted[name], self._urls[name] = wanted, report.url
         if report.got is not None:
             self._on(Got(worker=name, segment=report.got, bytes_per_s=report.bytes_per_s))
-        if report.failed is not None:
+        copy = self._tree.copy_of(name)
+        # It may have been told of another copy since, whose source is not the one that failed.
+        if (
+            report.failed is not None
+            and copy is not None
+            and (copy.segment, self._urls.get(copy.source)) == (report.failed_segment, report.failed_source)
+        ):
             self._on(Failed(worker=name, reason=report.failed))
         known = frozenset(range(len(self.manifest.segments)))
         self._on(

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 _SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which a worker that still computes says so."""
 _FAREWELL_S = 2.0
+_AGAIN_S = 0.2
 
 T = TypeVar("T")
 
@@ -310,7 +311,12 @@ class Worker:
         """Compute the unit of a lease, and bring its updates."""
         weights, buffers = unpack(body, values=self._spec.values, buffers=self._spec.buffers)
         if self._draw_from is not None:
-            await self._draw_from(lease.segments)
+            try:
+                await self._draw_from(lease.segments)
+            except NotFound as error:  # of segments that were dropped meanwhile; the next lease gives this one back
+                log.warning("a unit is given back: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+                return
         for part in lease.unit.parts():
             self._learner.load(weights, buffers)
             try:

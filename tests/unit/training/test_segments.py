@@ -253,6 +253,23 @@ async def test_what_is_damaged_on_disk_is_copied_again(tmp_path: Path) -> None:
     assert Store(tmp_path / "w", manifest).holds == ()
 
 
+async def test_a_segment_that_is_not_needed_is_passed_on_for_some_seconds_more(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path / "host")
+    whole = contents(tmp_path / "host", manifest)
+    store = Store(tmp_path / "w", manifest)
+    for number in (0, 1, 2):
+        await store.put(number, 0, whole[number])
+    store.keep_only({1, 2}, now=100.0)
+    assert store.holds == (1, 2)
+    assert (await store.read(manifest.segments[0].sha256, None))[0] == whole[0]
+    store.keep_only({0, 1}, now=109.0)  # it is needed again
+    assert store.holds == (0, 1)
+    store.keep_only({0, 1}, now=119.0)
+    with pytest.raises(NotFound):
+        await store.read(manifest.segments[2].sha256, None)
+    assert len(list((tmp_path / "w").iterdir())) == 2
+
+
 # --- who holds what ---
 
 
