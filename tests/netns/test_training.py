@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +38,31 @@ def log_of(folder: Path, name: str) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def working(network: Network, folder: Path, url: str, name: str, ca: Path) -> AsyncIterator[asyncio.Task[Any]]:
-    """A worker on the host of its name; the task's result is what it has printed as JSON."""
-    command = [
-        *network[name].inside,
-        sys.executable,
-        "-P",
-        "-m",
-        "terrace",
-        "train",
-        "work",
-        url,
-        "--name",
-        name,
-        "--json",
-    ]
-    command += ["--token-file", str(folder / name), "--tls-ca", str(ca), "--dataset", str(folder / "shapes")]
-    command += ["--threads", "1", "--patience-s", "60"]
+async def working(
+    network: Network,
+    folder: Path,
+    url: str,
+    name: str,
+    ca: Path,
+    *images: str,
+    program: Sequence[str] = ("-m", "terrace"),
+    ends_well: bool = True,
+) -> AsyncIterator[asyncio.Task[Any]]:
+    """A worker on the host of its name; the task's result is what it has printed as JSON.
+
+    Args:
+        images: flags that say where it has its training images from.
+        ends_well: whether its exit code has to be 0.
+    """
+    command = [*network[name].inside, sys.executable, "-P", *program, "train", "work", url, "--name", name, "--json"]
+    command += ["--token-file", str(folder / name), "--tls-ca", str(ca), "--threads", "1", "--patience-s", "60"]
     with log_of(folder, name).open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
+        process = await asyncio.create_subprocess_exec(*command, *images, stdout=asyncio.subprocess.PIPE, stderr=log)
 
     async def ends() -> Any:
         printed, _ = await process.communicate()
+        if not ends_well:
+            return None
         assert process.returncode == 0, log_of(folder, name).read_text()
         return json.loads(printed)
 
@@ -116,7 +119,16 @@ async def test_a_worker_is_cut_off_and_every_step_counts_once(
             )
         )
         working_there = [
-            await stack.enter_async_context(working(network, tmp_path, str(http.base_url), name, certificates.ca))
+            await stack.enter_async_context(
+                working(
+                    network,
+                    tmp_path,
+                    str(http.base_url),
+                    name,
+                    certificates.ca,
+                    f"--dataset={tmp_path / 'shapes'}",
+                )
+            )
             for name in ("w1", "w2")
         ]
 

@@ -14,7 +14,7 @@ from training.strategies.leases import Leases
 from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
 from training.trust.config import FEWEST, TrustConfig
-from training.trust.score import Scores, are_valid
+from training.trust.score import FIRST, Scores, are_valid
 from training.units import Flat, Lease, Update, Verdict
 
 __all__ = ["Strategy"]
@@ -142,20 +142,25 @@ class Strategy(ABC):
 
     def _judge(self, updates: Sequence[Pooled]) -> None:
         """The centre of these updates goes into the weights. A worker counts as much as its score, however many of them
-        are its own. Fewer than three have no centre, and are given up."""
+        are its own. Of fewer than three workers none can be outvoted: the mean of those counts that have done nothing
+        wrong, and nobody's score changes."""
         assert self.trust is not None
         mine = Counter(each.worker for each in updates)
         counting = [each for each in updates if self.scores.weight(each.worker) > 0]
-        if len({each.worker for each in counting}) >= FEWEST:
+        few = len({each.worker for each in counting}) < FEWEST
+        if few:
+            counting = [each for each in counting if self.scores.score(each.worker) >= FIRST]
+        if counting:
             weights = [self.scores.weight(each.worker) / mine[each.worker] for each in counting]
             values, buffers = centre_of(
                 [(each.values, each.buffers) for each in counting],
                 weights,
-                centre=self.trust.centre,
-                cheaters=self.trust.cheaters,
+                centre="trimmed-mean" if few else self.trust.centre,
+                cheaters=0.0 if few else self.trust.cheaters,
             )
-            valid = are_valid([each.values for each in counting], values, deviation=self.trust.deviation)
             self._apply_centre(values, buffers, counting, weights)
+        if counting and not few:
+            valid = are_valid([each.values for each in counting], values, deviation=self.trust.deviation)
             for each, good in zip(counting, valid, strict=True):
                 self.scores.judge(each.worker, good)
         for each in updates:

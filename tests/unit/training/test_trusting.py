@@ -165,11 +165,26 @@ def test_what_waits_does_not_count_once_its_worker_is_barred() -> None:
     assert strategy.weights.tolist() == [-1, -1, -1]
 
 
-def test_fewer_than_three_workers_change_nothing() -> None:
+def test_of_fewer_than_three_workers_those_count_that_have_done_nothing_wrong() -> None:
+    strategy = start(outer(quarantine=0.0), steps=40, workers=4)
+    for _ in range(4):
+        a_round(strategy, {"a": (0, 0, 0), "b": (0, 0, 0), "c": (0, 0, 0), "d": (9, 9, 9)})
+    assert strategy.scores.score("d") < 0.5 < strategy.scores.score("a")
+    before, known = strategy.weights.copy(), strategy.scores.state()
+    leases = {worker: granted(strategy, worker) for worker in "ad"}
+    for worker, value in (("a", 1.0), ("d", 9.0)):
+        take(strategy, leases[worker], value, value, value)
+    for _ in range(2):  # the round is whole; a has had its turn, but nobody else computes
+        take(strategy, granted(strategy, "a"), 1.0, 1.0, 1.0)
+    np.testing.assert_allclose(strategy.weights, before - 1.0)
+    assert strategy.scores.state() == known  # two judge nobody
+
+
+def test_a_newcomer_helps_the_only_one_who_is_left() -> None:
     strategy = start(outer(), steps=2, workers=4)
-    a_round(strategy, {"a": (1, 1, 1), "b": (1, 1, 1)})
+    a_round(strategy, {"a": (1, 1, 1), "b": (3, 3, 3)})
     assert strategy.finished
-    assert strategy.weights.tolist() == [0, 0, 0]
+    np.testing.assert_allclose(strategy.weights, [-2.0] * 3)
 
 
 @pytest.mark.parametrize("config", [server(), ServerConfig(rule="sgd")])
