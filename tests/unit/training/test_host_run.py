@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tierkit.errors import Conflict, NotFound, Overloaded, SetupError
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SetupError
 from training.host.journal import Journal
 from training.host.run import Run
 from training.strategies.build import build_strategy
-from training.strategies.config import STRATEGIES
+from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Lease, Update
 
 VALUES, BUFFERS = 3, 2
@@ -20,10 +21,18 @@ LEASE_S = 10.0
 A, B = "a" * 16, "b" * 16
 
 
+KINDS: dict[str, StrategyConfig] = {
+    **STRATEGIES,
+    "sgd, judged": ServerConfig(rule="sgd", trust=TrustConfig(updates=3)),
+    "average, judged": ServerConfig(rule="average", n_fetch=4, n_push=2, trust=TrustConfig(updates=3, quarantine=0.45)),
+    "fedavg, judged": OuterConfig(local_steps=2, workers=3, trust=TrustConfig(centre="krum")),
+}
+
+
 def new_run(strategy: str = "sgd", *, steps: int = 40) -> Run:
     return Run(
         build_strategy(
-            STRATEGIES[strategy],
+            KINDS[strategy],
             np.zeros(VALUES, np.float32),
             np.ones(BUFFERS, np.float32),
             steps=steps,
@@ -115,12 +124,18 @@ def test_workers_are_bounded_and_the_silent_make_room() -> None:
 
 
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["join", "grant", "take", "nan", "leave", "renew", "wait", "crash"]), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(
+            # Mostly work.
+            "join grant take grant take nan foreign leave renew wait crash pause trust resume right wrong".split()
+        ),
+        st.integers(0, 2),
+    ),
     max_size=120,
 )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", KINDS)
 @settings(max_examples=25)
 @given(calls=CALLS)
 def test_a_run_from_its_journal_is_the_run_to_the_bit(
@@ -169,18 +184,25 @@ def test_a_run_from_its_journal_is_the_run_to_the_bit(
                 given = {"lease": leases[name][0].number, "shown": leases[name][0].unit.first + 1}
                 run.renew(name, A, now=now, **given)
                 journal.add({"do": "renew", "name": name, "incarnation": A, "now": now, **given})
-            elif kind in ("take", "nan") and leases.get(name, (None, []))[1]:
+            elif kind in ("pause", "trust", "resume"):
+                run.order(name, kind, now)  # type: ignore[arg-type]
+                journal.add({"do": "order", "name": name, "order": kind, "now": now})
+            elif kind in ("right", "wrong"):
+                run.rechecked(name, kind == "right", now)
+                journal.add({"do": "rechecked", "name": name, "right": kind == "right", "now": now})
+            elif kind in ("take", "nan", "foreign") and leases.get(name, (None, []))[1]:
                 lease, parts = leases[name]
-                part, values = parts.pop(0), np.full(VALUES, np.nan if kind == "nan" else number, np.float32)
+                part = range(99, 100) if kind == "foreign" else parts.pop(0)
+                values = np.full(VALUES, np.nan if kind == "nan" else number, np.float32)
                 verdict = run.take(A, brought(lease, part, values), 7, {}, now)
                 if verdict == "taken":
                     call = {"do": "take", "lease": lease.number, "worker": name, "part": [part.start, part.stop]}
                     journal.add({**call, "now": now}, values.tobytes())
                 elif verdict in ("stale", "refused"):
-                    journal.add({"do": "drop", "name": name, "now": now})
+                    journal.add({"do": "drop", "name": name, "now": now, "refused": verdict == "refused"})
                 elif verdict == "late":
                     run.totals.faults -= 1  # which is counted, but changes nothing
-        except (NotFound, Conflict):
+        except (NotFound, Conflict, Forbidden):
             pass
         if kind == "wait":
             now += 4.0

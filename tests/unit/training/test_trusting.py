@@ -1,6 +1,7 @@
 """Strategies that judge their updates: when, which count, who is expelled; and whole runs with cheaters."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
 from training.cheating import Cheat, Cheater
 from training.strategies.build import build_strategy
-from training.strategies.config import OuterConfig, Sends, ServerConfig, StrategyConfig
+from training.strategies.config import OuterConfig, Sends, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Lease, Update, Verdict
@@ -232,6 +233,16 @@ def test_updates_that_are_too_old_do_not_wait_with_the_others() -> None:
 def test_what_cannot_be_judged_together_is_said_at_the_start(config: StrategyConfig, workers: int, values: int) -> None:
     with pytest.raises(InvalidInput, match="together"):
         start(config, workers=workers, values=values)
+
+
+def test_the_page_names_every_setting_and_its_example_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/volunteers.md").read_text()
+    example = page.split("[trust]\n")[1].split("```")[0]
+    path = tmp_path / "trust.toml"
+    path.write_text(f'family = "server"\nrule = "sgd"\n[trust]\n{example}')
+    trust = find_strategy(str(path)).trust
+    assert trust == TrustConfig(recheck=0.05, updates=10)
+    assert {line.split(" = ")[0] for line in example.splitlines() if " = " in line} == TrustConfig.model_fields.keys()
 
 
 CALLS = st.lists(
