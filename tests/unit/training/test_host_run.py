@@ -127,7 +127,24 @@ CALLS = st.lists(
     st.tuples(
         st.sampled_from(
             # Mostly work.
-            "join grant take grant take nan foreign leave renew wait crash pause trust resume right wrong".split()
+            [
+                "join",
+                "grant",
+                "take",
+                "grant",
+                "take",
+                "nan",
+                "foreign",
+                "leave",
+                "renew",
+                "wait",
+                "crash",
+                "pause",
+                "trust",
+                "resume",
+                "right",
+                "wrong",
+            ]
         ),
         st.integers(0, 2),
     ),

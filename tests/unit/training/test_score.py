@@ -178,6 +178,16 @@ def test_what_is_unlike_the_others_is_found(kind: str) -> None:
     assert found == [False] * 3 + [True] * 7
 
 
+def test_an_update_of_nothing_is_found_where_the_others_lie_further_from_the_centre() -> None:
+    chance = np.random.default_rng(3)
+    goal = chance.standard_normal(2_000)
+    honest = [(goal + 2 * chance.standard_normal(2_000)).astype(np.float32) for _ in range(7)]
+    nothing = np.zeros(2_000, np.float32)
+    centre = np.median([*honest, nothing, nothing, nothing], axis=0)
+    assert np.linalg.norm(nothing - centre) < min(np.linalg.norm(each - centre) for each in honest)
+    assert are_valid([*honest, nothing, nothing, nothing], centre, deviation=4.0) == [True] * 7 + [False] * 3
+
+
 def test_what_is_all_alike_is_valid() -> None:
     same = np.ones(5, np.float32)
     near = same + np.float32(1e-6)

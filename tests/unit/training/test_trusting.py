@@ -83,6 +83,15 @@ def test_a_compensating_rule_is_given_the_mean_of_the_weights_that_updates_come_
     np.testing.assert_allclose(strategy.weights, [8.0] * 3)
 
 
+@pytest.mark.parametrize("rule", ["average", "dc-adaptive"])
+def test_weights_that_updates_come_from_are_kept_no_longer_than_needed(rule: str) -> None:
+    strategy = start(server(rule), workers=3)
+    for _ in range(5):
+        a_round(strategy, dict.fromkeys("abc", (1.0, 1.0, 1.0)))
+    vectors, _ = strategy.state()
+    assert not [name for name in vectors if name.startswith(("from", "waiting"))]
+
+
 def test_a_worker_that_answers_at_once_waits_while_others_compute() -> None:
     strategy = start(server(), workers=10)
     honest = [granted(strategy, f"w{number}") for number in range(4)]
