@@ -32,6 +32,7 @@ __all__ = [
     "LowestTier",
     "ModelSet",
     "OtherDataset",
+    "Scheduler",
     "TlsCa",
     "TokenFile",
     "Untrusted",
@@ -131,20 +132,23 @@ def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None
     )
 
 
+Scheduler = Annotated[
+    str,
+    typer.Option(
+        envvar="TERRACE_SCHEDULER",
+        metavar="URL",
+        help="Where the scheduler listens; of several, all URLs, comma-separated.",
+    ),
+]
+
+
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """A command with the options of a connection, which it takes as a client, its first argument."""
 
     def call(
         *,
         context: typer.Context,
-        scheduler: Annotated[
-            str,
-            typer.Option(
-                envvar="TERRACE_SCHEDULER",
-                metavar="URL",
-                help="Where the scheduler listens; of several, all URLs, comma-separated.",
-            ),
-        ] = DEFAULT_URL,
+        scheduler: Scheduler = DEFAULT_URL,
         token_file: TokenFile = None,
         tls_ca: TlsCa = None,
         **own: Any,

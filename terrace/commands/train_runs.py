@@ -10,7 +10,7 @@ import typer
 from pydantic_core import to_json
 
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import Json, connected
+from terrace.options import DEFAULT_URL, Json, Scheduler, TlsCa, TokenFile, check_tls_ca, connect, connected
 from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
 from tierkit.plaintext import harmless, one_line
 
@@ -104,10 +104,12 @@ def stop(client: Client, run: RunId, json: Json = False) -> None:
 
 
 @app.command()
-@connected
 def worker(
-    client: Client,
-    run: RunId,
+    context: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Id of the run, or the URL of its host.", show_default=False),
+    ],
     name: Annotated[str, typer.Argument(metavar="WORKER", help="Name of the worker.", show_default=False)],
     order: Annotated[
         Literal["pause", "drop", "trust", "resume"],
@@ -117,15 +119,24 @@ def worker(
             show_default=False,
         ),
     ],
+    scheduler: Scheduler = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     json: Json = False,
 ) -> None:
-    """Ask the host of a training run to pause, drop, trust or resume a worker."""
-    asked = client.order_worker(run, name, order)
+    """Pause, drop, trust or resume a worker of a training run, by its host or through the scheduler."""
+    at_host = "://" in run
+    url = run if at_host else scheduler
+    check_tls_ca(context, url)
+    with connect(url, token_file, tls_ca) as client:
+        if at_host:
+            found = client.order_at_host(name, order)
+        else:
+            found = next(each for each in client.order_worker(run, name, order).workers if each.name == name)
     if json:
-        print_json(asked)
+        print_json(found)
         return
-    found = next(each for each in asked.workers if each.name == name)
-    wish = "" if found.wish is None else f", its host is told to {found.wish} it"
+    wish = "" if found.wish is None else f"; its host is told to {found.wish} it"
     said = f"{name}: {found.standing}, score {found.score:.2f}{wish}"
     screen().print(one_line(said), soft_wrap=True, markup=False)
 

@@ -43,6 +43,7 @@ from tierkit.wire.runs import (
     RunReport,
     RunStart,
     RunSummary,
+    RunWorker,
     WorkerOffer,
     WorkerWish,
 )
@@ -315,6 +316,12 @@ class AsyncClient(Connection):
         path = f"{_run_path(run)}/workers/{_segment('worker', worker)}"
         upload = json_upload(WorkerWish(order=order))
         return parse(Run, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
+
+    async def order_at_host(self, worker: str, order: WorkerOrder) -> RunWorker:
+        """The same for a client of the host itself, in place of the scheduler: how that worker stands then."""
+        path = f"/v1/workers/{_segment('worker', worker)}/order"
+        upload = json_upload(WorkerWish(order=order))
+        return parse(RunWorker, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
     async def begin_run(self, start: RunStart) -> Run:
         """For hosts: begin a training run, or go on with it."""

@@ -140,6 +140,7 @@ class Client:
     run_events = _iterating(AsyncClient.run_events)
     stop_run = _blocking(AsyncClient.stop_run)
     order_worker = _blocking(AsyncClient.order_worker)
+    order_at_host = _blocking(AsyncClient.order_at_host)
     match = _blocking(AsyncClient.match)
     begin_run = _blocking(AsyncClient.begin_run)
     report_run = _blocking(AsyncClient.report_run)

@@ -419,7 +419,7 @@ async def test_train_worker(alice: Caller, command: Any) -> None:
     code, out, _ = await command("worker", run, "a", "pause")
     assert (code, "told to pause" in out) == (0, True)
     code, out, _ = await command("worker", run, "a", "drop", "--json")
-    assert (code, json.loads(out)["workers"][0]["wish"]) == (0, "drop")
+    assert (code, json.loads(out)["wish"]) == (0, "drop")
     for arguments, exit_code in ((("b", "pause"), 1), (("../a", "pause"), 1), (("a", "shoot"), 2)):
         code, _, err = await command("worker", run, *arguments)
         assert (code, bool(err)) == (exit_code, True)

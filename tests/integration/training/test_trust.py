@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
+from terrace.cli import run
 from tests.integration.training.conftest import RunningHost, StartHost
 from tests.integration.training.test_host import A, B, body, head, joined, leased, options, reaches, status
 from tierkit.errors import Forbidden, SetupError
@@ -158,6 +159,23 @@ async def test_operators_pause_trust_and_drop_a_worker(start_host: StartHost, sh
         with pytest.raises(Forbidden, match="operator"):
             await asyncio.wait_for(working, 20)
         assert await standings(running) == {"other": "active", "w": "dropped"}
+
+
+async def test_train_worker_at_the_host(start_host: StartHost, capsys: pytest.CaptureFixture[str]) -> None:
+    async def command(*arguments: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(run, ["train", "worker", running.url, *arguments])
+        return code, *capsys.readouterr()
+
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        code, out, _ = await command("w", "pause", "--json")
+        said = json.loads(out)
+        assert (code, said["standing"], said["wish"]) == (0, "paused", None)
+        code, out, _ = await command("w", "resume")
+        assert (code, "active" in out) == (0, True)
+        code, _, err = await command("nobody", "drop")
+        assert (code, "nobody" in err) == (1, True)
+        assert await standings(running) == {"w": "active"}
 
 
 @pytest.mark.parametrize(
