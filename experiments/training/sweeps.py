@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, grouped, option
 from experiments.training.cases import Judged, p_value
-from tierkit.errors import MissingExtra
+from tierkit.errors import InvalidInput, MissingExtra
 
 __all__ = ["SWEEPS", "WORKERS", "Trained", "judge", "trainings"]
 
@@ -110,7 +110,7 @@ class Chosen(Options):
         None, f"A sweep; may be repeated. Default: all, {', '.join(_SOURCE)}.", metavar="SWEEP"
     )
     values: int | None = option(None, "Rows of each sweep, its first ones. Default: all; 1 with --quick.", min=1, max=9)
-    images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=2_400, max=60_000)
+    images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=240, max=60_000)
     processes: int = option(2, "Runs that are computed at a time, each in a process of its own.", min=1, max=256)
     data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
 
@@ -126,6 +126,9 @@ class Sweeps(Experiment):
     quick = "{images:,} images rather than 60,000, one seed rather than 5, one value of each sweep"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
+        wrong = [name for name in chosen.only or () if name not in _SOURCE]
+        if wrong:
+            raise InvalidInput(f"there is no sweep {wrong[0]!r}; there are {', '.join(_SOURCE)}")
         try:
             from experiments.training.sweeping import NETWORK, STRATEGY, train
         except ImportError as exc:

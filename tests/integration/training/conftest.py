@@ -15,7 +15,6 @@ from tests.shapes import write_shapes
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app
 from training.host.app import create_app
 from training.host.host import Host
@@ -89,9 +88,7 @@ def start_host(tmp_path: Path, shapes: Path, network: Callable[[int], Path]) -> 
             **given,  # type: ignore[arg-type]
         )
         host = open_host(settings)
-        service = ServiceSettings(
-            tokens=settings.tokens, tls_cert=settings.tls_cert, tls_key=settings.tls_key, drain_s=1.0
-        )
+        service = settings.model_copy(update={"drain_s": 1.0})
         async with (
             serve_app(lambda lifecycle: create_app(host, lifecycle), service) as lifecycle,
             httpx.AsyncClient(base_url=lifecycle.url, timeout=30) as http,

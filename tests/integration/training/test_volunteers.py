@@ -20,10 +20,13 @@ from starlette.requests import Request
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.training.data import TrainingData
+from terrace.cli import run
+from tests.integration.access.conftest import Certificates, certificates
 from tests.integration.training.conftest import RunningHost, StartHost
+from tierkit.access import client_context
 from tierkit.errors import NotFound, SetupError, UpstreamUnavailable
 from tierkit.http.answering import install
-from tierkit.testing import serve_app, wait_for
+from tierkit.testing import serve_app, service_process, wait_for
 from training.data.copy import Copier
 from training.data.manifest import Manifest, decoded, sha256_of
 from training.data.segments import of_segments
@@ -38,6 +41,8 @@ from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
+
+__all__ = ["certificates"]  # the fixture
 
 A = "a" * 16
 SHARED = {"strategy": "sgd", "share_data": True, "workers": 3, "max_lease_wait_s": 0.5}
@@ -68,7 +73,11 @@ async def reported(running: RunningHost, name: str, **given: Any) -> dict[str, A
 
 async def test_three_workers_without_data_train_to_the_end(start_host: StartHost, tmp_path: Path) -> None:
     async with start_host(epochs=8, **SHARED) as running:
-        done = await asyncio.gather(*(work(options(running, tmp_path, f"w{n}")) for n in (1, 2, 3)))
+        # Nobody reaches the third one: it only receives.
+        places = {"w1": ("127.0.0.1", 0), "w2": ("127.0.0.1", 0), "w3": None}
+        done = await asyncio.gather(
+            *(work(options(running, tmp_path, name, serve_data=place)) for name, place in places.items())
+        )
         await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
         found = running.host.result
     assert found is not None
@@ -364,6 +373,42 @@ async def test_only_workers_of_the_run_get_its_images(start_host: StartHost, tmp
             await serving
 
 
+async def test_images_travel_by_tls_and_hosts_ask_for_tokens(
+    start_host: StartHost, tmp_path: Path, certificates: Certificates
+) -> None:
+    book, tokens = tmp_path / "tokens.toml", {}
+    for name in ("pi", "box"):
+        out = ["--tokens", str(book), "--out", str(tmp_path / name)]
+        assert run(["token", "create", "--name", name, "--role", "worker", *out]) == 0
+        tokens[name] = (tmp_path / name).read_text().strip()
+    async with start_host(epochs=4, tokens=book, **certificates.issue("host"), **SHARED) as running:
+        shared = running.host.shared.manifest.segments[0].sha256
+        async with httpx.AsyncClient(base_url=running.url, verify=client_context(certificates.ca)) as stranger:
+            who = {"worker": "pi", "incarnation": A}
+            assert (await stranger.get("/v1/segments")).status_code == 401
+            assert (await stranger.get(f"/v1/segments/{shared}", params=who)).status_code == 401
+            box = {"Authorization": f"Bearer {tokens['box']}"}  # for another name
+            assert (await stranger.get(f"/v1/segments/{shared}", params=who, headers=box)).status_code == 403
+        given = {"tls_ca": certificates.ca, "fetch": "all"}
+        done = await asyncio.gather(
+            *(
+                work(
+                    options(
+                        running,
+                        tmp_path,
+                        name,
+                        token=lambda name=name: tokens[name],
+                        **certificates.issue(name),
+                        **given,
+                    )
+                )
+                for name in tokens
+            )
+        )
+    assert sum(each.updates for each in done) == 20
+    assert [each.copied for each in done] == [4, 4]
+
+
 async def test_a_host_that_shares_nothing_says_so(start_host: StartHost, tmp_path: Path) -> None:
     async with start_host(strategy="sgd") as running:
         with pytest.raises(NotFound, match="share-data"):
@@ -398,6 +443,17 @@ async def test_the_host_computes_as_worker_0(start_host: StartHost, tmp_path: Pa
         status = await running.host.status()
     assert status.updates == 40
     assert 0 < done.updates < 40
+
+
+async def test_a_host_process_that_works_needs_no_worker(
+    network: Callable[[int], Path], shapes: Path, tmp_path: Path
+) -> None:
+    flags = [f"--network={network(4)}", f"--dataset={shapes}", f"--folder={tmp_path / 'run'}", "--port=0"]
+    command = ["-m", "terrace", "train", "host", *flags, "--strategy=crowdsourced", "--work", "--share-data"]
+    async with service_process(command, ready_file=tmp_path / "ready") as host:
+        assert await host.exit_code() == 0, host.log
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["updates"], result["faults"]) == (20, 0)
 
 
 async def test_a_host_that_comes_back_grants_the_same_segments(start_host: StartHost) -> None:
