@@ -15,14 +15,14 @@ from tierkit.errors import Forbidden, InvalidInput
 from tierkit.http.answering import install
 from training.messages import KEY_HEADER
 
-__all__ = ["Read", "create_data_app", "segment_route"]
+__all__ = ["Read", "bounded", "create_data_app", "segment_route"]
 
 Read = Callable[[str, range | None], Awaitable[tuple[bytes, int]]]
 """Gives some bytes of the segment with this sha256, or all; and how many there are in all."""
 
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
-_MOST_BYTES = 64 << 20
-"""Of an answer: a chunk, or a segment that is no larger."""
+_WHOLE_BYTES = 1 << 20
+"""A segment of no more bytes is sent whole; else a chunk is the most."""
 
 
 def segment_route(read: Read, allow: Callable[[Request], Awaitable[None]]) -> Route:
@@ -57,18 +57,30 @@ def create_data_app(read: Read, key: Callable[[], str]) -> Starlette:
     return app
 
 
+def bounded(span: range | None, *, size: int, chunk_bytes: int) -> range:
+    """The bytes of an answer.
+
+    Raises:
+        InvalidInput: there are none of these, or more than one answer has.
+    """
+    asked = range(size) if span is None else range(span.start, min(span.stop, size))
+    most = max(chunk_bytes, _WHOLE_BYTES)
+    if not 0 < len(asked) <= most:
+        raise InvalidInput(
+            f"an answer has from 1 to {most:,} of the {size:,} bytes of the segment: ask for Range: bytes=A-B"
+        )
+    return asked
+
+
 def _span(header: str | None) -> range | None:
     """Bytes that are asked for; None for all.
 
     Raises:
-        InvalidInput: no single range of bytes, or more than one answer may have.
+        InvalidInput: no single range of bytes.
     """
     if header is None:
         return None
     found = _RANGE.fullmatch(header)
     if found is None:
         raise InvalidInput(f"the range {header[:60]!r} is not known here; bytes=A-B is")
-    span = range(int(found[1]), int(found[2]) + 1)
-    if not 0 < len(span) <= _MOST_BYTES:
-        raise InvalidInput(f"a range has from 1 to {_MOST_BYTES:,} bytes, and this one {len(span):,}")
-    return span
+    return range(int(found[1]), int(found[2]) + 1)

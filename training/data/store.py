@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
 from training.data.manifest import Manifest, Piece, decoded, sha256_of
+from training.data.serving import bounded
 
 __all__ = ["Store"]
 
@@ -94,6 +95,7 @@ class Store:
         way here are waited for.
 
         Raises:
+            InvalidInput: as `bounded`.
             NotFound: it is not here, and is not being copied.
             Unavailable: the bytes have not come for long.
         """
@@ -103,9 +105,7 @@ class Store:
             if number is None or not (number in self._whole or number in self._here):
                 raise NotFound("this worker has no such segment")
             size, changed = self.manifest.segments[number].bytes, self._changed
-            wanted = range(size) if span is None else range(span.start, min(span.stop, size))
-            if not wanted:
-                raise NotFound(f"the segment has {size:,} bytes")
+            wanted = bounded(span, size=size, chunk_bytes=self.manifest.chunk_bytes)
             each = self.manifest.chunk_bytes
             chunks = range(wanted.start // each, (wanted.stop - 1) // each + 1)
             if number in self._whole or self._here[number].issuperset(chunks):

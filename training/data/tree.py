@@ -141,6 +141,10 @@ class _Worker:
     distrusted: bool = False
     """Not a source any more, whatever it says."""
 
+    def says(self, event: Came) -> bool:
+        """Whether this is what it has said before."""
+        return self.serves == event.serves and self.wanted == event.wanted and frozenset(self.holds) == event.holds
+
     @property
     def lacks(self) -> frozenset[int]:
         return self.wanted - self.holds
@@ -175,6 +179,10 @@ class Tree:
             worker.heard_at = now
         effects: list[Start | Stop] = []
         match event:
+            case Heard():
+                return []
+            case Came() if worker is not None and worker.says(event):
+                return []  # most of what a host hears
             case Came():
                 effects += self._came_in(event, now)
             case Got() if worker is not None and worker.copy is not None and worker.copy.segment == event.segment:
@@ -185,8 +193,9 @@ class Tree:
                 effects += self._failed(event)
             case Left() if worker is not None:
                 effects += self._lost(event.worker)
-        for name in [name for name, each in self._workers.items() if self._silent(each, now)]:
-            effects += self._lost(name)
+            case Passed():
+                for name in [name for name, each in self._workers.items() if self._silent(each, now)]:
+                    effects += self._lost(name)
         return effects + self._assigned(now)
 
     def copy_of(self, worker: str) -> Copy | None:

@@ -14,6 +14,7 @@ from tierkit.errors import NotFound
 from training.data.manifest import Manifest, decoded
 from training.data.placement import Placement
 from training.data.segments import of_segments
+from training.data.serving import bounded
 from training.data.tree import DEEPEST, HOST, Came, Event, Failed, Got, Left, Passed, Tree
 from training.messages import DataAnswer, DataReport, Keeps, WorkerData
 
@@ -149,12 +150,14 @@ class Sharing:
 
         Raises:
             NotFound: there is no such segment.
+            InvalidInput: as `bounded`.
         """
         number = self._numbers.get(sha256)
         if number is None:
             raise NotFound("the run has no such segment")
         size = self.manifest.segments[number].bytes
-        return await asyncio.to_thread(_read, self._folder / sha256, span or range(size)), size
+        wanted = bounded(span, size=size, chunk_bytes=self.manifest.chunk_bytes)
+        return await asyncio.to_thread(_read, self._folder / sha256, wanted), size
 
     def images_of(self, segments: tuple[int, ...], network: TrainConfig) -> TrainingData:
         """What a worker with these segments trains on. Reads files."""

@@ -350,7 +350,7 @@ async def test_only_workers_of_the_run_get_its_images(start_host: StartHost, tmp
         part = await running.http.get(path, params=who, headers={"Range": "bytes=10-19"})
         assert (part.status_code, part.content) == (206, whole.content[10:20])
         assert part.headers["Content-Range"] == f"bytes 10-19/{len(whole.content)}"
-        for header in ("bytes=5-1", "bytes=-5", "bytes=0-1,3-4", "lines=1-2", f"bytes=0-{10**9}"):
+        for header in ("bytes=5-1", "bytes=-5", "bytes=0-1,3-4", "lines=1-2", f"bytes={10**9}-{10**9}"):
             assert (await running.http.get(path, params=who, headers={"Range": header})).status_code == 400
         assert (await running.http.get(f"/v1/segments/{'0' * 64}", params=who)).status_code == 404
         assert (await running.http.get(path, params={**who, "incarnation": "b" * 16})).status_code == 409
