@@ -311,6 +311,7 @@ async def test_a_worker_process_that_is_killed_in_mid_run_costs_nobody_his_data(
             process.kill()
             await process.wait()
         done = await asyncio.gather(*(work(options(running, tmp_path, name, fetch="all")) for name in ("w2", "w3")))
+        await asyncio.wait_for(running.host.over.wait(), 30)
     assert running.host.result is not None
     assert running.host.result["updates"] == 200
     assert [each.copied for each in done] == [4, 4]
