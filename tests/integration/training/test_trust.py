@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.integration.training.test_host import A, B, body, head, joined, lease
 from tierkit.errors import Forbidden, SetupError
 from tierkit.testing import wait_for
 from training.messages import LEASE_HEADER
+from training.trust.recheck import Chosen
+from training.units import Flat
 from training.worker.node import work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
@@ -139,6 +142,29 @@ async def test_who_goes_before_the_answer_is_computed_again_all_the_same(
             return await standings(running) == {"bad": "quarantined"}
 
         await wait_for(found, what="the quarantine")
+
+
+async def test_updates_are_taken_while_a_unit_is_computed_again(
+    start_host: StartHost, shapes: Path, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(chosen: Chosen, *rest: Any) -> Flat:
+        begun.set()
+        assert go_on.wait(30)
+        assert chosen.update is not None
+        return chosen.update.computed.values
+
+    monkeypatch.setattr("training.host.host.computed_again", slowly)
+    async with start_host(epochs=2_000, strategy=strategy(recheck=1.0, deviation=1e9), workers=4) as running:
+        honest = [asyncio.create_task(work(options(running, shapes, f"w{n}"))) for n in range(4)]
+        try:
+            await reaches(running, updates=30)
+            assert begun.is_set()
+        finally:
+            go_on.set()
+        running.host.stop()
+        await asyncio.wait_for(asyncio.gather(*honest), 20)
 
 
 async def test_operators_pause_trust_and_drop_a_worker(start_host: StartHost, shapes: Path) -> None:
