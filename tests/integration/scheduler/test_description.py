@@ -43,6 +43,12 @@ include-name = ["POST /v1/runs", "PUT /v1/runs/{run_id}/report"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "413", "422", "503"]
 
 [[operations]]
+include-name = ["POST /v1/matches"]
+# Nor whether a run wants workers at present: 503 with Retry-After while none does.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422", "503"]
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "503"]
+
+[[operations]]
 include-name = ["POST /v1/jobs", "POST /v1/classify"]
 # Nor what is a picture, or which fields go together.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "409", "415", "503"]
