@@ -22,6 +22,7 @@ from tierkit.errors import InvalidInput, SetupError
 from tierkit.settings import lasting_name
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
+from training.worker.idle import NodeWatch, give_way
 
 __all__ = ["app"]
 
@@ -140,6 +141,14 @@ def work_for(
     device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU,
     threads: TorchThreads = None,
     patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long the host may be away.")] = 120.0,
+    while_idle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Stand back while the node of this machine serves that has written this --ready-file.",
+            dir_okay=False,
+        ),
+    ] = None,
     fetch: Annotated[
         Literal["own", "all"] | None,
         typer.Option(
@@ -167,6 +176,10 @@ def work_for(
     json: Json = False,
 ) -> None:
     """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
+    watch = None if while_idle is None else NodeWatch(while_idle)
+    if watch is not None:
+        threads = threads or 1
+        give_way()  # before torch has threads
     with training_extra("training on the fleet", "learn"):
         from models.training.run import RunOptions
         from training.worker.finding import at, through
@@ -200,6 +213,7 @@ def work_for(
         token=token,
         tls_ca=tls_ca,
         patience_s=patience_s,
+        may_work=watch.may_work if watch is not None else lambda: True,
         fetch=fetch,
         cache=cache,
         serve_data=None if serve_data is None else _address(serve_data),

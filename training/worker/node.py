@@ -53,6 +53,8 @@ _SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which a worker that still computes says so."""
 _FAREWELL_S = 2.0
 _AGAIN_S = 0.2
+_PAUSE_S = 0.05
+"""Between two looks whether there may be work."""
 
 T = TypeVar("T")
 
@@ -74,6 +76,8 @@ class WorkerOptions:
     tls_ca: Path | None = None
     patience_s: float = 120.0
     """How long a host may be away."""
+    may_work: Callable[[], bool] = lambda: True
+    """Asked before each unit and between two steps; while it says no, the worker does nothing."""
     fetch: Keeps | None = None
     """Which training images come from the run: this worker's own segments, or all; None for those that are here."""
     cache: Path = Path("~/.cache/terrace")
@@ -147,7 +151,9 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         try:
             if options.fetch is None:
                 learner = await asyncio.to_thread(_learner, options, spec)
-                worker = Worker(spec, learner, connection, patience.have, lambda step: watch(spec, step))
+                worker = Worker(
+                    spec, learner, connection, patience.have, lambda step: watch(spec, step), may_work=options.may_work
+                )
                 return await worker.run()
             return await _work_on_copies(options, spec, connection, patience, lambda step: watch(spec, step))
         finally:
@@ -231,7 +237,9 @@ async def _compute_on_copies(
         learner.draw_from(await asyncio.to_thread(prepare))
         drawn, copier.in_use = segments, frozenset(segments)
 
-    return await Worker(spec, learner, connection, patience.have, watch, fetches=True, draw_from=draw_from).run()
+    return await Worker(
+        spec, learner, connection, patience.have, watch, fetches=True, draw_from=draw_from, may_work=options.may_work
+    ).run()
 
 
 @asynccontextmanager
@@ -266,6 +274,7 @@ class Worker:
         have: repeats a request to the host while the host is away.
         watch: called with the step that follows, from a thread.
         fetches: whether its training images come from the run.
+        may_work: as in `WorkerOptions`.
         draw_from: called before a unit with the segments that its batches come from.
     """
 
@@ -279,11 +288,13 @@ class Worker:
         *,
         fetches: bool = False,
         draw_from: Callable[[tuple[int, ...]], Awaitable[None]] | None = None,
+        may_work: Callable[[], bool] = lambda: True,
     ) -> None:
         self._spec, self._learner = spec, learner
         self._host, self._have = connection, have
         self._watch = watch
         self._fetches, self._draw_from = fetches, draw_from
+        self._may_work = may_work
         self._shown = 0
         self._lost = False
         self._done = Work()
@@ -292,6 +303,9 @@ class Worker:
         if not self._fetches:  # such a one has joined to get its images
             await self._join()
         while True:
+            if not self._may_work():
+                await asyncio.sleep(_PAUSE_S)
+                continue
             began = time.perf_counter()
             try:
                 granted = await self._have(self._host.lease)
@@ -350,19 +364,26 @@ class Worker:
         computing = asyncio.ensure_future(
             asyncio.to_thread(self._learner.compute, part, self._spec.strategy.sends, self._step)
         )
-        while not computing.done():
-            await asyncio.wait({computing}, timeout=self._spec.lease_s * _SHOWN_SHARE)
-            if not computing.done():
-                progress = Progress(worker=self._host.name, incarnation=self._host.incarnation, shown=self._shown)
-                try:
-                    await self._host.renew(lease.number, progress)
-                except NotFound:
-                    self._lost = True
-                except (Unavailable, UpstreamTimeout, UpstreamError):
-                    pass  # the update that comes will find out
-        return await computing
+        try:
+            while not computing.done():
+                await asyncio.wait({computing}, timeout=self._spec.lease_s * _SHOWN_SHARE)
+                if not computing.done():
+                    progress = Progress(worker=self._host.name, incarnation=self._host.incarnation, shown=self._shown)
+                    try:
+                        await self._host.renew(lease.number, progress)
+                    except NotFound:
+                        self._lost = True
+                    except (Unavailable, UpstreamTimeout, UpstreamError):
+                        pass  # the update that comes will find out
+            return await computing
+        except asyncio.CancelledError:
+            self._lost = True  # the thread is to end as well, and nobody wants to hear how
+            computing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
 
     def _step(self, following: int) -> None:
+        while not self._lost and not self._may_work():
+            time.sleep(_PAUSE_S)
         if self._lost:
             raise _LeaseLost
         self._shown = following

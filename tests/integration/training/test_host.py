@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,40 @@ async def test_a_host_that_is_away_is_waited_for_and_not_for_ever(start_host: St
         away = options(running, shapes, patience_s=0.5)
     with pytest.raises(DeadlineExceeded, match="away"):
         await work(away)
+
+
+async def test_a_worker_that_is_to_stand_back_does_nothing_meanwhile(start_host: StartHost, shapes: Path) -> None:
+    asked, free = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def may_work() -> bool:
+        loop.call_soon_threadsafe(asked.set)
+        return free.is_set()
+
+    async with start_host(epochs=2, strategy="fedavg", workers=1) as running:
+        working = asyncio.create_task(work(options(running, shapes, may_work=may_work)))
+        await asyncio.wait_for(asked.wait(), 30)
+        assert (await running.host.status()).done == 0
+        free.set()
+        done = await asyncio.wait_for(working, 30)
+        assert (done.updates, done.faults) == (1, 0)
+
+
+async def test_a_worker_that_stands_back_in_mid_unit_ends_when_it_is_told(start_host: StartHost, shapes: Path) -> None:
+    steps, stood = iter(range(1_000)), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def may_work() -> bool:
+        if next(steps) < 4:
+            return True
+        loop.call_soon_threadsafe(stood.set)
+        return False
+
+    async with start_host(epochs=20, strategy="fedavg", workers=1) as running:
+        working = asyncio.create_task(work(options(running, shapes, may_work=may_work)))
+        await asyncio.wait_for(stood.wait(), 30)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(working, 30)
+        # What it had is somebody else's.
+        assert (await work(options(running, shapes, "w2"))).updates == 2

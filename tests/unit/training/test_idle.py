@@ -1,0 +1,57 @@
+"""When a worker stands back for a node that serves."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tierkit.errors import SetupError
+from training.worker.idle import NodeWatch, Quiet
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        # Process, its processor time, and when.
+        ([(7, None, 100.0)], [True]),
+        ([(7, 5.0, 100.0), (7, 5.0, 100.9), (7, 5.0, 101.1)], [False, False, True]),
+        ([(7, 5.0, 100.0), (7, 5.0, 102.0), (7, 5.02, 102.1), (7, 5.02, 103.0), (7, 5.02, 103.2)], [0, 1, 0, 0, 1]),
+        # What it does besides is no service.
+        ([(7, 5.0, 100.0), (7, 5.0, 102.0), (7, 5.01, 102.2), (7, 5.02, 102.4)], [0, 1, 1, 1]),
+        # A node that is started again computes at first, and one that has ended serves nobody.
+        ([(7, 5.0, 100.0), (7, 5.0, 102.0), (8, 0.1, 102.1), (8, 0.1, 103.2)], [0, 1, 0, 1]),
+        ([(7, 5.0, 100.0), (7, 5.0, 102.0), (0, None, 102.1)], [0, 1, 1]),
+    ],
+)
+def test_a_worker_works_while_the_node_is_quiet(
+    looks: list[tuple[int, float | None, float]], expected: list[bool]
+) -> None:
+    quiet = Quiet()
+    assert [quiet.judge(*look) for look in looks] == [bool(each) for each in expected]
+
+
+def test_a_node_is_found_by_its_ready_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100, 200, 2))
+    monkeypatch.setattr("training.worker.idle.time.monotonic", lambda: float(next(clock)))
+    proc, ready = tmp_path / "proc", tmp_path / "ready"
+    with pytest.raises(SetupError, match="Linux"):
+        NodeWatch(ready, proc)
+    for name in ("self", "42"):
+        (proc / name).mkdir(parents=True)
+
+    def used(ticks: int) -> None:
+        (proc / "42" / "stat").write_text(f"42 (a (b) c) S {' '.join(['0'] * 10)} {ticks} 0 0 0")
+
+    (proc / "self" / "stat").touch()
+    watch = NodeWatch(ready, proc)
+    assert watch.may_work()  # there is no node
+    ready.write_text(json.dumps({"pid": 42}))
+    used(0)
+    assert [watch.may_work(), watch.may_work()] == [False, True]
+    used(os.sysconf("SC_CLK_TCK"))  # a second of the last two
+    assert [watch.may_work(), watch.may_work()] == [False, True]
+    ready.write_text("{")
+    assert watch.may_work()

@@ -1,0 +1,107 @@
+"""Standing back while a node of this machine serves.
+
+Two things keep a worker out of the node's way. The system runs it only where nobody else wants the processor, so a
+request that comes in mid-step costs the time of a context switch. And the worker looks between two steps whether the
+node computes; while that is so, and for a moment after, it does nothing, for two programs that take turns share caches
+and memory.
+
+The node is not asked, which would be work for it: what its process has used of the processor stands in /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierkit.errors import SetupError
+
+__all__ = ["NodeWatch", "Quiet", "give_way"]
+
+_BUSY_SHARE = 0.1
+"""Of a core. A node without work uses 0.01 or so, for heartbeats and checks."""
+_QUIET_S = 1.0
+_LOOK_S = 0.05
+"""Ticks of the clock in /proc are 10 ms: fewer would say nothing."""
+_PROC = Path("/proc")
+
+
+@dataclass(slots=True)
+class Quiet:
+    """Decides from two looks at a node whether it serves. Pure: time is passed in."""
+
+    _looked: tuple[int, float, float] | None = None
+    """Process, its seconds of processor time, and when."""
+    _busy_until: float = 0.0
+
+    def judge(self, process: int, used_s: float | None, now: float) -> bool:
+        """Whether there is nothing that the worker would disturb.
+
+        Args:
+            process: its number; a node that was started again has another one.
+            used_s: processor time that it has used; None where there is no such process.
+        """
+        before, self._looked = self._looked, None
+        if used_s is not None:
+            self._looked = process, used_s, now
+            if before is None or before[0] != process:
+                self._busy_until = now + _QUIET_S  # it is being started
+            elif used_s - before[1] > _BUSY_SHARE * (now - before[2]):
+                self._busy_until = now + _QUIET_S
+        return now >= self._busy_until
+
+
+class NodeWatch:
+    """Looks at a node of this machine.
+
+    Args:
+        ready_file: which the node writes when it is ready (`--ready-file`), and removes at its end.
+
+    Raises:
+        SetupError: this system does not tell what a process uses.
+    """
+
+    def __init__(self, ready_file: Path, proc: Path = _PROC) -> None:
+        if not (proc / "self" / "stat").exists():
+            raise SetupError("--while-idle needs /proc, which this system does not have: run it on Linux")
+        self._ready_file, self._proc = ready_file, proc
+        self._quiet = Quiet()
+        self._looked_at, self._free = 0.0, False
+
+    def may_work(self) -> bool:
+        """Whether the node does not serve now. Costs next to nothing between two looks."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            process = self._process()
+            self._free = self._quiet.judge(process, self._used_s(process), now)
+        return self._free
+
+    def _process(self) -> int:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(self._ready_file.read_bytes())["pid"])
+        return 0  # there is no node
+
+    def _used_s(self, process: int) -> float | None:
+        if not process:
+            return None
+        try:
+            fields = (self._proc / str(process) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def give_way() -> None:
+    """Have the system run this process, and the threads that it starts from now on, where nobody else wants to."""
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if os.getsid(0) == os.getpid():
+        # The system may weigh sessions against each other, and not processes. Others of this session would be slowed
+        # down as well, so it has to be this process's own.
+        with suppress(OSError):
+            (_PROC / "self" / "autogroup").write_text("19")
