@@ -27,6 +27,7 @@ from experiments.table5 import FIGURE4, TABLE5
 from experiments.training.data_copies import DATA_COPIES
 from experiments.training.data_tree import DATA_TREE
 from experiments.training.experiment import TRAINING
+from experiments.training.leakage import LEAKAGE
 from experiments.training.rivals import RIVALS
 from experiments.training.sweeps import SWEEPS
 from experiments.training.updates import UPDATES
@@ -60,6 +61,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
-        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS, DATA_TREE, DATA_COPIES),
+        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS, DATA_TREE, DATA_COPIES, LEAKAGE),
     )
 }

@@ -136,6 +136,7 @@ def run_simulation(
         choice.sends,
         crew,
         wire=wire,
+        masking=choice.masking,
         serve_s=serve_s,
         sync_s=machines.sync_s,
         spread=machines.spread,

@@ -22,6 +22,7 @@ import numpy as np
 from tierkit.errors import Forbidden, InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater
+from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks, computed_again, is_same
@@ -140,6 +141,7 @@ def simulate(
     workers: Sequence[SimulatedWorker],
     *,
     wire: Format = "fp32",
+    masking: Masking | None = None,
     serve_s: float = 0.0,
     sync_s: float = 0.0,
     spread: float = 0.0,
@@ -151,6 +153,7 @@ def simulate(
 
     Args:
         wire: what the updates travel in, with nothing left out and nothing compressed.
+        masking: what workers take away from their updates.
         serve_s: what the host takes for an update; a fetch takes it as long.
         sync_s: what its disk takes to keep updates. Their answers wait for that, and so do others that come after
             them; updates that come meanwhile are kept together, the next time.
@@ -165,6 +168,7 @@ def simulate(
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
     stays, came = random.Random(seed + 2), dict[str, float]()
+    noise = np.random.default_rng(seed)
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
@@ -228,7 +232,7 @@ def simulate(
         """Compute this update again, if it is one of those; that costs the host no time here."""
         chosen = rechecks.taken(update)
         if chosen is not None and strategy.trust is not None:
-            own = computed_again(chosen, learner, sends, wire)
+            own = computed_again(chosen, learner, sends, wire, masking)
             strategy.rechecked(update.worker, is_same(update.computed.values, own, tolerance=strategy.trust.tolerance))
             rechecks.done(chosen)
             result.rechecks += 1
@@ -302,7 +306,8 @@ def simulate(
                 weights, buffers = learner.weights(), computed.buffers
                 fault = faults.get(ready) if faults else None
                 ready += 1
-                said = computed if cheater is None else cheater.sends(computed)
+                honest = masked(computed, masking, noise)
+                said = honest if cheater is None else cheater.sends(honest)
                 came = dataclasses.replace(said, values=rounded(said.values, wire))
                 result.faults += fault is not None
                 update = Update(lease=lease.number, worker=worker.name, steps=part, computed=came)

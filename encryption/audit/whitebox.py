@@ -14,13 +14,13 @@ from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.training.similarity import mean_ssim
 from tierkit.inference.model import Array
 
-__all__ = ["Search", "is_linear", "least_squares", "optimise"]
+__all__ = ["PRIORS", "Search", "is_linear", "least_squares", "optimise", "total_variation"]
 
 _GREY = 127.5
 _PIXEL_DEVIATION = 8.0
 """How far from grey pixels are taken to be where the features say little, of 0 to 255. Pictures reach farther, but what
 a convolution hides is fine detail, of which there is little."""
-_PRIORS = (1e-3, 1e-2, 1e-1)
+PRIORS = (1e-3, 1e-2, 1e-1)
 """Weights of the total variation that are tried; the error of the features is a share of their variance."""
 _RATE = 0.05
 
@@ -142,7 +142,7 @@ def optimise(
         UINT8 `[n, h, w, 3]`, and the setting that was chosen, in words.
     """
     shape = own.shape[1:]
-    settings = list(product(("grey", *starts), _PRIORS))
+    settings = list(product(("grey", *starts), PRIORS))
     half = search.steps // 2
     in_all = half * len(settings) * len(own) + search.steps * len(sent)
     done = 0
@@ -177,7 +177,7 @@ def _descend(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         error = (imitate(head(255 * images)) - wanted).square().mean(dim=(1, 2, 3)) / variance
-        loss = (error + prior * _total_variation(images)).sum()
+        loss = (error + prior * total_variation(images)).sum()
         (images.grad,) = torch.autograd.grad(loss, images)
         optimizer.step()
         schedule.step()
@@ -187,7 +187,8 @@ def _descend(
     return _pixels(255 * images.detach())
 
 
-def _total_variation(images: Tensor) -> Tensor:
+def total_variation(images: Tensor) -> Tensor:
+    """Mean length of the step from a pixel to its neighbours, `[n]`, of `[n, h, w, c]`."""
     down, right = images[:, 1:, :-1] - images[:, :-1, :-1], images[:, :-1, 1:] - images[:, :-1, :-1]
     return (down.square() + right.square() + 1e-6).sqrt().mean(dim=(1, 2, 3))
 

@@ -89,9 +89,8 @@ class NetworkLearner:
         # Dropout too depends on nothing but seed and step: a resumed run is an unbroken one.
         seed = self.config.seed * 2_654_435_761 + step
         if self.data.device.type == "cpu":
-            torch.default_generator.manual_seed(
-                seed
-            )  # without those of all devices, which take a tenth of a millisecond
+            # Without the generators of other devices, which take a tenth of a millisecond.
+            torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
         with autocast(self.config, self.data.device):

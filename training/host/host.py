@@ -516,7 +516,8 @@ class Host:
 
             def again(chosen: Chosen = chosen, data: TrainingData = data) -> Flat:
                 checker.draw_from(data)
-                return computed_again(chosen, checker, self.spec.strategy.sends, self.spec.wire)
+                strategy = self.spec.strategy
+                return computed_again(chosen, checker, strategy.sends, self.spec.wire, strategy.masking)
 
             own = await asyncio.to_thread(again)
             assert chosen.update is not None

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from tierkit.documents import Frozen, read_document, read_toml
 from tierkit.errors import InvalidInput
+from training.masking import Masking
 from training.trust.config import TrustConfig
 
 __all__ = ["STRATEGIES", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
@@ -39,6 +40,8 @@ class ServerConfig(Frozen):
     """An update from weights that have changed more often than this since is refused."""
     trust: TrustConfig | None = None
     """Judge updates by several at a time. Default: each goes into the weights as it comes, whoever sends it."""
+    masking: Masking | None = None
+    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
 
     @property
     def sends(self) -> Sends:
@@ -54,6 +57,7 @@ class ServerConfig(Frozen):
     def _fits(self) -> ServerConfig:
         if self.n_fetch % self.n_push:
             raise ValueError(f"n_fetch ({self.n_fetch}) must be a multiple of n_push ({self.n_push})")
+        _check_noise(self.masking, self.trust)
         return self
 
 
@@ -70,6 +74,8 @@ class OuterConfig(Frozen):
     nesterov: bool = False
     trust: TrustConfig | None = None
     """Judge the updates of a round. Default: their mean counts, whoever sends them."""
+    masking: Masking | None = None
+    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
 
     @property
     def sends(self) -> Sends:
@@ -80,6 +86,16 @@ class OuterConfig(Frozen):
     def push(self) -> int:
         """Steps of an update."""
         return self.local_steps
+
+    @model_validator(mode="after")
+    def _fits(self) -> OuterConfig:
+        _check_noise(self.masking, self.trust)
+        return self
+
+
+def _check_noise(masking: Masking | None, trust: TrustConfig | None) -> None:
+    if masking is not None and masking.noise and trust is not None and trust.recheck:
+        raise ValueError("an update with noise cannot be computed again: set masking.noise or trust.recheck to 0")
 
 
 StrategyConfig = ServerConfig | OuterConfig

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.leases import Leases
 from training.trust.config import TrustConfig
@@ -88,14 +89,15 @@ class Rechecks:
         self._chosen.pop(chosen.lease.number, None)
 
 
-def computed_again(chosen: Chosen, learner: Steps, sends: Sends, wire: Format) -> Flat:
+def computed_again(chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None) -> Flat:
     """What an honest worker sends for the update of a unit, as it comes out of its message."""
     weights, buffers = chosen.weights, chosen.buffers
     for part in chosen.lease.unit.parts()[: chosen.part + 1]:
         learner.load(weights, buffers)
         computed = learner.compute(part, sends)
         weights, buffers = learner.weights(), computed.buffers
-    return rounded(computed.values, wire)
+    # With noise there are no rechecks, so none is drawn.
+    return rounded(masked(computed, masking, np.random.default_rng(0)).values, wire)
 
 
 def is_same(came: Flat, own: Flat, *, tolerance: float) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+import numpy as np
 from starlette.applications import Starlette
 
 from models.dataset import Dataset
@@ -39,6 +40,7 @@ from training.data.segments import assembled, hierarchy_of, of_segments
 from training.data.serving import create_data_app
 from training.data.store import Store
 from training.learner import FlatLearner
+from training.masking import masked
 from training.messages import GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
 from training.units import Computed, Flat
 from training.wire import unpack
@@ -297,6 +299,7 @@ class Worker:
         self._may_work = may_work
         self._shown = 0
         self._lost = False
+        self._noise = np.random.default_rng(secrets.randbits(128))
         self._done = Work()
 
     async def run(self) -> Work:
@@ -348,7 +351,8 @@ class Worker:
                 loss=found.loss if math.isfinite(found.loss) else None,
                 times=self._learner.take_times() | self._host.take_times(),
             )
-            message = self._host.packed(found.values, found.buffers, self._spec)
+            sent = masked(found, self._spec.strategy.masking, self._noise)
+            message = self._host.packed(sent.values, sent.buffers, self._spec)
             began = time.perf_counter()
             answer = await self._have(lambda head=head, message=message: self._host.update(head, message))
             self._host.spend("send", began)

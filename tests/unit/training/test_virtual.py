@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tierkit.errors import InvalidInput, Unavailable
+from training.masking import Masking
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, Sends, ServerConfig, StrategyConfig
+from training.trust.config import TrustConfig
 from training.units import Computed, Flat
 from training.virtual import Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
 from training.wire import Format, pack, packed_bytes, unpack
@@ -68,7 +70,15 @@ def run(
         lease_s=lease_s,
     )
     result = simulate(
-        strategy, learner, config.sends, workers, wire=wire, serve_s=serve_s, sync_s=sync_s, faults=faults
+        strategy,
+        learner,
+        config.sends,
+        workers,
+        wire=wire,
+        masking=config.masking,
+        serve_s=serve_s,
+        sync_s=sync_s,
+        faults=faults,
     )
     assert strategy.finished
     return result, strategy.weights, learner
@@ -285,3 +295,29 @@ def test_a_push_of_several_steps_sends_less() -> None:
     assert (every.bytes_sent, every.bytes_received) == (120 * SIZE, 120 * SIZE)
     assert (fifth.bytes_sent, fifth.bytes_received) == (24 * SIZE, 12 * SIZE)
     assert sorted(learner.steps) == list(range(120))
+
+
+def test_clipped_updates_move_the_weights_by_no_more_than_that() -> None:
+    one = [SimulatedWorker(name="w0", step_s=1.0)]
+    config = ServerConfig(rule="sgd", masking=Masking(clip=0.5))
+    _, weights, _ = run(config, one, steps=4)
+    # The gradient is longer than that all the way, and always points to the goal.
+    assert np.linalg.norm(weights) == pytest.approx(4 * RATE * 0.5)
+    assert weights / np.linalg.norm(weights) == pytest.approx(GOAL / np.linalg.norm(GOAL))
+
+
+def test_a_clipped_update_that_is_computed_again_is_the_same() -> None:
+    workers = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(3)]
+    trust = TrustConfig(recheck=1.0, tolerance=0.0)
+    result, _, _ = run(OuterConfig(local_steps=2, masking=Masking(clip=0.01), trust=trust), workers, steps=12)
+    assert result.rechecks > 0
+    assert result.quarantined == []
+
+
+def test_noise_is_added_to_what_workers_send() -> None:
+    one = [SimulatedWorker(name="w0", step_s=1.0)]
+    clean, noisy = (
+        run(ServerConfig(rule="sgd", masking=Masking(clip=1.0, noise=noise)), one)[1] for noise in (0.0, 0.5)
+    )
+    assert not np.allclose(clean, noisy)
+    assert np.linalg.norm(noisy - GOAL) < 1.0  # and the run still finds its way

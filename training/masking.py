@@ -1,0 +1,41 @@
+"""What a worker takes away from an update before it sends it, so that less can be read from it. Pure but for noise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from tierkit.documents import Frozen
+from training.units import Computed
+
+__all__ = ["Masking", "masked"]
+
+
+class Masking(Frozen):
+    """The table `[masking]` of a strategy."""
+
+    clip: PositiveFloat
+    """Longest update, by its Euclidean norm; a longer one is shortened."""
+    noise: NonNegativeFloat = 0.0
+    """Standard deviation of the Gaussian noise on each value, as a share of `clip`."""
+
+
+def masked(computed: Computed, masking: Masking | None, draw: np.random.Generator) -> Computed:
+    """The update as it is sent; unchanged without masking.
+
+    Clipping and noise are those of Abadi et al. 2016 (arXiv:1607.00133, algorithm 1), for a whole update in place of
+    each picture's gradient, so no bound of differential privacy follows.
+
+    Args:
+        draw: its noise; the host must not be able to foretell it.
+    """
+    if masking is None:
+        return computed
+    length = float(np.linalg.norm(computed.values.astype(np.float64)))
+    values = computed.values * np.float32(min(1.0, masking.clip / length) if length else 1.0)
+    if masking.noise:
+        deviation = np.float32(masking.clip * masking.noise)
+        values = values + deviation * draw.standard_normal(len(values), dtype=np.float32)
+    return dataclasses.replace(computed, values=values)
