@@ -45,6 +45,7 @@ class Victim:
     """
 
     def __init__(self, network: str, data: Path | None, seed: int, images: int) -> None:
+        torch.set_num_threads(1)  # so few values are not worth a second thread
         # Gradients of gradients are taken in fp32; an update without teacher and second classifier is the simplest.
         plain = {"seed": seed, "precision": "fp32", "teacher": None, "auxiliary": 0.0, "held_out_per_class": 1}
         self.config = find_config(network, None).model_copy(update=plain)
