@@ -1,6 +1,7 @@
 """Pictures read back from the gradients that they give."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def pictures(count: int, seed: int = 0) -> np.ndarray:
     return found
 
 
-def network() -> list["torch.Tensor"]:
+def network() -> Any:
     draw = torch.Generator().manual_seed(1)
     sizes = [(16, SIDE * SIDE), (16,), (4, 16), (4,)]
     return [(0.2 * torch.randn(*size, generator=draw)).requires_grad_() for size in sizes]
@@ -43,7 +44,7 @@ def network() -> list["torch.Tensor"]:
 def gradient_of(labels: Sequence[int]) -> Gradient:
     weights = network()
 
-    def gradient(images: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+    def gradient(images: Any) -> Any:
         hidden = torch.tanh(images.flatten(1) @ weights[0].T + weights[1])
         loss = torch.nn.functional.cross_entropy(hidden @ weights[2].T + weights[3], torch.tensor(labels))
         return torch.autograd.grad(loss, weights, create_graph=True)
