@@ -18,6 +18,7 @@ from training.wire import Format
 __all__ = [
     "KEY_HEADER",
     "LEASE_HEADER",
+    "MOST_LOSS",
     "RESULT",
     "UPDATE_HEADER",
     "VERSION_HEADER",
@@ -51,7 +52,12 @@ RESULT = "result.json"
 
 _MOST_STEPS = 10**9
 
-Times = dict[Annotated[str, Field(pattern=r"^[a-z]{1,16}$")], NonNegativeFloat]
+MOST_LOSS = 1e6
+_LONGEST_S = 1e7
+"""What a worker says of itself is added up, and shown to others."""
+
+SpentOn = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
+Times = dict[SpentOn, NonNegativeFloat]
 """Seconds by what they were spent on: load, forward, backward, step, send, wait, apply."""
 
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -184,9 +190,11 @@ class UpdateHead(Frozen):
     lease: NonNegativeInt
     first: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
     stop: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None
-    """Mean over the steps; null where it is not finite."""
-    times: Annotated[Times, Field(max_length=16)] = Field(default_factory=dict)
+    loss: Annotated[float, Field(ge=-MOST_LOSS, le=MOST_LOSS)] | None
+    """Mean over the steps; null where it is not finite, or larger than any that means something."""
+    times: Annotated[dict[SpentOn, Annotated[float, Field(ge=0, le=_LONGEST_S)]], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
     """Spent since the worker's last update."""
 
 

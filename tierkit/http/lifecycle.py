@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Scope
 
 from tierkit.access import Gate
-from tierkit.errors import TerraceError
+from tierkit.errors import SetupError, TerraceError
 
 __all__ = ["Check", "Lifecycle"]
 
@@ -116,7 +116,10 @@ class Lifecycle:
         self._tasks.discard(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return
-        log.critical("the background loop '%s' crashed; stopping the service", task.get_name(), exc_info=exc)
+        if isinstance(exc, SetupError):
+            log.critical("the service stops: %s", exc)  # for people, who can mend it
+        else:
+            log.critical("the background loop '%s' crashed; stopping the service", task.get_name(), exc_info=exc)
         self.crash = self.crash or exc
         self.drain()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
@@ -109,8 +110,9 @@ class Store:
             each = self.manifest.chunk_bytes
             chunks = range(wanted.start // each, (wanted.stop - 1) // each + 1)
             if number in self._whole or self._here[number].issuperset(chunks):
-                path = self._path(number) if number in self._whole else self._half(number)
-                return await asyncio.to_thread(_read, path, wanted), size
+                # A copy that has just ended has its last name a moment before this is known here.
+                paths = (self._path(number),) if number in self._whole else (self._half(number), self._path(number))
+                return await asyncio.to_thread(_read, paths, wanted), size
             try:
                 async with asyncio.timeout_at(deadline):
                     await changed.wait()
@@ -219,6 +221,8 @@ class Store:
         )
 
 
-def _read(path: Path, span: range) -> bytes:
-    with path.open("rb") as file:
-        return os.pread(file.fileno(), len(span), span.start)
+def _read(paths: Sequence[Path], span: range) -> bytes:
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            return os.pread(file.fileno(), len(span), span.start)
+    raise NotFound("this worker has no such segment")

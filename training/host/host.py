@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from models.atomic import write_atomically
 from models.data import ImageSet
 from models.training.data import TrainingData
-from tierkit.errors import Conflict, NotFound, Overloaded, TerraceError
+from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
 from training.host.journal import Journal
@@ -433,11 +433,17 @@ class Host:
         """Nobody waits for ever for what could not be written; the error ends the service."""
         try:
             yield
-        except BaseException as exc:
+        except OSError as exc:
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(Unavailable("the host cannot write the run to its disk", retry_after_s=10.0))
+            raise SetupError(
+                f"the run cannot be written to {self._journal.folder}: {exc.strerror}; make room there, and start the "
+                "host again: it goes on with what it has acknowledged"
+            ) from exc
+        except BaseException:
             for future in waiting:
                 future.cancel()
-            if isinstance(exc, OSError):
-                log.critical("the run cannot be written to %s: %s", self._journal.folder, exc.strerror)
             raise
 
     def _make(self, calls: list[Callable[[], Any]]) -> list[Any]:

@@ -23,7 +23,7 @@ from training.wire import unpack
 __all__ = ["Run", "decoded"]
 
 _MOST_WORKERS = 1_000
-_FORGOTTEN_S = 600.0
+_FORGOTTEN_S, _NEVER_WORKED_S = 600.0, 30.0
 """A worker that was not heard for so long makes room for another one."""
 _LOSSES = 100
 _MOST_REFUSED = 100
@@ -95,9 +95,16 @@ class Run:
         """
         self.strategy.scores.admit(name)
         if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
-            silent = min(self._workers, key=lambda each: self._workers[each].heard_at)
-            if now - self._workers[silent].heard_at < _FORGOTTEN_S:
-                raise Overloaded(f"{_MOST_WORKERS:,} workers are in this run; join when one has left")
+            # A name that has brought nothing yet has little to lose, and costs whoever claims it nothing.
+            left_s = {
+                other: (_FORGOTTEN_S if each.updates else _NEVER_WORKED_S) - (now - each.heard_at)
+                for other, each in self._workers.items()
+            }
+            silent = min(left_s, key=left_s.__getitem__)
+            if left_s[silent] > 0:
+                raise Overloaded(
+                    f"{_MOST_WORKERS:,} workers are in this run; join when one has left", retry_after_s=left_s[silent]
+                )
             self._forget(silent)
         self.strategy.leave(name)
         known = self._workers.get(name)

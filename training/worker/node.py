@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -41,7 +40,7 @@ from training.data.serving import create_data_app
 from training.data.store import Store
 from training.learner import FlatLearner
 from training.masking import masked
-from training.messages import GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
+from training.messages import MOST_LOSS, GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
 from training.units import Computed, Flat
 from training.wire import unpack
 from training.worker.connection import HostConnection
@@ -348,7 +347,7 @@ class Worker:
                 lease=lease.number,
                 first=part.start,
                 stop=part.stop,
-                loss=found.loss if math.isfinite(found.loss) else None,
+                loss=found.loss if abs(found.loss) <= MOST_LOSS else None,  # nor where it is no number
                 times=self._learner.take_times() | self._host.take_times(),
             )
             sent = masked(found, self._spec.strategy.masking, self._noise)

@@ -30,7 +30,7 @@ def run(digits: Path, folder: Path, *flags: str) -> Any:
 
 
 def test_all_tables(digits: Path, tmp_path: Path) -> None:
-    ended = run(digits, tmp_path / "run", "--exchanges", "8")
+    ended = run(digits, tmp_path / "run", "--exchanges", "40")
     assert ended.exit_code == 0, ended.output
     rows = json.loads(ended.stdout)
     assert len(rows) == len(cases())

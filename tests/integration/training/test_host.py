@@ -1,7 +1,9 @@
 """A host on a real socket: what a worker does to the end of a run, and what hostile callers get."""
 
 import asyncio
+import errno
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.integration.training.conftest import RunningHost, StartHost
 from tests.shapes import write_shapes
 from tierkit.errors import Conflict, DeadlineExceeded, SetupError
 from tierkit.testing import wait_for
+from training.host.journal import Journal
 from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.strategies.build import build_strategy
@@ -171,6 +174,8 @@ async def test_a_folder_with_another_run_is_refused(start_host: StartHost) -> No
         ({"head": {"lease": 99}}, 200, "late"),
         ({"head": {"lease": -1}}, 400, None),
         ({"head": {"loss": "x"}}, 400, None),
+        ({"head": {"loss": 1.7e308}}, 400, None),
+        ({"head": {"times": {"forward": 1.7e308}}}, 400, None),
         ({"head": {"times": {"forward": -1}}}, 400, None),
         ({"head": {"times": {f"t{'x' * n}": 1.0 for n in range(30)}}}, 400, None),
         ({"head": {"more": 1}}, 400, None),
@@ -353,3 +358,23 @@ async def test_a_worker_that_stands_back_in_mid_unit_ends_when_it_is_told(start_
             await asyncio.wait_for(working, 30)
         # What it had is somebody else's.
         assert (await work(options(running, shapes, "w2"))).updates == 2
+
+
+async def test_a_full_disk_ends_the_host_with_a_sentence_and_workers_are_told_to_wait(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+
+        def full(journal: Journal, *given: Any, **named: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Journal, "add", full)
+        answer = await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+        assert answer.status_code == 503
+        assert float(answer.headers["retry-after"]) > 0
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        assert isinstance(running.lifecycle.crash, SetupError)
+        assert os.strerror(errno.ENOSPC) in str(running.lifecycle.crash)
+    assert "Traceback" not in caplog.text

@@ -303,3 +303,22 @@ def test_a_damaged_state_is_told(tmp_path: Path) -> None:
     (tmp_path / "state-0.safetensors").write_bytes(b"no such thing")
     with pytest.raises(SetupError, match="damaged"):
         numbers(tmp_path)
+
+
+def test_names_that_have_never_worked_make_room_soon_and_others_late() -> None:
+    run = new_run()
+    run.join("works", A, 0.0)
+    lease = run.grant("works", A, 10, 0.0)
+    assert lease is not None
+    run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 10, {}, 0.0)
+    for number in range(999):
+        run.join(f"idle-{number}", A, 1.0)
+    with pytest.raises(Overloaded):
+        run.join("new", A, 30.9)
+    run.join("new", A, 31.1)  # in the place of one that has done nothing
+    assert {each.name for each in run.workers(31.1)} >= {"works", "new"}
+    for number in range(998):
+        run.join(f"new-{number}", A, 60.0)
+    with pytest.raises(Overloaded):
+        run.join("late", A, 60.0)
+    assert "works" in {each.name for each in run.workers(60.0)}
