@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from encryption.loading import encoders_of
@@ -90,13 +90,16 @@ def up(
             tiers=without_pixels(untrusted or []),
         )
     plan = with_models(plan, models)
-    if fleet is None:  # what the nodes of a fleet file serve, the file says
+    networks = None  # what the nodes of a fleet file serve, the file says
+    if fleet is None:
         tiers = dict.fromkeys(node.kind for node in plan.nodes)
-        screen(stderr=True).print(tier_networks(load_manifest(models), tiers, untrusted or []))
+        networks = tier_networks(load_manifest(models), tiers, untrusted or [])
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
-        finished = run_stoppable(lambda: _run(plan, raw=log_format == "json", token_file=token_file, tls_ca=tls_ca))
+        finished = run_stoppable(
+            lambda: _run(plan, networks, raw=log_format == "json", token_file=token_file, tls_ca=tls_ca)
+        )
     except ServiceFailed as exc:
         source = "" if fleet is None else f"the fleet file {fleet}: "
         typer.echo(harmless(f"terrace up: {source}{exc}"), err=True)
@@ -155,7 +158,9 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
     return plan
 
 
-async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: Path | None) -> int:
+async def _run(
+    plan: FleetPlan, networks: RenderableType | None, *, raw: bool, token_file: Path | None, tls_ca: Path | None
+) -> int:
     """Until every service has ended; exit code 1, since that is a failure."""
     console, notes = screen(), screen(stderr=True)
     # What the user said to get in here, so that the command of the greeting works as it stands.
@@ -190,6 +195,8 @@ async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: P
             notes.print(
                 Text(f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining"), soft_wrap=True
             )
+            if networks is not None:
+                notes.print(networks)
 
     if plan.scheduler is None:
         notes.print(f"nodes register with the scheduler at {plan.scheduler_url}", soft_wrap=True, markup=False)

@@ -30,7 +30,7 @@ def test_ctrl_c_stops_all_in_good_order(up: Up) -> None:
     assert len(up.children) == 3
     joining = re.search(r"the scheduler is at http://\S+; nodes are joining", up.output)
     assert joining is not None
-    assert joining.start() < up.output.index("registered with the scheduler")
+    assert joining.start() < up.output.index("mobilenet-v1-0.5") < up.output.index("registered with the scheduler")
     assert up.output.index("registered with the scheduler") < up.output.index("Terrace is up: ")
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=20) == 0
