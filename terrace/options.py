@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +17,6 @@ from tierkit import access
 from tierkit.access import checked_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
 from tierkit.commandline import Json
-from tierkit.errors import MissingExtra
 from tierkit.plaintext import one_line
 from tierkit.types import Tier
 
@@ -43,7 +41,6 @@ __all__ = [
     "optional_plain_name",
     "plain_name",
     "token_from",
-    "training_extra",
 ]
 
 DEFAULT_PORT = 8070
@@ -215,21 +212,3 @@ def plain_name(name: str) -> str:
 def optional_plain_name(name: str | None) -> str | None:
     """As `plain_name`, where one may be left out."""
     return None if name is None else plain_name(name)
-
-
-@contextmanager
-def training_extra(purpose: str, extra: str = "train") -> Iterator[None]:
-    """Around the imports of what needs torch.
-
-    Raises:
-        MissingExtra: the extra is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        name = (error.name or "").partition(".")[0]
-        if name == "onnxruntime":
-            raise MissingExtra("cpu", purpose) from error
-        if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib", "safetensors"}:
-            raise MissingExtra(extra, purpose) from error
-        raise

@@ -15,7 +15,8 @@ from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
-from tierkit.errors import InvalidInput, MissingExtra
+from tierkit.errors import InvalidInput
+from tierkit.extras import training_extra
 from training.strategies.config import ServerConfig
 
 __all__ = ["TRAINING"]
@@ -55,12 +56,8 @@ class Training(Experiment):
         wrong = [name for name in chosen.only or () if name not in TABLES]
         if wrong:
             raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}")
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.running import NETWORK, Bench, serve_s
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         lines = cases(chosen.only or TABLES)
         seeds = range(run.request.seed, run.request.seed + chosen.seeds)
         faulty = len(seeds) * sum(line.faulty for line in lines)

@@ -9,7 +9,7 @@ from typing import Any
 
 from encryption.audit.rows import interval_of
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option
-from tierkit.errors import MissingExtra
+from tierkit.extras import training_extra
 from training.masking import Masking
 
 __all__ = ["LEAKAGE", "MASKINGS"]
@@ -51,12 +51,8 @@ class Leakage(Experiment):
     quick = "{pictures} pictures rather than 16, {steps} steps rather than 300, one seed rather than 5"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.leaking import Victim, accuracy_with
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         run.config |= chosen.model_dump(exclude={"data"})
         run.config["maskings"] = [None if each is None else each.model_dump() for each in MASKINGS]
         run.expect(len(MASKINGS) * (len(chosen.network) * len(chosen.batch) + chosen.seeds))

@@ -21,7 +21,8 @@ from experiments.peers.contenders import Program
 from experiments.peers.environments import installed_version
 from experiments.peers.measuring import install
 from experiments.peers.processes import running
-from tierkit.errors import MissingExtra, SetupError, TerraceError
+from tierkit.errors import SetupError, TerraceError
+from tierkit.extras import training_extra
 
 __all__ = ["RIVALS", "TRAINERS", "Choice", "fastest", "ratios", "result_of", "turns"]
 
@@ -116,12 +117,8 @@ class Rivals(Experiment):
     quick = "{rounds} rounds rather than 5, to {accuracy:g}, nothing tuned"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.running import NETWORK, write_task
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         run.config |= {
             "network": NETWORK,
             "workers": _WORKERS,

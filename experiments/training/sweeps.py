@@ -19,7 +19,8 @@ from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, grouped, option
 from experiments.training.cases import Judged, p_value
-from tierkit.errors import InvalidInput, MissingExtra
+from tierkit.errors import InvalidInput
+from tierkit.extras import training_extra
 
 __all__ = ["SWEEPS", "WORKERS", "Trained", "judge", "trainings"]
 
@@ -129,12 +130,8 @@ class Sweeps(Experiment):
         wrong = [name for name in chosen.only or () if name not in _SOURCE]
         if wrong:
             raise InvalidInput(f"there is no sweep {wrong[0]!r}; there are {', '.join(_SOURCE)}")
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.sweeping import NETWORK, STRATEGY, train
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         names = [name for name in _SOURCE if name in (chosen.only or _SOURCE)]
         lines = trainings(names, chosen.values or (1 if run.request.quick else None))
         seeds = range(run.request.seed, run.request.seed + chosen.seeds)

@@ -12,7 +12,7 @@ from experiments.harness import MOST_RUNS, Experiment, Record, Run, Table, group
 from experiments.peers.processes import Cores, check_cores, on_core
 from experiments.record import spread
 from models.training.config import CONFIGS
-from tierkit.errors import MissingExtra
+from tierkit.extras import training_extra
 
 __all__ = ["UPDATES"]
 
@@ -50,12 +50,8 @@ class Updates(Experiment):
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         check_cores(chosen)
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.running import exchanged, parts_ms
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         text = (CONFIGS / "mnist-100.toml").read_text(encoding="utf-8")
         network, rare = run.folder / f"{_NAME}.toml", run.folder / "every-ten.toml"
         network.write_text(text.replace('"mnist-100"', f'"{_NAME}"').replace("hidden = [100]", f"hidden = [{_HIDDEN}]"))

@@ -18,7 +18,8 @@ from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, grouped, option
 from experiments.training.cases import Judged
-from tierkit.errors import MissingExtra, SetupError
+from tierkit.errors import SetupError
+from tierkit.extras import training_extra
 
 __all__ = ["MOST_DRIFT", "VIRTUAL_TIME", "Seen", "drifted", "judge", "of_a_step", "thinned"]
 
@@ -67,13 +68,9 @@ class VirtualTime(Experiment):
     quick = "one run of one epoch rather than 5 runs of more"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
-        try:
+        with training_extra("training on the fleet", "learn"):
             from experiments.training.real import virtual_run
             from experiments.training.running import NETWORK, serve_s
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("torch", "safetensors"):
-                raise
-            raise MissingExtra("learn", "training on the fleet") from exc
         seeds = range(run.request.seed, run.request.seed + chosen.runs)
         run.config |= {"network": NETWORK, "workers": WORKERS, "cores": SHARE, "seeds": list(seeds)}
         run.config |= {"alone_s": chosen.alone_s, "exchanges": chosen.exchanges, "most_drift": MOST_DRIFT}

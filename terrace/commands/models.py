@@ -41,9 +41,10 @@ from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
-from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name
 from terrace.stoppable import interruptible
 from tierkit.errors import NotFound
+from tierkit.extras import training_extra
 
 __all__ = ["app"]
 

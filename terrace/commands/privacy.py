@@ -22,8 +22,9 @@ from models.manifest import EncoderEntry, Manifest, ModelEntry, load_manifest, w
 from terrace.commands.privacy_training import export, front, train
 from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import Data, DatasetName, Json, ModelSet, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet
 from terrace.stoppable import interruptible
+from tierkit.extras import training_extra
 from tierkit.types import EncoderKind, Privacy
 
 __all__ = ["app"]

@@ -11,8 +11,9 @@ from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
-from terrace.options import Data, DatasetName, Json, ModelSet, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet
 from terrace.stoppable import interruptible
+from tierkit.extras import training_extra
 
 __all__ = ["export", "front", "train"]
 

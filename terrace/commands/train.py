@@ -14,11 +14,12 @@ from terrace.commands import train_runs
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
-from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_from, training_extra
+from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_from
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
+from tierkit.extras import training_extra
 from tierkit.settings import lasting_name
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command

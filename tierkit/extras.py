@@ -1,0 +1,28 @@
+"""What is said where an extra of the package is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tierkit.errors import MissingExtra
+
+__all__ = ["training_extra"]
+
+
+@contextmanager
+def training_extra(purpose: str, extra: str = "train") -> Iterator[None]:
+    """Around the imports of what needs torch.
+
+    Raises:
+        MissingExtra: the extra is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name = (error.name or "").partition(".")[0]
+        if name == "onnxruntime":
+            raise MissingExtra("cpu", purpose) from error
+        if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib", "safetensors"}:
+            raise MissingExtra(extra, purpose) from error
+        raise
