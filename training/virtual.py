@@ -222,9 +222,9 @@ def simulate(
                 return found
             waited = True
             waiting.append(loop.create_future())
-            expiry = strategy.leases.next_expiry
-            if expiry is not None:
-                loop.at(expiry, wake)
+            change = strategy.leases.next_change(loop.time())
+            if change is not None:
+                loop.at(change, wake)
             await waiting[-1]
         return None
 

@@ -120,7 +120,7 @@ _DELAYED: tuple[tuple[str, StrategyConfig, int], ...] = (
 )
 _SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
     ("asynchronous", _every(_ROUND, _DOWNPOUR)),
-    ("synchronous", OuterConfig(local_steps=_ROUND)),
+    ("synchronous", OuterConfig(local_steps=_ROUND, quorum=1.0)),
 )
 _CHURNED: tuple[tuple[str, StrategyConfig], ...] = (
     ("downpour", _every(5, _DOWNPOUR)),

@@ -39,7 +39,7 @@ from training.messages import (
 )
 from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
 from training.units import Flat
-from training.wire import format_of_weights, pack, rounded
+from training.wire import format_of_weights, pack, packed_bytes, rounded
 
 __all__ = ["Host"]
 
@@ -180,7 +180,7 @@ class Host:
             if granted is not None or self.finished or left_s <= 0:
                 return granted
             try:
-                async with asyncio.timeout(min(left_s, await self._call(self._until_expiry))):
+                async with asyncio.timeout(min(left_s, await self._call(self._until_change))):
                     await changed.wait()
             except TimeoutError:
                 continue
@@ -464,18 +464,18 @@ class Host:
         return vectors, figures | {"now": self._now()}
 
     def _grant(self, name: str, incarnation: str) -> tuple[GrantedLease, bytes] | None:
-        strategy, now = self._run.strategy, self._now()
-        if self._packed is None or self._packed[0] != strategy.version:
-            body = pack(strategy.weights, strategy.buffers, format_of_weights(self.spec.wire))
-            self._packed = strategy.version, body
-        body = self._packed[1]
-        lease = self._run.grant(name, incarnation, len(body), now)
-        self._note("grant", now, name=name, incarnation=incarnation, size=len(body))
+        strategy, now, form = self._run.strategy, self._now(), format_of_weights(self.spec.wire)
+        size = packed_bytes(self.spec.values, self.spec.buffers, form)
+        lease = self._run.grant(name, incarnation, size, now)  # which may change the weights
+        self._note("grant", now, name=name, incarnation=incarnation, size=size)
         if lease is None:
             return None
+        if self._packed is None or self._packed[0] != strategy.version:
+            self._packed = strategy.version, pack(strategy.weights, strategy.buffers, form)
+        body = self._packed[1]
 
         def start() -> tuple[Flat, Flat]:
-            return rounded(strategy.weights, format_of_weights(self.spec.wire)), strategy.buffers.copy()
+            return rounded(strategy.weights, form), strategy.buffers.copy()
 
         self._rechecks.granted(lease, start, strategy.leases)
         return GrantedLease(number=lease.number, **dataclasses.asdict(lease.unit)), body
@@ -484,9 +484,10 @@ class Host:
         """On the run's clock."""
         return self._offset + self._clock()
 
-    def _until_expiry(self) -> float:
-        next_expiry = self._run.strategy.leases.next_expiry
-        return self._wait_s if next_expiry is None else max(0.01, next_expiry - self._now())
+    def _until_change(self) -> float:
+        now = self._now()
+        change = self._run.strategy.leases.next_change(now)
+        return self._wait_s if change is None else max(0.01, change - now)
 
     def _note(self, do: str, now: float, body: bytes = b"", **given: Any) -> None:
         # A lease that a dead machine has forgotten costs its unit, as one that expires does.

@@ -69,6 +69,13 @@ class OuterConfig(Frozen):
     """H: steps of a worker in a round."""
     workers: PositiveInt | None = None
     """Updates that make a round; as many as the run has workers unless given."""
+    quorum: float = Field(default=0.5, gt=0, le=1)
+    """A round ends without the updates that are overdue when this share of its updates is there; with 1 it waits for
+    all. An update is overdue when its worker takes a quarter longer for it than for its last one, and at least
+    a second."""
+    most_stale: PositiveInt = 4
+    """An update that is overdue counts in the round in which it comes. When it is still missing after this many more
+    rounds, others get its steps."""
     rate: PositiveFloat = 1.0
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False

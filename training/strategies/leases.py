@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,10 @@ __all__ = ["Leases"]
 _REMEMBERED = 10_000
 """So many of the last leases that were fulfilled are known when one of their updates comes again; older ones count as
 late, which changes nothing either."""
+_PATIENCE, _LEAST_S = 1.25, 1.0
+"""An update is overdue when it takes this many times what the one before it took its worker, and at least this long."""
+_MOST_TIMED = 1_000
+"""Workers whose times are remembered."""
 
 
 @dataclass(slots=True)
@@ -26,6 +31,8 @@ class _Held:
     """The first step that the worker has not shown to have computed."""
     until: float
     """When the lease expires, unless its worker shows progress before."""
+    since: float
+    """When the worker began with the update that is due."""
 
 
 class Leases:
@@ -46,6 +53,8 @@ class Leases:
         self._again: deque[range] = deque()
         self._held: dict[int, _Held] = {}
         self._fulfilled: dict[int, None] = {}
+        self._took: dict[str, float] = {}
+        """Seconds that its last update took each worker."""
         self.done = 0
         """Steps whose updates are there."""
         self.segments: dict[str, tuple[int, ...]] = {}
@@ -63,7 +72,7 @@ class Leases:
     def follow(self, former: Leases, steps: range) -> None:
         """Hand out these steps, under numbers that go on after those of another one. For one that is fresh."""
         self._first = self._next_step = steps.start
-        self._steps, self._number = steps.stop, former._number
+        self._steps, self._number, self._took = steps.stop, former._number, former._took
 
     def __len__(self) -> int:
         """Leases that are out."""
@@ -93,7 +102,7 @@ class Leases:
             segments=self.segments.get(worker, ()),
         )
         lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
-        self._held[lease.number] = _Held(lease, unit.first, unit.first, lease.expires_at)
+        self._held[lease.number] = _Held(lease, unit.first, unit.first, lease.expires_at, since=now)
         return lease
 
     def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
@@ -113,11 +122,12 @@ class Leases:
     def advance(self, lease: Lease, now: float) -> bool:
         """The update that is due is in the weights; whether it was the last one of its unit."""
         held = self._held[lease.number]
+        self._time(held, now)
         steps = min(self._push, lease.unit.end - held.reached)
         held.reached += steps
         self.done += steps
         if held.reached < lease.unit.end:
-            held.until = now + self._lease_s
+            held.until, held.since = now + self._lease_s, now
             return False
         self._drop(lease)
         self._fulfilled[lease.number] = None
@@ -156,9 +166,59 @@ class Leases:
         return [held.lease for held in self._held.values() if now >= held.until]
 
     @property
-    def next_expiry(self) -> float | None:
-        """When the first of the leases that are out expires; None where none is."""
-        return min((held.until for held in self._held.values()), default=None)
+    def exhausted(self) -> bool:
+        """Whether others have all steps that are left."""
+        return not self._again and self._next_step >= self._steps
+
+    def of_version(self, version: int) -> int:
+        """How many leases are out whose units start from this version of the weights."""
+        return sum(held.lease.unit.version == version for held in self._held.values())
+
+    def in_time(self, now: float, besides: Lease | None = None) -> int:
+        """How many leases are out whose updates may still come soon.
+
+        Args:
+            besides: does not count.
+        """
+        return len([due for held, due in self._due() if now < due and held.lease is not besides])
+
+    def overdue(self, now: float) -> list[Lease]:
+        """The leases whose update is overdue, the one that is so for longest first."""
+        late = sorted((due, held.lease.number) for held, due in self._due() if now >= due)
+        return [self._held[number].lease for _, number in late]
+
+    def give_up(self, lease: Lease, now: float) -> None:
+        """Its update is not waited for any more, and whoever says so gives it back: its worker takes at least this
+        long, and will be waited for longer next time."""
+        self._time(self._held[lease.number], now)
+
+    def before(self, version: int) -> list[Lease]:
+        """The leases that are out whose units start from weights before this version."""
+        return [held.lease for held in self._held.values() if held.lease.unit.version < version]
+
+    def next_change(self, now: float) -> float | None:
+        """When the next of the leases that are out becomes overdue or expires; None where none is out."""
+        return min((due if now < due < held.until else held.until for held, due in self._due()), default=None)
+
+    def _due(self) -> list[tuple[_Held, float]]:
+        """The leases that are out, and when the update of each is overdue. A worker that has brought none is expected
+        to be as fast as the others, by the median; until one has come, none is overdue."""
+        others = None
+        if self._took and any(held.lease.worker not in self._took for held in self._held.values()):
+            others = statistics.median(self._took.values())
+        found = []
+        for held in self._held.values():
+            took = self._took.get(held.lease.worker, others)
+            due = held.until if took is None else held.since + max(_LEAST_S, _PATIENCE * took)
+            found.append((held, due))
+        return found
+
+    def _time(self, held: _Held, now: float) -> None:
+        """Note how long an update has taken its worker."""
+        self._took.pop(held.lease.worker, None)
+        self._took[held.lease.worker] = now - held.since
+        if len(self._took) > _MOST_TIMED:
+            del self._took[next(iter(self._took))]
 
     def state(self) -> dict[str, Any]:
         """All that changes, as JSON."""
@@ -176,9 +236,11 @@ class Leases:
                     "reached": held.reached,
                     "shown": held.shown,
                     "until": held.until,
+                    "since": held.since,
                 }
                 for held in self._held.values()
             ],
+            "took": dict(self._took),
             "fulfilled": list(self._fulfilled),
         }
 
@@ -187,6 +249,7 @@ class Leases:
         self._next_step, self._number, self.done = state["next_step"], state["number"], state["done"]
         self._again = deque(range(*steps) for steps in state["again"])
         self._fulfilled = dict.fromkeys(state["fulfilled"])
+        self._took = dict(state.get("took", {}))  # older hosts have written neither this nor `since`
         self._held = {}
         for each in state["held"]:
             lease = Lease(
@@ -195,7 +258,8 @@ class Leases:
                 unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"].get("segments", ()))}),
                 expires_at=each["expires_at"],
             )
-            self._held[lease.number] = _Held(lease, each["reached"], each["shown"], each["until"])
+            since = each.get("since", each["until"] - self._lease_s)
+            self._held[lease.number] = _Held(lease, each["reached"], each["shown"], each["until"], since)
 
     def _drop(self, lease: Lease) -> _Held:
         return self._held.pop(lease.number)

@@ -42,19 +42,29 @@ class OuterRules(Strategy):
         self._taken = 0
 
     def _next(self, worker: str, now: float) -> Lease | None:
-        # What is out and what is in make the round; the steps of a lease that expired are granted again in it.
+        # The steps of a lease that expired are granted again in whichever round it is.
+        return None if self._is_full else super()._next(worker, now)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether what is in and what is out make a round; a lease from a former round is none of it."""
         taken = self._taken if self._pool is None else len(self._pool)
-        return None if len(self.leases) + taken >= self._size else super()._next(worker, now)
+        return taken + self.leases.of_version(self.version) >= self._size
+
+    def _settle(self, now: float, besides: Lease | None = None) -> None:
+        super()._settle(now, besides)
+        if self._pool is not None or not self._taken:
+            return
+        enough = self._is_full and self._taken >= self.config.quorum * self._size
+        if self.finished or (enough and not self.leases.in_time(now, besides)):
+            self._end_round()
+            for lease in self.leases.before(self.version - self.config.most_stale):
+                self._give_up(lease, now)
 
     def _apply(self, lease: Lease, update: Update) -> None:
         self._sum += update.computed.values
         self._buffers_sum += update.computed.buffers
         self._taken += 1
-        # The lease of this update is still out.
-        whole = self._taken == self._size
-        last = self.leases.left - len(update.steps) == 0
-        if whole or last:
-            self._end_round()
 
     def _vectors(self) -> dict[str, Flat]:
         return {"velocity": self._velocity, "sum": self._sum, "buffers_sum": self._buffers_sum}

@@ -68,9 +68,11 @@ class Strategy(ABC):
         self.scores.check(worker)
         self.expire(now)
         self.leave(worker)
+        if len(self.leases):
+            self._settle(now)
         lease = None
         if self.scores.weight(worker) and (
-            self._pool is None or self._pool.may_add(worker, others_compute=len(self.leases) > 0)
+            self._pool is None or self._pool.may_add(worker, others_compute=self.leases.in_time(now) > 0)
         ):
             lease = self._next(worker, now)
         if lease is not None:
@@ -102,9 +104,11 @@ class Strategy(ABC):
             if self._pool is None:
                 self._apply(claimed, update)
             else:
-                self._collect(self._pool, claimed, update)
+                self._pool.add(claimed, update)
+                self._granted(claimed)
             if self.leases.advance(claimed, now):
                 self._forget(claimed)
+            self._settle(now, besides=claimed)
             self._expel()
         elif verdict == "refused":
             self.refuse(update.worker)
@@ -131,14 +135,18 @@ class Strategy(ABC):
         self.scores.rechecked(worker, right)
         self._expel()
 
-    def _collect(self, pool: Pool, lease: Lease, update: Update) -> None:
-        """Keep an update, and judge all that are there if it is time."""
-        pool.add(lease, update)
-        self._granted(lease)
-        last = self.leases.left - len(update.steps) == 0
-        # The lease of this update is still out.
-        if last or pool.is_whole(others_compute=len(self.leases) > 1):
-            self._judge(pool.empty())
+    def _settle(self, now: float, besides: Lease | None = None) -> None:
+        """Judge the updates that are kept, if it is time. Those that are overdue are not waited for: they count among
+        the next ones.
+
+        Args:
+            besides: a lease that is not waited for either.
+        """
+        pool = self._pool
+        if pool is not None and len(pool):
+            others_compute = self.leases.in_time(now, besides) > 0
+            if self.finished or pool.is_whole(others_compute=others_compute):
+                self._judge(pool.empty())
 
     def _judge(self, updates: Sequence[Pooled]) -> None:
         """The centre of these updates goes into the weights. A worker counts as much as its score, however many of them
@@ -186,7 +194,14 @@ class Strategy(ABC):
         self.leases.give_back(lease)
         self._forget(lease)
 
+    def _give_up(self, lease: Lease, now: float) -> None:
+        """Others get the steps of a lease whose update is overdue."""
+        self.leases.give_up(lease, now)
+        self._give_back(lease)
+
     def _next(self, worker: str, now: float) -> Lease | None:
+        if self.leases.exhausted and (overdue := self.leases.overdue(now)):
+            self._give_up(overdue[0], now)
         return self.leases.grant(worker, self.version, now)
 
     def _granted(self, lease: Lease) -> None:  # noqa: B027  # most keep nothing

@@ -121,6 +121,50 @@ def test_whatever_happens_each_step_is_brought_once(events: list[tuple[str, int]
     assert leases.finished
 
 
+@pytest.mark.parametrize(
+    ("took", "worker", "now", "late"),
+    [
+        ({}, "a", 99.0, False),  # nobody knows how long an update takes
+        ({"a": 4.0}, "a", 4.9, False),
+        ({"a": 4.0}, "a", 5.0, True),
+        ({"a": 4.0, "b": 8.0}, "b", 9.9, False),  # each by its own time
+        ({"a": 4.0, "b": 8.0}, "b", 10.0, True),
+        ({"a": 4.0, "b": 8.0, "c": 4.0}, "new", 4.9, False),  # or by the median
+        ({"a": 4.0, "b": 8.0, "c": 4.0}, "new", 5.0, True),
+        ({"a": 0.01}, "a", 0.9, False),  # but not within a second
+        ({"a": 0.01}, "a", 1.0, True),
+    ],
+)
+def test_an_update_is_overdue_by_what_its_worker_has_taken_before(
+    took: dict[str, float], worker: str, now: float, late: bool
+) -> None:
+    leases = Leases(steps=100, unit=4, push=4, lease_s=100.0)
+    for name, seconds in took.items():
+        leases.advance(granted(leases, name, -seconds), 0.0)
+    lease = granted(leases, worker)
+    assert (leases.overdue(now), leases.in_time(now)) == (([lease], 0) if late else ([], 1))
+    again = Leases(steps=100, unit=4, push=4, lease_s=100.0)
+    again.restore(leases.state())
+    assert again.overdue(now) == leases.overdue(now)
+
+
+def test_there_is_a_change_when_a_lease_is_overdue_and_when_it_expires() -> None:
+    leases = Leases(steps=100, unit=4, push=4, lease_s=10.0)
+    assert leases.next_change(0.0) is None
+    leases.advance(granted(leases, "a", -4.0), 0.0)
+    lease = granted(leases)
+    assert [leases.next_change(now) for now in (0.0, 4.9, 5.0, 9.0)] == [5.0, 5.0, 10.0, 10.0]
+    leases.give_up(lease, 9.0)
+    leases.give_back(lease)
+    again = granted(leases, now=20.0)  # of the same worker, which is waited for longer now
+    assert (again.unit.first, leases.next_change(20.0), leases.in_time(29.9), leases.next_change(29.9)) == (
+        4,
+        30.0,
+        1,
+        30.0,
+    )
+
+
 def test_leases_that_follow_others_have_steps_of_their_own_and_numbers_that_go_on() -> None:
     former, leases = Leases(steps=4, unit=2, push=2, lease_s=1.0), Leases(steps=0, unit=4, push=4, lease_s=1.0)
     old = granted(former)

@@ -129,8 +129,8 @@ def test_rounds_average_their_workers_and_wait_for_all() -> None:
     np.testing.assert_allclose(strategy.weights, flat(0.5, 0.5, 0))
 
 
-def test_a_round_goes_on_with_another_worker_for_one_that_left() -> None:
-    strategy = start(OuterConfig(local_steps=5), steps=10, workers=2)
+def test_a_round_that_waits_for_all_goes_on_with_another_worker_for_one_that_left() -> None:
+    strategy = start(OuterConfig(local_steps=5, quorum=1.0), steps=15, workers=2)
     lost, other = granted(strategy, "lost"), granted(strategy, "a")
     strategy.take(brought(other, flat(-1, 0, 0)), 0.0)
     assert strategy.grant("a", 9.0) is None
@@ -139,6 +139,80 @@ def test_a_round_goes_on_with_another_worker_for_one_that_left() -> None:
     assert strategy.take(brought(lost, flat(-9, 9, 9)), 11.0) == "late"
     assert strategy.take(brought(again, flat(-3, 0, 0)), 11.0) == "taken"
     np.testing.assert_allclose(strategy.weights, flat(2, 0, 0))
+
+
+def rounds_of_two(*, steps: int = 100, **settings: float) -> tuple[Strategy, Lease]:
+    """A round that takes both workers 2 s; then the lease of one that does not come back, and that of one that does."""
+    strategy = start(OuterConfig.model_validate({"local_steps": 5, **settings}), steps=steps, workers=2)
+    for lease in [granted(strategy, "lost"), granted(strategy, "a")]:
+        assert strategy.take(brought(lease, flat(0, 0, 0)), 2.0) == "taken"
+    lost = granted(strategy, "lost", 2.0)
+    strategy.take(brought(granted(strategy, "a", 2.0), flat(-1, 0, 0)), 4.0)
+    return strategy, lost
+
+
+def test_a_round_ends_without_an_update_that_is_overdue_which_counts_in_the_next() -> None:
+    strategy, lost = rounds_of_two()
+    assert (strategy.grant("a", 4.4), strategy.version) == (None, 1)
+    following = granted(strategy, "a", 4.5)
+    assert (strategy.version, following.unit.version, following.unit.first) == (2, 2, 20)
+    np.testing.assert_allclose(strategy.weights, flat(1, 0, 0))
+    assert strategy.take(brought(lost, flat(0, -2, 0)), 5.0) == "taken"
+    assert strategy.take(brought(lost, flat(0, -2, 0)), 5.1) == "duplicate"
+    assert strategy.take(brought(following, flat(-2, 0, 0)), 6.5) == "taken"
+    assert strategy.version == 3
+    np.testing.assert_allclose(strategy.weights, flat(2, 1, 0))
+    # It has taken 3 s for that one, so it has 3.75 s for the next.
+    slow = granted(strategy, "lost", 6.5)
+    strategy.take(brought(granted(strategy, "a", 6.5), flat(0, 0, 0)), 8.5)
+    assert strategy.grant("a", 10.2) is None
+    assert granted(strategy, "a", 10.25).unit.version == slow.unit.version + 1
+
+
+def test_a_round_waits_for_its_share_of_updates() -> None:
+    strategy, _ = rounds_of_two(quorum=0.51)
+    assert (strategy.grant("a", 11.0), strategy.version) == (None, 1)
+    assert granted(strategy, "a", 12.0).unit.first == 10  # the lease has run out
+
+
+def test_an_update_that_is_missing_for_several_rounds_is_late_and_others_get_its_steps() -> None:
+    strategy, lost = rounds_of_two(most_stale=1)
+    after = granted(strategy, "a", 4.5)  # ends the second round
+    other = granted(strategy, "b", 4.5)
+    for lease in (after, other):
+        assert strategy.take(brought(lease, flat(0, 0, 0)), 5.5) == "taken"
+    assert strategy.take(brought(lost, flat(9, 9, 9)), 5.6) == "late"
+    assert granted(strategy, "b", 5.6).unit.first == lost.unit.first
+
+
+@pytest.mark.parametrize("family", ["outer", "server"])
+def test_at_the_end_of_a_run_steps_whose_update_is_overdue_are_given_to_others(family: str) -> None:
+    config = OuterConfig(local_steps=5) if family == "outer" else ServerConfig(rule="sgd", n_fetch=5, n_push=5)
+    strategy = start(config, steps=20, workers=2)
+    for lease in [granted(strategy, "lost"), granted(strategy, "a")]:
+        strategy.take(brought(lease, flat(0, 0, 0)), 2.0)
+    lost = granted(strategy, "lost", 2.0)
+    strategy.take(brought(granted(strategy, "a", 2.0), flat(0, 0, 0)), 4.0)
+    assert strategy.grant("a", 4.4) is None
+    again = granted(strategy, "a", 4.5)
+    assert (again.unit.first, again.unit.steps) == (lost.unit.first, lost.unit.steps)
+    assert strategy.take(brought(again, flat(0, 0, 0)), 5.5) == "taken"
+    assert strategy.take(brought(lost, flat(9, 9, 9)), 5.6) == "late"
+    assert strategy.finished
+    assert np.abs(strategy.weights).max() == 0
+
+
+def test_slow_workers_that_take_steps_from_each_other_come_to_an_end() -> None:
+    strategy = start(OuterConfig(local_steps=5), steps=20, workers=1)
+    strategy.take(brought(granted(strategy, "quick"), flat(0, 0, 0)), 1.0)
+    now, leases = 1.0, {}
+    while not strategy.finished and now < 400.0:
+        for name in "ab":  # 8 s for an update
+            if name not in leases and (lease := strategy.grant(name, now)) is not None:
+                leases[name] = lease, now + 8.0
+            elif name in leases and now >= leases[name][1]:
+                strategy.take(brought(leases.pop(name)[0], flat(0, 0, 0)), now)
+        now += 0.25
     assert strategy.finished
 
 

@@ -148,13 +148,13 @@ def test_a_slow_worker_delays_rounds_and_not_single_updates() -> None:
 
     # 7 of 8 workers at full speed and one at a quarter: 8 / 7.25.
     assert slowed(ServerConfig(rule="sgd")) == pytest.approx(8 / 7.25, rel=0.02)
-    assert slowed(OuterConfig(local_steps=10)) == pytest.approx(4, rel=0.02)
+    assert slowed(OuterConfig(local_steps=10, quorum=1.0)) == pytest.approx(4, rel=0.02)
 
 
 def test_a_round_takes_what_its_formula_says() -> None:
     link, serve_s = Link(delay_s=0.004, bytes_per_s=1_200.0), 0.002
     crew = [*machines(7, link=link), SimulatedWorker(name="slow", step_s=0.4, link=link)]
-    result, _, _ = run(OuterConfig(local_steps=5), crew, steps=400, serve_s=serve_s)
+    result, _, _ = run(OuterConfig(local_steps=5, quorum=1.0), crew, steps=400, serve_s=serve_s)
     # The others wait for the end of the round and are served one by one; the slow one ends it and comes last.
     each = max(8 * serve_s, link.delay_s + serve_s) + 2 * link.seconds(SIZE) + 5 * 0.4 + serve_s
     assert result.virtual_seconds == pytest.approx(10 * each, rel=0.002)
@@ -200,6 +200,30 @@ def test_workers_that_come_and_go_lose_no_step(config: StrategyConfig) -> None:
     assert result.virtual_seconds > calm.virtual_seconds
     again, same, _ = run(config, crew, steps=600, lease_s=1.0)
     assert (again.virtual_seconds, same.tobytes()) == (result.virtual_seconds, weights.tobytes())
+
+
+def test_rounds_do_not_wait_for_the_leases_of_those_who_have_left() -> None:
+    crew = [SimulatedWorker(name=f"w{number}", step_s=0.5, stays_s=20.0) for number in range(8)]
+    config = OuterConfig(local_steps=5)
+    seconds = [
+        run(each, workers, steps=2_000, lease_s=10.0)[0].virtual_seconds
+        for each, workers in (
+            (config, crew),
+            (config.model_copy(update={"quorum": 1.0}), crew),
+            (config, machines(8, step_s=0.5)),
+        )
+    ]
+    assert seconds[0] <= 1.3 * seconds[2]
+    assert seconds[1] > 2 * seconds[2]
+
+
+def test_a_round_ends_without_those_who_are_overdue_when_its_updates_are_judged_as_well() -> None:
+    crew = [SimulatedWorker(name=f"w{number}", step_s=0.5, stays_s=20.0) for number in range(8)]
+    config = OuterConfig(local_steps=5, trust=TrustConfig())
+    stormy, _, _ = run(config, crew, steps=2_000, lease_s=10.0)
+    calm, _, _ = run(config, machines(8, step_s=0.5), steps=2_000, lease_s=10.0)
+    assert (stormy.twice, stormy.missing, stormy.quarantined) == (0, 0, [])
+    assert stormy.virtual_seconds <= 1.4 * calm.virtual_seconds
 
 
 def test_an_update_that_comes_again_changes_nothing() -> None:
