@@ -123,11 +123,14 @@ async def _serve(build: Build, settings: ServiceSettings, node_id: str) -> int:
 
 @contextlib.asynccontextmanager
 async def running(
-    build: Build, settings: ServiceSettings, *, lifecycle: Lifecycle, node_id: str = ""
+    build: Build, settings: ServiceSettings, *, lifecycle: Lifecycle, node_id: str = "", asks: bool = False
 ) -> AsyncIterator[None]:
     """The service inside the present event loop: ready on entry, drained and stopped on exit.
 
     `serve` is this inside a process of its own, with signals; tests use it as it is.
+
+    Args:
+        asks: whether the application asks its callers for a secret of its own, in place of a token.
     """
     tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
     tls_seen = () if tls is None else signature(tls.paths)
@@ -136,7 +139,7 @@ async def running(
     gate = lifecycle.gate = _gate(settings, lifecycle)
     sock = bind(settings.host, settings.port)
     try:
-        _check_exposure(sock, settings, gate, tls)
+        _check_exposure(sock, settings, asks=asks or gate is not None, encrypted=tls is not None)
     except SetupError:
         sock.close()
         raise
@@ -205,19 +208,19 @@ def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
     return gate
 
 
-def _check_exposure(sock: socket.socket, settings: ServiceSettings, gate: Gate | None, tls: ServerTls | None) -> None:
+def _check_exposure(sock: socket.socket, settings: ServiceSettings, *, asks: bool, encrypted: bool) -> None:
     """Refuse to serve a network without asking anybody who he is; warn where secrets would cross it in the clear."""
     if is_loopback(sock):
         return
-    if gate is None and not settings.insecure:
+    if not asks and not settings.insecure:
         own = " or --token-file FILE" if isinstance(settings, NodeSettings) else ""
         raise SetupError(
             f"the address {settings.host} can be reached from other machines, and no token would be asked for: "
             f"give --tokens FILE{own} (see 'terrace token create'), listen on 127.0.0.1, or say --insecure"
         )
-    if gate is None:
+    if not asks:
         log.warning("INSECURE: everyone who reaches this address may use the service", extra={"host": settings.host})
-    elif tls is None:
+    elif not encrypted:
         log.warning("tokens and images cross the network unencrypted; give --tls-cert", extra={"host": settings.host})
 
 

@@ -255,7 +255,6 @@ async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> 
         port=port,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
-        insecure=True,  # the run's key is asked for in place of a token
         drain_s=_FAREWELL_S,
     )
     lifecycle = Lifecycle()
@@ -264,7 +263,7 @@ async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> 
         copier.url = options.data_url or reachable_url(lifecycle.url, peer=host_url)
         return create_data_app(copier.store.read, lambda: copier.key)
 
-    async with running(build, settings, lifecycle=lifecycle):
+    async with running(build, settings, lifecycle=lifecycle, asks=True):  # for the run's key
         yield
 
 

@@ -21,6 +21,7 @@ from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_bo
 from tierkit.errors import SetupError, Unavailable
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import running
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.settings import NodeSettings, ServiceSettings, load_settings
 from tierkit.testing import serve_app, service_process, wait_for
@@ -93,6 +94,14 @@ async def test_a_network_is_served_with_tokens_or_when_it_is_said(
                 headers = {"Authorization": f"Bearer {token}"}
                 assert (await http.get(f"{url}/hello", headers=headers)).status_code == 200
         assert said in caplog.messages
+
+
+async def test_a_service_that_asks_for_a_secret_of_its_own_is_not_called_open(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with running(lambda _: APP, ServiceSettings(host="0.0.0.0"), lifecycle=Lifecycle(), asks=True):
+            pass
+    assert not [said for said in caplog.messages if "INSECURE" in said]
+    assert "tokens and images cross the network unencrypted; give --tls-cert" in caplog.messages
 
 
 async def test_the_refusal_is_exit_code_2_and_one_sentence(tmp_path: Path) -> None:
