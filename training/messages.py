@@ -116,6 +116,8 @@ class DataReport(Frozen):
     """The copy of this segment is whole."""
     bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """At which it came."""
+    share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """How much is there of the segment that it is copying."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
     """Why the copy could not go on: the source sent wrong bytes, lacks what it said that it had, or is gone."""
     failed_segment: SegmentNumber | None = None
@@ -152,6 +154,8 @@ class WorkerData(Frozen):
     """That it is copying."""
     source: str | None
     """The worker that it copies it from; "" for the host."""
+    share: float = 0.0
+    """How much of that copy is there, as it said last."""
 
 
 class GrantedLease(Frozen):

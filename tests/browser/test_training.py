@@ -151,6 +151,56 @@ def test_what_hosts_and_workers_are_called_is_text(fleet: Fleet, open_page: Open
         assert page.evaluate("window.hit") is None
 
 
+def copies(segment: int | None = None, source: str | None = None, **changes: Any) -> dict[str, Any]:
+    told = {
+        "holds": "0-1, 3",
+        "has": 3,
+        "wants": 5,
+        "serves": True,
+        "segment": segment,
+        "source": source,
+        "share": 0.25,
+    }
+    return {**told, **changes}
+
+
+def test_the_tree_of_the_training_images_is_seen_as_it_spreads(fleet: Fleet, open_page: OpenPage) -> None:
+    run, bad = begun(fleet), "<img src=x onerror=window.hit=1>"
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    reported(fleet, run, workers=[worker("no copies")])
+    expect(page.locator("[data-worker='no copies']")).to_be_visible()
+    expect(page.get_by_test_id("data")).to_be_hidden()
+    workers = [
+        worker("leaf", copies=copies(4, bad, share=0.5, serves=False)),
+        worker(bad, copies=copies(4, "")),
+        worker("done", copies=copies(holds="0-4", has=5)),
+    ]
+    reported(fleet, run, workers=workers)
+    machines = page.get_by_test_id("copies")
+    expect(machines).to_have_count(4)
+    nothing = "\N{EN DASH}"
+    told = [[cell.strip() for cell in row.locator("td").all_inner_texts()] for row in machines.all()]
+    assert told == [
+        ["the host", "all", nothing, bad],
+        [bad, "3 of 5 (0-1, 3)", "segment 4 from the host, 25.0 %", "leaf"],
+        ["leaf", "3 of 5 (0-1, 3)", f"segment 4 from {bad}, 50.0 %", "nobody: not reached, or not trusted"],
+        ["done", "5 of 5 (0-4)", nothing, nothing],
+    ]
+    # Each stands further to the right than the one that feeds it.
+    edges = [
+        row.locator("td").first.evaluate("cell => parseFloat(getComputedStyle(cell).paddingLeft)")
+        for row in machines.all()
+    ]
+    assert edges[0] < edges[1] < edges[2]
+    assert edges[3] == edges[0]
+    assert page.evaluate("window.hit") is None
+    # Two that feed each other, as no honest host tells, stand once each.
+    reported(fleet, run, workers=[worker("a", copies=copies(1, "b")), worker("b", copies=copies(1, "a"))])
+    expect(machines).to_have_count(3)
+    reported(fleet, run, state="finished", workers=workers)
+    expect(page.get_by_test_id("data")).to_be_hidden()
+
+
 def test_a_run_that_is_not_there(fleet: Fleet, open_page: OpenPage) -> None:
     page = open_page(f"{fleet.url}/ui/training/{'0' * 32}", allowed="404")
     expect(page.get_by_test_id("no-run")).to_be_visible()

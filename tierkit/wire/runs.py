@@ -30,6 +30,7 @@ __all__ = [
     "RunSummary",
     "RunWants",
     "RunWorker",
+    "WorkerCopies",
     "WorkerOffer",
     "WorkerReport",
     "WorkerWish",
@@ -120,6 +121,26 @@ class RunStart(_Message):
     """Fresh at each start of the host; reports of an older one are refused."""
 
 
+class WorkerCopies(_Message):
+    """The training images of a worker that gets them from the run, in segments. Few bytes, for a host may have a
+    thousand such workers."""
+
+    holds: Annotated[str, Field(max_length=100)]
+    """Numbers of the segments that it has, such as "0-3, 7"; a long list is cut short."""
+    has: Annotated[int, Field(ge=0, le=1024)]
+    """How many these are."""
+    wants: Annotated[int, Field(ge=0, le=1024)]
+    """How many it is to have."""
+    serves: bool
+    """Whether others may copy from it."""
+    segment: Annotated[int, Field(ge=0, lt=1024)] | None = None
+    """That it is copying."""
+    source: Annotated[str, Field(max_length=63)] | None = None
+    """The worker that it copies it from; "" for the host."""
+    share: Share = 0.0
+    """How much of that copy is there."""
+
+
 class WorkerReport(_Message):
     """One worker, as its host sees it. Counts are totals of the run."""
 
@@ -135,6 +156,8 @@ class WorkerReport(_Message):
     """How far its updates were like those of others."""
     standing: WorkerStanding = "active"
     """Whether they count."""
+    copies: WorkerCopies | None = None
+    """Null for a worker that does not get its training images from the run."""
 
 
 class WorkerWish(_Message):
@@ -222,6 +245,8 @@ class RunWorker(_Value):
     """Whether they count: not those of who is paused, dropped or quarantined."""
     wish: WorkerOrder | None = None
     """What an operator wants with it, until its host has said that it is so."""
+    copies: WorkerCopies | None = None
+    """Null for a worker that does not get its training images from the run."""
 
 
 class CurvePoint(_Value):

@@ -121,6 +121,7 @@ class Copier:
         bytes_per_s: float = 0.0,
         failed: Literal["wrong", "lacks", "gone"] | None = None,
         failing: tuple[int | None, str | None] = (None, None),
+        copying: int | None = None,
         waits: bool = True,
     ) -> DataAnswer:
         room = await asyncio.to_thread(self.store.room)
@@ -136,6 +137,7 @@ class Copier:
             failed=failed,
             failed_segment=failing[0],
             failed_source=failing[1],
+            share=0.0 if copying is None else self.store.share(copying),
             waits=waits,
         )
         return await self._have(lambda: self._host.data(report))
@@ -160,7 +162,7 @@ class Copier:
                 await asyncio.wait({copying}, timeout=_TOLD_S)
                 if copying.done():
                     return await copying
-                now = await self._tell(waits=False)
+                now = await self._tell(copying=answer.segment, waits=False)
                 self.key = now.key
                 if (now.segment, now.source) != (answer.segment, answer.source):
                     return "ended"

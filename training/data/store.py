@@ -71,6 +71,10 @@ class Store:
         here = self._here.get(segment, set())
         return [number for number in range(len(self.manifest.segments[segment].chunks)) if number not in here]
 
+    def share(self, segment: int) -> float:
+        """How much of a segment is here, from 0 to 1."""
+        return 1 - len(self.lacks(segment)) / len(self.manifest.segments[segment].chunks)
+
     async def put(self, segment: int, number: int, content: bytes) -> None:
         """Keep a chunk; the last one makes the segment whole.
 

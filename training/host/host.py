@@ -35,6 +35,7 @@ from training.messages import (
     RunStatus,
     UpdateAnswer,
     UpdateHead,
+    WorkerData,
     WorkerStatus,
 )
 from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
@@ -195,6 +196,10 @@ class Host:
         if self._sharing is None:
             raise self._nothing_shared()
         return self._sharing
+
+    def copies(self) -> list[WorkerData]:
+        """What workers have of the training images; none where this host gives none away."""
+        return [] if self._sharing is None else self._sharing.view()
 
     def _nothing_shared(self) -> NotFound:
         return NotFound(

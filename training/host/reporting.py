@@ -6,22 +6,25 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Iterable
 
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
-from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerReport
+from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerCopies, WorkerReport
 from training.host.host import Host
 from training.host.settings import HostSettings
-from training.messages import WorkerStatus
+from training.messages import WorkerData, WorkerStatus
 
-__all__ = ["report_to_scheduler"]
+__all__ = ["copies_of", "report_to_scheduler", "spans"]
 
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _BUDGET_S = 5.0
 _MOST_WORKERS = 1_000
+_MOST_SPANS = 8
+"""Of the numbers of segments that a worker has."""
 
 
 async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: str) -> None:
@@ -122,6 +125,7 @@ class _Reporter:
 
     async def _report(self) -> RunReport:
         status = await self._host.status()
+        copies = {each.name: copies_of(each) for each in self._host.copies()}
         return RunReport(
             incarnation=self._incarnation,
             state="finished" if status.state == "stopped" else status.state,
@@ -129,7 +133,7 @@ class _Reporter:
             version=status.version,
             loss=status.loss,
             accuracy=status.accuracy,
-            workers=tuple(map(_reported, status.workers[:_MOST_WORKERS])),
+            workers=tuple(_reported(each, copies.get(each.name)) for each in status.workers[:_MOST_WORKERS]),
             result=status.result,
             error=status.error,
         )
@@ -141,6 +145,32 @@ class _Reporter:
             log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
 
 
-def _reported(worker: WorkerStatus) -> WorkerReport:
+def _reported(worker: WorkerStatus, copies: WorkerCopies | None) -> WorkerReport:
     """What the scheduler knows of a worker."""
-    return WorkerReport.model_validate(worker.model_dump(include=set(WorkerReport.model_fields)))
+    told = worker.model_dump(include=set(WorkerReport.model_fields))
+    return WorkerReport.model_validate({**told, "copies": copies})
+
+
+def copies_of(data: WorkerData) -> WorkerCopies:
+    """What it knows of a worker's training images."""
+    return WorkerCopies(
+        holds=spans(data.holds),
+        has=len(data.holds),
+        wants=len(data.wanted),
+        serves=data.serves and data.trusted,
+        segment=data.segment,
+        source=data.source,
+        share=data.share,
+    )
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Rising numbers, those that follow each other as a span: "0-3, 7". Cut short where there are many."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], number]
+        else:
+            found.append([number])
+    words = ["-".join(map(str, each)) for each in found[:_MOST_SPANS]]
+    return ", ".join(words + ["..."] * (len(found) > _MOST_SPANS))

@@ -54,6 +54,8 @@ class Sharing:
         self._key = secrets.token_urlsafe(32)
         self._urls: dict[str, str | None] = {}
         self._wanted: dict[str, tuple[int, ...]] = {}
+        self._shares: dict[str, float] = {}
+        """How much is there of the copies under way."""
         self._began: dict[str, tuple[float, int]] = {}
         """When a worker was first seen with steps computed, and how many."""
         self._speeds: dict[str, float] = {}
@@ -77,7 +79,7 @@ class Sharing:
             wanted = tuple(range(len(self.manifest.segments)))
         else:
             wanted = self._placement.place(name, room=report.room, steps=steps, speeds=self._speeds)
-        self._wanted[name], self._urls[name] = wanted, report.url
+        self._wanted[name], self._urls[name], self._shares[name] = wanted, report.url, report.share
         if report.got is not None:
             self._on(Got(worker=name, segment=report.got, bytes_per_s=report.bytes_per_s))
         copy = self._tree.copy_of(name)
@@ -128,6 +130,7 @@ class Sharing:
         self._placement.leave(name)
         self._urls.pop(name, None)
         self._wanted.pop(name, None)
+        self._shares.pop(name, None)
         self._began.pop(name, None)
         self._speeds.pop(name, None)
 
@@ -181,6 +184,7 @@ class Sharing:
                     trusted=self._tree.trusts(name),
                     segment=None if copy is None else copy.segment,
                     source=None if copy is None else copy.source,
+                    share=0.0 if copy is None else self._shares.get(name, 0.0),
                 )
             )
         return found

@@ -1,6 +1,7 @@
 // One training run: how far it is, its curves, its workers, and how to join or stop it.
 
 import { ApiError, follow, get, send } from "./api.js";
+import { element as ofCopies, showCopies } from "./copies.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
 import { jobState } from "./jobparts.js";
@@ -131,6 +132,7 @@ function show() {
   workers.update(run.workers);
   workers.element.hidden = run.workers.length === 0;
   noWorkers.hidden = run.workers.length > 0;
+  showCopies(over(run) ? [] : run.workers);
 }
 
 /** What changes with the state alone. */
@@ -246,6 +248,7 @@ begin(async () => {
     el("p", { class: "buttons" }, stop),
     join,
     el("section", {}, el("h2", {}, "Workers"), noWorkers, workers.element),
+    ofCopies,
     ofResult,
     el("details", {}, el("summary", {}, "Configuration"), config),
   );

@@ -216,6 +216,17 @@ export interface RunWorker {
   score: number;
   standing: "active" | "paused" | "dropped" | "trusted" | "quarantined";
   wish: "pause" | "drop" | "trust" | "resume" | null;
+  copies: WorkerCopies | null;
+}
+
+export interface WorkerCopies {
+  holds: string;
+  has: number;
+  wants: number;
+  serves: boolean;
+  segment: number | null;
+  source: string | null;
+  share: number;
 }
 
 export interface RunSummary {

@@ -33,6 +33,7 @@ from training.data.segments import of_segments
 from training.data.serving import segment_route
 from training.data.store import Store
 from training.host.chief import compute_as_chief
+from training.host.reporting import copies_of
 from training.learner import FlatLearner
 from training.messages import KEY_HEADER, LEASE_HEADER, DataAnswer, DataReport, GrantedLease
 from training.units import Flat
@@ -82,9 +83,21 @@ async def test_three_workers_without_data_train_to_the_end(start_host: StartHost
         found = running.host.result
     assert found is not None
     assert sum(each.updates for each in done) == found["updates"] == 40
-    assert found["faults"] == 0
     assert found["accuracy"] > 1 / 3
     assert all(each.copied >= 1 for each in done)
+
+
+async def test_how_far_copies_are_is_told_to_the_scheduler(start_host: StartHost) -> None:
+    async with start_host(**SHARED) as running:
+        for name in ("a", "b"):
+            await joined(running, name)
+        first = await reported(running, "a", url="http://127.0.0.1:1", waits=False)
+        await reported(running, "a", url="http://127.0.0.1:1", holds=(3,), share=0.5, waits=False)
+        await reported(running, "b", waits=False)
+        told = {each.name: copies_of(each) for each in running.host.copies()}
+    assert (told["a"].segment, told["a"].source, told["a"].share) == (first["segment"], "", 0.5)
+    assert (told["a"].holds, told["a"].has, told["a"].serves) == ("3", 1, True)
+    assert (told["b"].source, told["b"].share, told["b"].serves) == ("a", 0.0, False)
 
 
 async def test_a_worker_that_fetches_all_computes_as_one_that_has_the_data_set(

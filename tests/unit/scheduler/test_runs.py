@@ -147,6 +147,8 @@ def test_nesting_is_bounded() -> None:
         {"workers": [worker("a", speed=1)]},
         {"workers": [worker("a", score=1.1)]},
         {"workers": [worker("a", standing="king")]},
+        {"workers": [worker("a", copies={"holds": "0" * 101, "has": 1, "wants": 1, "serves": True})]},
+        {"workers": [worker("a", copies={"holds": "0", "has": 1, "wants": 1, "serves": True, "share": 1.1})]},
         {"result": {"x": float("inf")}},
         {"error": "x" * 2001},
         {"incarnation": "short"},
