@@ -85,7 +85,7 @@ def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
         DataError: `root` is None, or the split's file or `meta` is missing or not the official one.
     """
     if root is None:
-        raise DataError("no data folder given: set TERRACE_DATA to the folder that holds cifar-100-python/")
+        raise DataError("no data folder given: set --data or TERRACE_DATA to the folder that holds cifar-100-python/")
     # Nothing is taken from `meta`, since the bundled hierarchy has the class names; but where it differs, something is
     # wrong with the folder.
     _read_official(root, "meta")
@@ -107,7 +107,7 @@ def _read_official(root: Path, name: str) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"cannot read {path} ({error.strerror}): set TERRACE_DATA to the folder that holds "
+            f"cannot read {path} ({error.strerror}): set --data or TERRACE_DATA to the folder that holds "
             f"{_CIFAR100_FOLDER}/, unpacked from cifar-100-python.tar.gz"
         ) from error
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()

@@ -45,7 +45,7 @@ def read_mnist(split: Split, root: Path | None = None) -> ImageSet:
         DataError: `root` is None, or a file is missing, damaged, or does not fit the other one.
     """
     if root is None:
-        raise DataError("no data folder given: set TERRACE_DATA to the folder that holds mnist/")
+        raise DataError("no data folder given: set --data or TERRACE_DATA to the folder that holds mnist/")
     stem = root / _FOLDER / _PREFIX[split]
     images = _read_idx(Path(f"{stem}-images-idx3-ubyte"), (_SIDE, _SIDE))
     labels = _read_idx(Path(f"{stem}-labels-idx1-ubyte"), ())
@@ -77,8 +77,8 @@ def _read_idx(path: Path, item: tuple[int, ...]) -> Array:
         raise DataError(f"{found} is damaged or another file ({error}): {_UNPACK}") from error
     except OSError as error:
         raise DataError(
-            f"cannot read {found} ({error.strerror}): set TERRACE_DATA to the folder that holds mnist/ with MNIST's "
-            "four files"
+            f"cannot read {found} ({error.strerror}): set --data or TERRACE_DATA to the folder that holds mnist/ "
+            "with MNIST's four files"
         ) from error
 
 

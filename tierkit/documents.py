@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from tierkit.errors import SetupError
 from tierkit.plaintext import without_passwords
 
-__all__ = ["Frozen", "faults", "read_document", "read_json", "read_toml", "sentence"]
+__all__ = ["Frozen", "Strict", "faults", "read_document", "read_json", "read_toml", "sentence"]
 
 _TABLE = re.compile(r"a valid dictionary( or instance of \w+)?")
 
@@ -27,6 +27,12 @@ class Frozen(BaseModel):
     """Cannot be changed, and takes no field that it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Strict(Frozen):
+    """Takes no value of another type either, such as "5" or true for a number, and no infinity."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def read_json(path: Path, kind: type[M], *, what: str, error: type[SetupError]) -> M:

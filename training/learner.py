@@ -106,8 +106,12 @@ class FlatLearner:
         return times
 
     def accuracy(self, weights: Flat, buffers: Flat, images: ImageSet) -> float:
-        """Share of images whose class these weights find. Running statistics are measured again: those of many workers
-        fit no weights well.
+        """Share of images whose class these weights find: the first figure of `evaluated`."""
+        return self.evaluated(weights, buffers, images)[0]
+
+    def evaluated(self, weights: Flat, buffers: Flat, images: ImageSet) -> tuple[float, float]:
+        """Share of images whose class these weights find, and their mean cross entropy, which need not be finite.
+        Running statistics are measured again: those of many workers fit no weights well.
 
         Args:
             images: with labels of the configuration's target.
@@ -121,7 +125,8 @@ class FlatLearner:
         served = self._learner.served()
         logits = predict(served, images.images, data.batches.statistics, self.config, data.device)
         labels = images.fine if self.config.target == "fine" else images.coarse
-        return float(np.mean(logits.argmax(1) == labels))
+        loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))
+        return float(np.mean(logits.argmax(1) == labels)), float(loss)
 
     def keep(self, weights: Flat, buffers: Flat, folder: Path, *, seconds: float) -> None:
         """Write a network with these weights as the checkpoint of a finished run, for the commands that read one.

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from tierkit.documents import Frozen
+from tierkit.documents import Strict
 from training.units import Computed
 
 __all__ = ["Masking", "masked"]
 
 
-class Masking(Frozen):
+class Masking(Strict):
     """The table `[masking]` of a strategy."""
 
     clip: PositiveFloat

@@ -17,6 +17,7 @@ from models.training.data import TrainingData
 from tierkit.errors import InvalidInput
 from training.cheating import Cheat
 from training.learner import FlatLearner
+from training.messages import MOST_LOSS
 from training.strategies.build import build_strategy
 from training.strategies.config import Sends, StrategyConfig
 from training.strategies.protocol import Strategy
@@ -91,7 +92,8 @@ def run_simulation(
 
     Raises:
         Unavailable: all workers died.
-        InvalidInput: there are fewer updates than faults; the weights become infinite; or the strategy judges more or
+        InvalidInput: there are fewer updates than faults; the weights become such that nothing, or no loss
+            that means anything, can be computed from them; workers die too soon; or the strategy judges more or
             fewer updates together than it can.
     """
     learner, wire = FlatLearner(config, data), machines.wire
@@ -129,7 +131,7 @@ def run_simulation(
         for number in range(machines.workers)
     ]
     learner.load(weights, buffers)
-    began = time.monotonic()
+    began, accuracy = time.monotonic(), None
     found = simulate(
         strategy,
         learner if gradients else _Still(weights, buffers),
@@ -149,12 +151,19 @@ def run_simulation(
         ),
         watch=lambda done, now: watch(done, learner.steps, now),
     )
+    if gradients:
+        accuracy, loss = learner.evaluated(strategy.weights, strategy.buffers, test)
+        if not loss <= MOST_LOSS:
+            raise InvalidInput(
+                f"the loss of the weights is {loss:.3g} at the end, which is not finite or above {MOST_LOSS:g}: lower "
+                "the learning rate, in the network's configuration or the strategy's"
+            )
     return {
         "network": config.name,
         "workers": machines.workers,
         "seed": config.seed,
         "wire": wire,
-        "accuracy": learner.accuracy(strategy.weights, strategy.buffers, test) if gradients else None,
+        "accuracy": accuracy,
         "virtual_seconds": found.virtual_seconds,
         "seconds": time.monotonic() - began,
         "epochs": config.all_epochs,

@@ -13,10 +13,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Computed", "Flat", "Lease", "Update", "Verdict", "WorkUnit"]
+__all__ = ["Computed", "Flat", "Lease", "Update", "Verdict", "WorkUnit", "is_finite"]
 
 Flat = NDArray[np.float32]
 """All trained values of a network, or all its buffers, as one vector."""
+
+
+def is_finite(values: Flat) -> bool:
+    """Whether all numbers are finite, and the sum of their squares is, too; no honest update is longer than that."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(values, values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +84,6 @@ class Update:
 
 Verdict = Literal["taken", "duplicate", "late", "stale", "refused"]
 """What became of an update: it is in the weights; it was there already; its lease has expired or never was; it comes
-from weights that are too old; it is no vector of finite numbers of the right length, or covers other steps than are
-due. After `late`, `stale` and `refused` the steps are somebody else's, and the worker asks for a new lease."""
+from weights that are too old; it is no vector of finite numbers (`is_finite`) of the right length, or covers other
+steps than are due. After `late`, `stale` and `refused` the steps are somebody else's, and the worker asks for a new
+lease."""

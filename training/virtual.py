@@ -19,18 +19,23 @@ from zlib import crc32
 
 import numpy as np
 
-from tierkit.errors import Forbidden, InvalidInput, Unavailable
+from tierkit.errors import Forbidden, InvalidInput, Overloaded, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater
 from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks, computed_again, is_same
-from training.units import Computed, Flat, Lease, Update, Verdict
+from training.units import Computed, Flat, Lease, Update, Verdict, is_finite
 from training.wire import Format, format_of_weights, packed_bytes, rounded
 
 __all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 
+
+_DOUBT = 5
+"""Updates in a row that were refused: then it is seen whose fault it is."""
+_DEATHS, _DEATHS_EACH = 1_000, 100
+"""Workers that die without an update in between, and for each machine: more, and a run would never end."""
 
 FaultKind = Literal["death", "cut", "delay", "duplicate"]
 """The worker dies with an update that it has not sent, and another process takes its place; the connection breaks when
@@ -163,7 +168,8 @@ def simulate(
 
     Raises:
         Unavailable: all workers died.
-        InvalidInput: the weights have become infinite, so that nothing can be computed from them.
+        InvalidInput: the weights have become such that nothing can be computed from them, or workers die before they
+            have brought anything.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
@@ -172,6 +178,7 @@ def simulate(
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
+    refused = deaths = 0  # in a row
     sync_from, sync_until = 0.0, 0.0  # the last one that is due
     steps, applied = strategy.leases.left, set[int]()
     waiting: list[asyncio.Future[None]] = []
@@ -212,7 +219,10 @@ def simulate(
         await served()
         waited = False
         while not strategy.finished:
-            lease = strategy.grant(worker.name, loop.time())
+            try:
+                lease = strategy.grant(worker.name, loop.time())
+            except Overloaded:  # until the leases of the dead have run out
+                lease = None
             if lease is not None:
                 found = lease, *present()
                 rechecks.granted(lease, present, strategy.leases)
@@ -237,8 +247,19 @@ def simulate(
             rechecks.done(chosen)
             result.rechecks += 1
 
+    def doubt(steps: range) -> None:
+        """As `training.host.host` does: whether these weights give finite numbers at all."""
+        learner.load(*present())
+        found = learner.compute(steps, sends)
+        if not (is_finite(found.values) and is_finite(found.buffers)):
+            raise InvalidInput(
+                f"after {strategy.version:,} updates the weights give no finite numbers any more: lower the learning "
+                "rate, in the network's configuration or the strategy's"
+            )
+
     async def bring(worker: SimulatedWorker, update: Update, version: int) -> Verdict:
         """Send an update; what became of it."""
+        nonlocal refused, deaths
         result.bytes_sent += update_bytes
         await loop.until(loop.time() + worker.link.seconds(update_bytes))
         await served()
@@ -248,6 +269,7 @@ def simulate(
             result.twice += len(applied.intersection(update.steps))
             applied.update(update.steps)
             result.updates += 1
+            deaths = 0
             _, done = result.spent.get(worker.name, (0.0, 0))
             result.spent[worker.name] = loop.time() - came[worker.name], done + len(update.steps)
             result.losses.append(update.computed.loss)
@@ -255,10 +277,11 @@ def simulate(
             result.virtual_seconds = loop.time()
             recheck(update)
             watch(strategy.leases.done, loop.time())
-        elif verdict == "refused" and not np.isfinite(strategy.weights.sum()):
-            raise InvalidInput(
-                f"the weights are infinite after {strategy.version:,} updates: lower the rate of strategy or network"
-            )
+            refused = 0
+        elif verdict == "refused":
+            refused += 1
+            if refused >= _DOUBT:
+                doubt(update.steps)
         if strategy.version != before or verdict != "taken" or strategy.finished or not len(strategy.leases):
             wake()
         await kept(lasting=verdict != "duplicate")
@@ -315,6 +338,7 @@ def simulate(
                     break
 
     async def live(worker: SimulatedWorker) -> None:
+        nonlocal deaths
         for number in itertools.count():
             name = f"{worker.name}.{number}" if number else worker.name
             came[name] = loop.time()
@@ -327,6 +351,12 @@ def simulate(
                 await task
             except asyncio.CancelledError:
                 result.faults += 1
+                deaths += 1
+                if deaths > _DEATHS + _DEATHS_EACH * len(workers):
+                    raise InvalidInput(
+                        f"{deaths:,} workers died without an update in between: let each stay for longer, since a "
+                        f"step takes {worker.step_s:.3g} s"
+                    ) from None
                 if worker.stays_s is not None:
                     continue
             return

@@ -18,8 +18,9 @@ from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_fr
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
 from tierkit.documents import faults
-from tierkit.errors import InvalidInput, SetupError
+from tierkit.errors import InvalidInput, ServiceFailed, SetupError
 from tierkit.extras import training_extra
+from tierkit.plaintext import harmless
 from tierkit.settings import lasting_name
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
@@ -92,9 +93,13 @@ def run_local(
     plan = LocalRun(host=host, worker={**images, "device": device, "threads": threads}, workers=workers, on_line=show)
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
-        result = run_stoppable(
-            lambda: run_here(plan, lambda status: progress.update(bar, completed=status.done, total=status.steps))
-        )
+        try:
+            result = run_stoppable(
+                lambda: run_here(plan, lambda status: progress.update(bar, completed=status.done, total=status.steps))
+            )
+        except ServiceFailed as error:  # with the code of the process that could not go on
+            typer.echo(harmless(f"terrace train run: {error}"), err=True)
+            raise typer.Exit(max(1, error.code)) from error
     if result is None:
         raise typer.Abort
     if json:

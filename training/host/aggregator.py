@@ -180,10 +180,6 @@ class Aggregator(Host):
         strategy.version, strategy.scores = former.version + 1, former.scores
         self._run.strategy = strategy
 
-    def _copies(self) -> tuple[Flat, Flat]:
-        strategy = self._run.strategy
-        return strategy.weights.copy(), strategy.buffers.copy()
-
     async def _computed(self, connection: HostConnection, lease: GrantedLease, part: range) -> bool:
         """Wait until the workers have computed these steps; False where the parent has given them to somebody else."""
         pause_s = self._above.lease_s * _SHOWN_SHARE

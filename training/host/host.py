@@ -25,6 +25,7 @@ from training.host.run import Run, decoded
 from training.host.sharing import Sharing, drawn_from
 from training.learner import FlatLearner
 from training.messages import (
+    MOST_LOSS,
     RESULT,
     DataAnswer,
     DataReport,
@@ -39,7 +40,7 @@ from training.messages import (
     WorkerStatus,
 )
 from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
-from training.units import Flat
+from training.units import Flat, is_finite
 from training.wire import format_of_weights, pack, packed_bytes, rounded
 
 __all__ = ["Host"]
@@ -55,8 +56,14 @@ _MOST_UNWRITTEN = 4
 """Of such groups, that wait for the disk."""
 _EVALUATION_SHARE = 0.05
 """Of the time, that evaluations during the run may take."""
+_LOOK_S = 0.5
+"""Between two looks who is still there."""
 _FAREWELL_S = 10.0
 """For the workers to hear that the run has ended."""
+_LOWER = (
+    "lower the learning rate, in the network's configuration or the strategy's, and begin anew in another folder; "
+    "where workers may have sent wild updates, judge them by [trust]"
+)
 
 T = TypeVar("T")
 
@@ -104,6 +111,8 @@ class Host:
         """Answers whose notes are on their way to the disk."""
         self._changed = asyncio.Event()
         """Set, and made anew, when there may be work for who waits for some."""
+        self._learning = asyncio.Lock()
+        """Of the learner, which computes one thing at a time."""
         self._packed: tuple[int, bytes] | None = None
         """Version and weights as they are sent, while that is the present version."""
         self._accuracy: float | None = None
@@ -278,12 +287,14 @@ class Host:
                     loop.call_soon_threadsafe(self._again.put_nowait, chosen)
             elif verdict in ("stale", "refused"):
                 self._note("drop", now, name=head.worker, refused=verdict == "refused")
-            self.error = self._run.trouble
             self._run.spend({"apply": time.perf_counter() - began})
             return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self.finished)
 
         loop, version = asyncio.get_running_loop(), self._run.strategy.version
         answer = await self._call(call)
+        if self._run.doubtful:
+            await self._doubt(head.first)
+            answer = answer.model_copy(update={"finished": self.finished})
         if answer.version != version or answer.verdict != "taken" or not len(self._run.strategy.leases):
             self._tell()
         return answer
@@ -562,14 +573,17 @@ class Host:
                 break
             began = time.monotonic()
             self._accuracy = await self._measured(self._learner.data.held_out)
+            if self.error:
+                self._tell()
             pause_s = (time.monotonic() - began) / _EVALUATION_SHARE
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._ended.wait()
         if self._run.finished and self.result is None:
             result = {**self._figures(), "accuracy": await self._measured(self._test)}
-            await asyncio.to_thread(self._keep, result)
-            self.result = result
+            if not self.error:
+                await asyncio.to_thread(self._keep, result)
+                self.result = result
 
     async def _attend(self, lifecycle: Lifecycle) -> None:
         """Train; then let the workers go, and drain the service."""
@@ -582,8 +596,10 @@ class Host:
             async with asyncio.timeout(_FAREWELL_S):
                 if self.farewell is not None:
                     await self.farewell()
-                while not self._run.deserted:
-                    await self._changed.wait()
+                while not self._run.deserted(self._now(), self.spec.lease_s):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_S):
+                            await self._changed.wait()
         lifecycle.drain()
 
     async def _drain(self, lifecycle: Lifecycle) -> None:
@@ -593,11 +609,37 @@ class Host:
         self._tell()
 
     async def _measured(self, images: ImageSet) -> float:
-        def copies() -> tuple[Flat, Flat]:
-            return self._run.strategy.weights.copy(), self._run.strategy.buffers.copy()
+        """The accuracy. Weights that give no loss which means something are the end of the run."""
+        async with self._learning:
+            weights, buffers = await self._call(self._copies)
+            accuracy, loss = await asyncio.to_thread(self._learner.evaluated, weights, buffers, images)
+        if not loss <= MOST_LOSS:
+            self.error = f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: {_LOWER}"
+        return accuracy
 
-        weights, buffers = await self._call(copies)
-        return await asyncio.to_thread(self._learner.accuracy, weights, buffers, images)
+    async def _doubt(self, first: int) -> None:
+        """Updates were refused one after the other. Compute these steps here, from the weights as they are: where that
+        gives no finite numbers either, it is not the workers' fault, and the run has failed."""
+        start = min(first, self.steps - 1)
+        steps = range(start, min(start + self.spec.strategy.push, self.steps))
+        async with self._learning:
+            if not self._run.doubtful or self.finished:
+                return
+            weights, buffers = await self._call(self._copies)
+
+            def computed() -> bool:
+                self._learner.load(weights, buffers)
+                found = self._learner.compute(steps, self.spec.strategy.sends)
+                return is_finite(found.values) and is_finite(found.buffers)
+
+            good = await asyncio.to_thread(computed)
+        if good:
+            await self._call(self._run.believe)
+        else:
+            self.error = f"the updates, and the host's own one from these weights, are not finite: {_LOWER}"
+
+    def _copies(self) -> tuple[Flat, Flat]:
+        return self._run.strategy.weights.copy(), self._run.strategy.buffers.copy()
 
     def _figures(self) -> dict[str, Any]:
         run, totals, spec = self._run, self._run.totals, self.spec

@@ -26,8 +26,8 @@ _MOST_WORKERS = 1_000
 _FORGOTTEN_S, _NEVER_WORKED_S = 600.0, 30.0
 """A worker that was not heard for so long makes room for another one."""
 _LOSSES = 100
-_MOST_REFUSED = 100
-"""Updates in a row that were refused: then it is not one worker's fault."""
+_DOUBT = 5
+"""Updates in a row that were refused: then the host looks whose fault it is."""
 
 
 @dataclass(slots=True)
@@ -70,14 +70,13 @@ class Run:
         """Updates in a row."""
 
     @property
-    def trouble(self) -> str:
-        """Why the run cannot go on; "" while it can."""
-        if self._refused < _MOST_REFUSED:
-            return ""
-        return (
-            f"the last {_MOST_REFUSED} updates held numbers that are not finite, or were no updates of this network: "
-            "lower the learning rate, and begin anew in another folder"
-        )
+    def doubtful(self) -> bool:
+        """Whether so many updates were refused in a row that these weights may give nothing else."""
+        return self._refused >= _DOUBT
+
+    def believe(self) -> None:
+        """The weights give finite numbers: it was the workers' fault."""
+        self._refused = 0
 
     @property
     def finished(self) -> bool:
@@ -279,11 +278,19 @@ class Run:
         """Mean over the updates."""
         return self.totals.staleness / max(1, self.totals.updates)
 
-    @property
-    def deserted(self) -> bool:
-        """Whether no worker is in the run, but for those that were told to go."""
+    def deserted(self, now: float, silent_s: float) -> bool:
+        """Whether no worker is in the run, but for those that were told to go, and those that are silent for so long.
+
+        Args:
+            silent_s: a worker that lives asks for work, or shows progress, more often than that; one that has no
+                training images yet does neither.
+        """
         scores = self.strategy.scores
-        return all(scores.standing(name) in ("dropped", "quarantined") for name in self._workers)
+        return all(
+            scores.standing(name) in ("dropped", "quarantined")
+            or (each.segments != [] and now - each.heard_at > silent_s)
+            for name, each in self._workers.items()
+        )
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
         """All that are in the run, and those of whom an operator should know although they are not."""

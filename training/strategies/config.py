@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from tierkit.documents import Frozen, read_document, read_toml
+from tierkit.documents import Strict, read_document, read_toml
 from tierkit.errors import InvalidInput
 from training.masking import Masking
 from training.trust.config import TrustConfig
@@ -18,14 +18,18 @@ Sends = Literal["gradient", "change"]
 """The sum of the gradients of some steps, or the weights before these steps less those after them."""
 
 
-class ServerConfig(Frozen):
+Steps = Annotated[int, Field(ge=1, le=10_000)]
+"""Of one worker until others hear of them."""
+
+
+class ServerConfig(Strict):
     """Asynchronous: each update goes into the weights as it comes."""
 
     family: Literal["server"] = "server"
     rule: Literal["sgd", "adagrad", "dc-constant", "dc-adaptive", "average"]
-    n_fetch: PositiveInt = 1
+    n_fetch: Steps = 1
     """Steps that a worker computes between two fetches of the weights."""
-    n_push: PositiveInt = 1
+    n_push: Steps = 1
     """Steps whose gradients a worker adds up before it sends them."""
     rate: PositiveFloat | None = None
     """Learning rate at its highest, in place of the network's own: AdaGrad wants a smaller one."""
@@ -61,11 +65,11 @@ class ServerConfig(Frozen):
         return self
 
 
-class OuterConfig(Frozen):
+class OuterConfig(Strict):
     """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
 
     family: Literal["outer"] = "outer"
-    local_steps: PositiveInt = 50
+    local_steps: Steps = 50
     """H: steps of a worker in a round."""
     workers: PositiveInt | None = None
     """Updates that make a round; as many as the run has workers unless given."""
@@ -96,6 +100,10 @@ class OuterConfig(Frozen):
 
     @model_validator(mode="after")
     def _fits(self) -> OuterConfig:
+        if self.trust is not None and self.trust.updates is not None:
+            raise ValueError("trust.updates is for a server rule: those of a round are judged together, set workers")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is a kind of momentum: set momentum above 0, and below 1")
         _check_noise(self.masking, self.trust)
         return self
 

@@ -15,7 +15,7 @@ from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
 from training.trust.config import FEWEST, TrustConfig
 from training.trust.score import FIRST, Scores, are_valid
-from training.units import Flat, Lease, Update, Verdict
+from training.units import Flat, Lease, Update, Verdict, is_finite
 
 __all__ = ["Strategy"]
 
@@ -58,6 +58,7 @@ class Strategy(ABC):
     def finished(self) -> bool:
         return self.leases.finished
 
+    @np.errstate(over="ignore", invalid="ignore")  # as in `take`: a round may end here
     def grant(self, worker: str, now: float) -> Lease | None:
         """A unit from the weights as they are now; None where there is nothing to do at present.
 
@@ -92,8 +93,10 @@ class Strategy(ABC):
         if held is not None:
             self._give_back(held)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def take(self, update: Update, now: float) -> Verdict:
-        """Bring an update into the weights, once, or say why not."""
+        """Bring an update into the weights, once, or say why not. A wild one that is finite may make them infinite,
+        which whoever evaluates them finds."""
         claimed = self.leases.claim(update, now)
         if isinstance(claimed, str):
             if claimed == "refused":
@@ -108,6 +111,7 @@ class Strategy(ABC):
                 self._granted(claimed)
             if self.leases.advance(claimed, now):
                 self._forget(claimed)
+            self.scores.taken(update.worker)
             self._settle(now, besides=claimed)
             self._expel()
         elif verdict == "refused":
@@ -119,7 +123,7 @@ class Strategy(ABC):
     def refuse(self, worker: str) -> None:
         """An update of this worker was none: what it has is for others, and it counts less."""
         self.leave(worker)
-        self.scores.judge(worker, False)
+        self.scores.refused(worker)
 
     def order(self, worker: str, order: WorkerOrder) -> None:
         """Do what an operator wants with a worker.
@@ -185,8 +189,7 @@ class Strategy(ABC):
 
     def _verdict(self, lease: Lease, update: Update) -> Verdict:
         for came, own in ((update.computed.values, self.weights), (update.computed.buffers, self.buffers)):
-            # A sum is finite if all its terms are, but for an overflow, which no honest update comes near.
-            if came.dtype != own.dtype or came.shape != own.shape or not np.isfinite(came.sum()):
+            if came.dtype != own.dtype or came.shape != own.shape or not is_finite(came):
                 return "refused"
         return "taken"
 

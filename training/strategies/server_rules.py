@@ -111,6 +111,7 @@ class ServerRules(Strategy):
         """Change the weights by a gradient or a change, at the rate of this step."""
         rate = np.float32(self._rate(step))
 
+        @np.errstate(over="ignore", invalid="ignore")  # of this thread; see `take`
         def change(shard: range) -> None:
             # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
             for first in shard[::_PIECE]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tierkit.documents import Frozen
+from tierkit.documents import Strict
 
 __all__ = ["FEWEST", "MOST", "Centre", "TrustConfig"]
 
@@ -16,7 +16,7 @@ FEWEST, MOST = 3, 64
 Centre = Literal["median", "trimmed-mean", "krum"]
 
 
-class TrustConfig(Frozen):
+class TrustConfig(Strict):
     """Updates are judged several at a time, and their robust centre is what changes the weights."""
 
     centre: Centre = "median"

@@ -34,7 +34,7 @@ _LEAST_SPREAD = 0.05
 
 _NO_MORE: Mapping[WorkerStanding, str] = {
     "dropped": "an operator has dropped it",
-    "quarantined": "its updates lay too far from those of others, or were not what its steps give",
+    "quarantined": "its updates were refused, lay too far from those of others, or were not what its steps give",
 }
 
 
@@ -83,11 +83,27 @@ class Scores:
             )
 
     def judge(self, worker: str, valid: bool) -> None:
-        """An update was like the others, or was not."""
-        if self._config is not None and (known := self._of(worker)) is not None and known.standing != "trusted":
-            known.score = _MEMORY * known.score + (1 - _MEMORY) * valid
-            if known.score < self._config.quarantine and known.standing == "active":
-                known.standing = "quarantined"
+        """An update was like the others, or was not. Counts only where a run judges its updates."""
+        if self._config is not None:
+            self._count(worker, valid)
+
+    def refused(self, worker: str) -> None:
+        """An update was none, which counts in each run."""
+        self._count(worker, False)
+
+    def taken(self, worker: str) -> None:
+        """An update is in the weights. Where none is judged, that makes up for refused ones."""
+        if self._config is None and self.score(worker) < FIRST:
+            self._count(worker, True)
+            self._known[worker].score = min(FIRST, self._known[worker].score)
+
+    def _count(self, worker: str, valid: bool) -> None:
+        known = self._of(worker)
+        if known is None or known.standing == "trusted":
+            return
+        known.score = _MEMORY * known.score + (1 - _MEMORY) * valid
+        if known.score < (self._config or TrustConfig()).quarantine and known.standing == "active":
+            known.standing = "quarantined"
 
     def rechecked(self, worker: str, right: bool) -> None:
         """An update was computed again: one that is wrong is proof enough."""

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from tierkit.errors import InvalidAnswer, MalformedMessage
+from tierkit.errors import InvalidAnswer, MalformedMessage, NotFound, UpstreamUnavailable
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from training.data.manifest import Manifest
@@ -82,7 +82,18 @@ class HostConnection:
         return (await self._run())[1]
 
     async def _run(self) -> tuple[RunSpec, RunStatus]:
-        _, said = await self._ask("GET", "/v1/run")
+        try:
+            _, said = await self._ask("GET", "/v1/run")
+        except UpstreamUnavailable as exc:
+            connected = not isinstance(exc.__cause__, aiohttp.ClientConnectorError)
+            if connected and self.url.startswith("http://"):
+                raise UpstreamUnavailable(f"{exc} (a host with TLS has a URL that begins with https://)") from exc
+            raise
+        except NotFound as exc:
+            raise NotFound(
+                f"no host of a run is at {self.url} ({exc}): if a scheduler is, ask it for one with --scheduler "
+                f"{self.url}, in place of the URL"
+            ) from exc
         try:
             found = json.loads(said)
             spec = RunSpec.model_validate(found["spec"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 from aiohttp import web
 
+from tests.integration.access.conftest import Certificates, certificates
+from tierkit.errors import NotFound, UpstreamUnavailable
 from tierkit.http.client import open_client
 from training.messages import UpdateHead
 from training.worker.connection import HostConnection
+
+__all__ = ["certificates"]  # the fixture
 
 BODY = bytes(8_000_000)
 ANSWER_S = 0.5
@@ -38,3 +43,34 @@ async def test_bodies_are_compressed_for_a_slow_link_and_not_for_a_busy_host(hos
             assert bool(worker.message(BODY)[1]) is compressed
     finally:
         await runner.cleanup()
+
+
+async def said_at(app: web.Application, tls: ssl.SSLContext | None = None) -> str:
+    """What a worker is told that looks for its run there."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    try:
+        async with open_client() as http:
+            worker = HostConnection("w", "0" * 16, http, url=site.name.replace("https", "http"))
+            with pytest.raises((NotFound, UpstreamUnavailable)) as caught:
+                await worker.spec()
+    finally:
+        await runner.cleanup()
+    return str(caught.value)
+
+
+async def test_who_asks_a_scheduler_for_its_run_is_told_how_to() -> None:
+    async def other(request: web.Request) -> web.Response:
+        return web.json_response({"error": "no such route"}, status=404)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/run", other)])
+    assert "--scheduler http://127.0.0.1" in await said_at(app)
+
+
+async def test_who_speaks_plainly_to_a_host_with_tls_is_told_so(certificates: Certificates) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*map(str, certificates.issue("host").values()))
+    assert "https://" in await said_at(web.Application(), context)

@@ -55,8 +55,10 @@ def test_what_cannot_be_trained_is_told(arguments: list[str], said: str, capsys:
 
 
 def test_a_host_without_its_images_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "run", "mnist-100", "--data", str(tmp_path)]) == 1
-    assert "mnist" in capsys.readouterr().err
+    assert run(["train", "run", "mnist-100", "--data", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path) in said
+    assert "--data" in said
 
 
 def test_a_run_that_diverges_ends_and_says_so(
@@ -65,7 +67,7 @@ def test_a_run_that_diverges_ends_and_says_so(
     path = network(4_000)
     path.write_text(path.read_text().replace("peak_rate = 0.05", "peak_rate = 1e30"))
     flags = ["--strategy", "sgd", "--workers", "1", "--dataset", str(shapes)]
-    assert run(["train", "run", str(path), *flags]) == 1
+    assert run(["train", "run", str(path), *flags]) == 2
     assert "learning rate" in capsys.readouterr().err
 
 

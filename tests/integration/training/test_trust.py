@@ -252,3 +252,32 @@ async def test_a_run_that_cannot_be_judged_so_is_not_begun(start_host: StartHost
     # Nothing was kept of it.
     async with start_host(strategy="sgd"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("rate", "state", "verdicts"),
+    [(0.05, "running", ["refused"] * 5 + [403]), (1e30, "failed", ["refused"] * 5 + ["ended"])],
+)
+async def test_updates_that_are_none_are_the_end_of_their_worker_unless_the_run_gives_no_others(
+    start_host: StartHost, tmp_path: Path, rate: float, state: str, verdicts: list[str | int]
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'rule = "sgd"\nrate = {rate}')
+
+    async def brings(name: str, value: float) -> str | int:
+        answer = await running.http.post("/v1/leases", params={"worker": name, "incarnation": A})
+        if answer.status_code != 200:
+            return "ended" if answer.json().get("finished") else answer.status_code
+        lease = json.loads(answer.headers[LEASE_HEADER])
+        content, headers = body(running, value), head(lease, {"worker": name})
+        answer = await running.http.post("/v1/updates", content=content, headers=headers)
+        return str(answer.json()["verdict"])
+
+    async with start_host(epochs=2_000, strategy=str(path)) as running:
+        for name in ("good", "bad"):
+            await joined(running, name)
+        for _ in range(3):
+            assert await brings("good", 1e6) == "taken"
+        assert [await brings("bad", float("nan")) for _ in range(6)] == verdicts
+        assert (await status(running.http))["state"] == state
+        assert ("learning rate" in running.host.error) == (state == "failed")

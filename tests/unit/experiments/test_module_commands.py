@@ -25,7 +25,7 @@ from tierkit.errors import DataError, InvalidInput, PortInUse, SetupError, Terra
         ("durability --out {file}/runs", "cannot make the folder"),
         ("main-job --end 999", "Invalid value for '--end': "),
         ("main-job --out {file}", "is a file"),
-        ("main-job --data {file}", "set TERRACE_DATA to the folder"),
+        ("main-job --data {file}", "TERRACE_DATA to the folder"),
         ("overload --seconds inf", "Invalid value for '--seconds': "),
         ("overload --only mobilenet=0", "write MODEL=FACTOR"),
         ("photographs --quick", "--models SET"),

@@ -208,7 +208,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
             "scale --against {tmp}/damaged/figure3.json --out {tmp}/run",
             "is no whole record of figure3: 'tasks' is missing",
         ),
-        ("table2 --data {tmp}/none --out {tmp}/run", "set TERRACE_DATA to the folder"),
+        ("table2 --data {tmp}/none --out {tmp}/run", "TERRACE_DATA to the folder"),
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
         ("report {tmp}/damaged", "there is no record of an experiment in"),
         ("table3 --out /", "/ is no folder for a run, and none can stand beside it"),

@@ -107,7 +107,7 @@ def test_without_the_training_images_it_says_where_they_are_looked_for(
     monkeypatch.delenv("TERRACE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run(["privacy", "audit", "--encoder", "conv1"]) == 2
-    assert "set TERRACE_DATA" in capsys.readouterr().err
+    assert "set --data or TERRACE_DATA" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

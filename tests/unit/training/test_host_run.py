@@ -305,6 +305,19 @@ def test_a_damaged_state_is_told(tmp_path: Path) -> None:
         numbers(tmp_path)
 
 
+def test_a_host_that_ends_waits_for_who_lives() -> None:
+    run = new_run()
+    for name in ("lives", "silent", "fetches"):
+        run.join(name, A, 0.0, fetches=name == "fetches")
+    run.grant("lives", A, 0, 40.0)
+    assert not run.deserted(40.0, 30.0)
+    run.leave("fetches", A, 40.0)
+    assert not run.deserted(40.0, 30.0)
+    run.leave("lives", A, 40.0)
+    assert run.deserted(40.0, 30.0)
+    assert not run.deserted(40.0, 50.0)
+
+
 def test_names_that_have_never_worked_make_room_soon_and_others_late() -> None:
     run = new_run()
     run.join("works", A, 0.0)

@@ -69,6 +69,23 @@ def test_without_trust_nobody_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
+    ("taken_between", "standing"),
+    [(0, "quarantined"), (1, "active"), (20, "active")],
+)
+def test_without_trust_refused_updates_put_a_worker_out_unless_others_are_taken(
+    taken_between: int, standing: WorkerStanding
+) -> None:
+    scores = Scores(None)
+    scores.taken("w")
+    assert not scores.knows("w")
+    for _ in range(5):
+        scores.refused("w")
+        for _ in range(taken_between):
+            scores.taken("w")
+    assert (scores.standing("w"), scores.score("w") <= FIRST) == (standing, True)
+
+
+@pytest.mark.parametrize(
     ("orders", "standing", "weight"),
     [
         (["pause"], "paused", 0),

@@ -107,6 +107,23 @@ def test_a_network_that_needs_another_run_is_refused(
     assert "needs another run" in said.err
 
 
+def test_workers_that_never_stay_long_enough_are_an_error(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--strategy", "fedavg", "--step-ms", "10", "--stay", "0.001"]
+    code, result, error = simulate(shapes, capsys, *flags)
+    assert (code, result) == (2, None)
+    assert "stay" in error
+
+
+def test_weights_that_are_worth_nothing_are_an_error(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = tmp_path / "wild.toml"
+    wild.write_text('family = "outer"\nlocal_steps = 3\nrate = 1e9')
+    code, result, error = simulate(shapes, capsys, "--strategy", str(wild), "--step-ms", "10")
+    assert "learning rate" in error
+    assert (code, result) == (2, None)
+
+
 def test_all_workers_dead_is_an_error_and_no_result(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result, error = simulate(shapes, capsys, "--workers", "1", "--step-ms", "10", "--leave", "0.05")
     assert (code, result) == (1, None)

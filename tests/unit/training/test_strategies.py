@@ -284,6 +284,12 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
         ('rule = "sgd"\nmomentum = 0.5', "momentum is unknown"),
         ('family = "outer"\nmomentum = 1.0', "momentum is 1.0"),
         ("rule = ", "TOML"),
+        ('family = "outer"\n[trust]\nupdates = 5', "trust.updates"),
+        ('rule = "sgd"\nn_push = "5"', "n_push is '5'"),
+        ('rule = "sgd"\nn_push = true', "n_push is True"),
+        ('rule = "sgd"\nrate = inf', "rate is inf"),
+        ('family = "outer"\nlocal_steps = 1_000_000_000', "local_steps is 1000000000"),
+        ('family = "outer"\nnesterov = true', "momentum"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_what_is(tmp_path: Path, text: str, error: str) -> None:

@@ -210,11 +210,12 @@ def test_an_update_of_anothers_lease_or_of_other_steps_is_refused_and_lowers_the
     assert strategy.take(foreign, 0.0) == "refused"
     assert take(strategy, others, 1, 1, 1) == "taken"
     assert take(strategy, others, 9, 9, 9) == "duplicate"
-    assert strategy.scores.score("thief") == (0.5 if config.trust is None else pytest.approx(0.32))
+    assert strategy.scores.score("thief") == pytest.approx(0.32)
 
 
-def test_five_updates_that_are_none_are_the_end_of_a_worker_and_not_of_the_run() -> None:
-    strategy = start(server())
+@pytest.mark.parametrize("config", [server(), ServerConfig(rule="sgd"), OuterConfig()])
+def test_five_updates_that_are_none_are_the_end_of_a_worker_and_not_of_the_run(config: StrategyConfig) -> None:
+    strategy = start(config)
     for _ in range(5):
         assert take(strategy, granted(strategy, "bad"), np.nan, 1, 1) == "refused"
     with pytest.raises(Forbidden):

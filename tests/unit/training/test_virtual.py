@@ -263,7 +263,7 @@ def test_a_run_whose_workers_all_die_says_so() -> None:
 def test_a_run_that_diverges_ends_and_says_so() -> None:
     # Each step goes ten times as far as the goal is away.
     config = ServerConfig(rule="sgd", rate=11.0)
-    with pytest.raises(InvalidInput, match="infinite"), np.errstate(over="ignore", invalid="ignore"):
+    with pytest.raises(InvalidInput, match="learning rate"), np.errstate(over="ignore", invalid="ignore"):
         run(config, machines(2), steps=400)
 
 
