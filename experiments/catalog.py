@@ -54,8 +54,8 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; those of training need torch and MNIST, and
-`virtual-time` root as well; the four before them need a core each for server and load."""
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; those of training need torch and MNIST;
+the four before them need a core each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment

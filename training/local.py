@@ -41,6 +41,8 @@ class LocalRun:
     worker: Mapping[str, object]
     """The same of each worker."""
     workers: int
+    worker_command: Sequence[str] = (*_TERRACE, "work")
+    """What a worker is started by."""
     on_line: Callable[[str, str], None] = lambda name, line: None
     """Called with the name of a process and a line that it has written."""
     on_start: Callable[[str, int], None] = lambda name, pid: None
@@ -79,14 +81,16 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
         ready = Path(folder) / "host.ready"
         async with _processes(run) as start, open_client() as http:
             host = await start(
-                "host", ["host", *_flags({"port": 0, "folder": folder, **run.host}), "--ready-file", str(ready)]
+                "host",
+                [*_TERRACE, "host", *_flags({"port": 0, "folder": folder, **run.host}), "--ready-file", str(ready)],
             )
             url = await _ready(host, ready)
             # One that is started again is to be found where it was.
             host.arguments += ["--port", url.rpartition(":")[2]]
             count = range(1, run.workers + 1)
             workers = [
-                await start(f"worker-{n}", ["work", url, "--name", f"worker-{n}", *_flags(run.worker)]) for n in count
+                await start(f"worker-{n}", [*run.worker_command, url, "--name", f"worker-{n}", *_flags(run.worker)])
+                for n in count
             ]
             connection = HostConnection("observer", "0" * 16, http, url=url)
             killed = 0
@@ -150,7 +154,6 @@ async def _processes(run: LocalRun) -> AsyncIterator[Callable[..., Any]]:
 
     async def start(name: str, arguments: list[str], again: _Process | None = None) -> _Process:
         process = await asyncio.create_subprocess_exec(
-            *_TERRACE,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

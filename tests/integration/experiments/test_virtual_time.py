@@ -6,10 +6,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from experiments.training.cores import core_shares
-from experiments.training.real import real_run, real_runs, virtual_run
+from experiments.training.real import real_run, virtual_run
 from tests.digits import write_digits
-from tierkit.errors import SetupError
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -18,31 +16,23 @@ EPOCHS, UPDATES = 100, 20
 """With 50 steps in each: 6,000 images, of which 5,000 are held out, in batches of 100."""
 
 
-@pytest.fixture(autouse=True)
-def _may_hold_processes() -> None:
-    try:
-        with core_shares(SHARE):
-            pass
-    except SetupError as error:
-        pytest.skip(str(error))
-
-
 async def test_real_workers_have_their_share_of_a_core_and_no_more(tmp_path: Path) -> None:
     data = write_digits(tmp_path, 6_000)
     real = await real_run("fedavg", 0, workers=2, share=SHARE, epochs=EPOCHS, data=data)
-    assert real["updates"] == real["seen"][-1][1] == UPDATES
+    assert real["updates"] == UPDATES
     assert len(real["cores"]) == 2
     # On any machine: what has a smaller share is kept waiting by others.
     assert 0 < min(real["cores"]) <= max(real["cores"]) < 1.3 * SHARE
-    virtual = virtual_run("fedavg", 0, workers=2, epochs=EPOCHS, step_s=0.01, serve_s=0.001, sync_s=0.001, data=data)
+    virtual = virtual_run(
+        "fedavg",
+        0,
+        workers=2,
+        epochs=EPOCHS,
+        step_s=0.01,
+        spread=0.05,
+        serve_s=0.001,
+        sync_s=0.001,
+        data=data,
+    )
     assert virtual["updates"] == UPDATES
     assert virtual["virtual_seconds"] > UPDATES / 2 * 50 * 0.9 * 0.01
-
-
-async def test_runs_at_the_same_time_may_be_seen_for_long_enough(tmp_path: Path) -> None:
-    data = write_digits(tmp_path, 6_000)
-    found = await real_runs("fedavg", 0, runs=2, workers=1, share=SHARE, epochs=1_000, data=data, enough_s=1.0)
-    assert len(found) == 2
-    for real in found:
-        assert 0 < real["updates"] < 200
-        assert real["seconds"] >= 1.0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from experiments.training.cores import Hierarchy, hierarchies, limits
-from experiments.training.virtual_time import VIRTUAL_TIME, drifted, judge, of_a_step, thinned
-from tierkit.errors import SetupError
+from experiments.training.paced import Pacer
+from experiments.training.virtual_time import VIRTUAL_TIME, judge
 
 MOUNTS = """\
 sysfs /sys sysfs rw,nosuid 0 0
@@ -29,10 +29,7 @@ POINT: dict[str, Any] = {
     "serve_s": 0.001,
     "sync_s": 0.004,
     "cores": [0.25, 0.25, 0.24, 0.24],
-    "seen": [[1.0, 100], [20.0, 3_850]],
-    "around": [{"step_s": 0.02, "sync_s": 0.004, "seen": [[[1.0, 100], [8.0, 400]]], "cores": [0.25]}] * 2,
-    "drift": 0.01,
-    "passed_over": [],
+    "spread": 0.02,
 }
 
 
@@ -51,27 +48,61 @@ def test_a_share_is_a_quota_of_a_period_before_all_else() -> None:
     assert limits(1, None) == {"cpu.shares": "102400"}
 
 
-def test_a_step_is_what_an_update_takes_without_the_host() -> None:
-    # 10 updates a second after a slow first one.
-    seen = [(2.0, 1), (3.0, 11), (5.0, 31)]
-    assert of_a_step(seen, steps=5, host_s=0.01) == pytest.approx((0.1 - 0.01) / 5)
+class Bench:
+    """A process that uses processor time, waits for a core and for its host, and sleeps a little longer than asked."""
+
+    def __init__(self) -> None:
+        self.cpu_s = self.kept_waiting_s = self.now = 0.0
+        self.slept: list[float] = []
+
+    def compute(self, cpu_s: float, kept_waiting_s: float = 0.0, host_s: float = 0.0) -> None:
+        self.cpu_s += cpu_s
+        self.kept_waiting_s += kept_waiting_s
+        self.now += cpu_s + kept_waiting_s + host_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds + 0.001
+
+    def pacer(self) -> Pacer:
+        return Pacer(
+            0.25,
+            cpu_s=lambda: self.cpu_s,
+            kept_waiting_s=lambda: self.kept_waiting_s,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
 
 
-@pytest.mark.parametrize("seen", [[], [(1.0, 5)], [(1.0, 5), (2.0, 6)]])
-def test_a_run_that_is_too_short_tells_nothing(seen: list[tuple[float, int]]) -> None:
-    with pytest.raises(SetupError, match="too few updates"):
-        of_a_step(seen, steps=1, host_s=0.0)
+@pytest.mark.parametrize(
+    ("kept_waiting_s", "host_s", "seconds"),
+    [(0.0, 0.0, 4.0), (0.01, 0.0, 4.0), (0.0, 0.02, 6.0), (0.5, 0.0, 51.0)],
+    ids=["alone", "kept waiting by others", "waits for its host", "kept waiting for longer than it would rest"],
+)
+def test_a_paced_step_takes_four_times_its_processor_time_and_what_the_host_takes(
+    kept_waiting_s: float, host_s: float, seconds: float
+) -> None:
+    bench = Bench()
+    pacer = bench.pacer()
+    bench.compute(5.0)  # until its first step, which is not paced
+    pacer.step()
+    began = bench.now
+    for _ in range(100):
+        bench.compute(0.01, kept_waiting_s, host_s)
+        pacer.step()
+    assert bench.now - began == pytest.approx(seconds, abs=0.01)
+    found = pacer.figures(push=10)
+    assert (found["steps"], found["cpu_s"], found["spread"]) == pytest.approx((100, 1.0, 0.0))
 
 
-def test_drift_is_a_share_of_the_mean_whichever_came_first() -> None:
-    assert drifted(0.9, 1.1) == drifted(1.1, 0.9) == pytest.approx(0.2)
-    assert drifted(0.02, 0.02) == 0.0
-
-
-def test_a_record_keeps_a_look_a_second_and_the_last() -> None:
-    seen = [(tenth / 10, tenth) for tenth in range(1, 26)]
-    assert thinned(seen) == [(0.1, 1), (1.1, 11), (2.1, 21), (2.5, 25)]
-    assert thinned([]) == []
+def test_what_a_paced_worker_used_is_spread_over_updates_and_not_over_steps() -> None:
+    bench = Bench()
+    pacer = bench.pacer()
+    for number in range(41):
+        bench.compute(0.01 if number % 2 else 0.03)
+        pacer.step()
+    assert pacer.figures(push=2)["spread"] == pytest.approx(0.0)
+    assert pacer.figures(push=1)["spread"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
