@@ -20,7 +20,7 @@ from training.local import LocalRun, run_here
 from training.simulation import Machines, read_images, run_simulation
 from training.strategies.config import STRATEGIES
 
-__all__ = ["real_run", "virtual_run"]
+__all__ = ["real_run", "request_s", "virtual_run"]
 
 _BUDGET_S = 300.0
 """Of a run of processes."""
@@ -94,6 +94,23 @@ async def real_run(
         "cores": [each["cores"] for each in used],
         "sync_s": await asyncio.to_thread(sync_s, size, Path(tempfile.gettempdir())),
     }
+
+
+async def request_s(strategy: str, *, workers: int, share: float, epochs: int, data: Path | None) -> float:
+    """What a request takes, a fetch of the weights or an update: from one paced worker to its host and back, without
+    the disk. So many of them train at the same time, each with a host of its own, so that none waits for another one's
+    requests, and the machine is as busy as in a run of as many.
+
+    Args:
+        strategy: one whose workers exchange often, or the figure is a small difference of two large ones.
+    """
+    runs = await asyncio.gather(
+        *(real_run(strategy, seed, workers=1, share=share, epochs=epochs, data=data) for seed in range(workers))
+    )
+    push = STRATEGIES[strategy].push
+    return statistics.fmean(
+        max(0.0, each["seconds"] / each["updates"] - push * each["step_s"] - each["sync_s"]) / 2 for each in runs
+    )
 
 
 def virtual_run(

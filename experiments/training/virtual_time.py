@@ -2,15 +2,14 @@
 
 Each run trains with a real host and four real workers, each of which rests after each step until it has had a quarter
 of a core. The simulation is given what a step costs: the processor time that the workers of this very run used for one;
-and from elsewhere what a request costs a host that is kept busy, and what the disk takes. The rest it must find: how
-the workers share the steps, wait for the host and for each other, in which order updates come, and how the last units
-end.
+and from elsewhere what a request takes when nobody else asks that host, and what the disk takes. The rest it must find:
+how the workers share the steps, wait for the host and for each other, in which order updates come, and how the last
+units end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,9 @@ __all__ = ["VIRTUAL_TIME", "judge"]
 
 WORKERS, SHARE = 4, 0.25
 EPOCHS = {"downpour": 6, "fedavg": 15}
-"""Of the runs of each strategy: at least 20 s."""
+"""Of the runs of each strategy."""
+_OFTEN, _BEFORE = "downpour", 2
+"""By which strategy the time of a request is measured, in this many epochs: one with an exchange each step."""
 _WITHIN = 0.1
 
 
@@ -38,7 +39,6 @@ class Chosen(Options):
         min=1,
         max=1_000,
     )
-    exchanges: int = option(1_000, "Exchanges by which the cost of a host is measured.", quick=100, min=4, max=100_000)
     data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
 
 
@@ -54,23 +54,19 @@ class VirtualTime(Experiment):
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         with training_extra("training on the fleet", "learn"):
-            from experiments.training.real import real_run, virtual_run
-            from experiments.training.running import NETWORK, serve_s
+            from experiments.training.real import real_run, request_s, virtual_run
+            from experiments.training.running import NETWORK
         seeds = range(run.request.seed, run.request.seed + chosen.runs)
         run.config |= {"network": NETWORK, "workers": WORKERS, "cores": SHARE, "seeds": list(seeds)}
-        run.config |= {"exchanges": chosen.exchanges}
-        run.expect(len(EPOCHS) * (1 + 2 * len(seeds)))
-        core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        flags = ["--network", NETWORK, *([] if chosen.data is None else ["--data", str(chosen.data.absolute())])]
-        costs = {}
-        for name in EPOCHS:
-            with run.step(f"the cost of a host with {name}"):
-                costs[name] = await serve_s(name, flags, exchanges=chosen.exchanges, core=core)
+        run.expect(1 + 2 * len(EPOCHS) * len(seeds))
+        of_all: Any = {"workers": WORKERS, "share": SHARE, "data": chosen.data}
+        with run.step("the time of a request"):
+            serve_s = await request_s(_OFTEN, epochs=1 if run.request.quick else _BEFORE, **of_all)
         for seed in seeds:
             for name, usual in EPOCHS.items():
                 epochs = chosen.epochs or (1 if run.request.quick else usual)
                 with run.step(f"{name}: {WORKERS} real workers"):
-                    real = await real_run(name, seed, workers=WORKERS, share=SHARE, epochs=epochs, data=chosen.data)
+                    real = await real_run(name, seed, epochs=epochs, **of_all)
                 given = {what: real[what] for what in ("step_s", "spread", "sync_s")}
                 with run.step(f"{name}: on virtual time"):
                     virtual = await asyncio.to_thread(
@@ -79,7 +75,7 @@ class VirtualTime(Experiment):
                         seed,
                         workers=WORKERS,
                         epochs=epochs,
-                        serve_s=costs[name],
+                        serve_s=serve_s,
                         **given,
                         data=chosen.data,
                     )
@@ -91,7 +87,7 @@ class VirtualTime(Experiment):
                         "epochs": epochs,
                         "virtual_seconds": virtual["virtual_seconds"],
                         "virtual_updates": virtual["updates"],
-                        "serve_s": costs[name],
+                        "serve_s": serve_s,
                         **real,
                     }
                 )
