@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.beats import BEATS
 from experiments.chaos.experiment import CHAOS
 from experiments.durability import DURABILITY
+from experiments.early_exit import EARLY_EXIT
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.fuzz.experiment import FUZZ
@@ -54,13 +55,13 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; those of training need torch and MNIST;
-the four before them need a core each for server and load."""
+"""`figure4` is drawn by `table5`; `early-exit` needs a training run, `photographs` a model set; those of training need
+torch and MNIST; the four before them need a core each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
+        *(*ALL, FIGURE4, EARLY_EXIT, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
         *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS, DATA_TREE, DATA_COPIES, LEAKAGE),
     )
 }

@@ -54,7 +54,8 @@ class TrainConfig(Frozen):
     initial: PlainName | None = None
     """Name of a run of the same architecture whose averaged weights this one starts from; random ones unless given."""
     auxiliary: NonNegativeFloat = 0.0
-    """Weight of a second, fine classifier that a coarse network has during training only."""
+    """Weight of a second, fine classifier: of the one that a coarse network has during training only, or of the early
+    exit of a network in two parts."""
     epochs: PositiveInt
     """Passes over the training images; with `stream`, the parts of the only pass."""
     batch_size: PositiveInt = 256

@@ -18,7 +18,7 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
-from models.training.networks import build_network
+from models.training.networks import EarlyExit, build_network
 from models.training.schedule import learning_rate
 from tierkit.errors import DataError, WeightsError
 from tierkit.inference.model import Array
@@ -133,7 +133,7 @@ class NetworkLearner:
 
 
 class _Student(nn.Module):
-    """The served network, with the second classifier that a coarse one has during training."""
+    """The served network, with its second classifier: a coarse one has it during training, one of two parts always."""
 
     def __init__(self, config: TrainConfig, hierarchy: Hierarchy) -> None:
         super().__init__()
@@ -145,6 +145,9 @@ class _Student(nn.Module):
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.network, EarlyExit):
+            both: tuple[Tensor, Tensor] = self.network.exits(images)
+            return both
         features = self.network.embed(images)
         return self.network.classifier(features), None if self.auxiliary is None else self.auxiliary(features)
 

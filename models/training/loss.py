@@ -1,10 +1,9 @@
-"""The training loss: smoothed labels, a fine second classifier for coarse networks, and a teacher's probabilities."""
+"""The training loss: smoothed labels, a teacher's probabilities, and a fine second classifier where there is one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,15 +39,11 @@ def training_loss(
         output: logits `[n, C]` or `[n, F]`, by `config.target`.
         auxiliary: fine logits `[n, F]` of the second classifier, or None.
     """
-    fine = _term(output if config.target == "fine" else auxiliary, "fine", batch, labels, config)
-    if config.target == "fine":
-        return fine
-    return _term(output, "coarse", batch, labels, config) + config.auxiliary * fine
+    first = _term(output, config.target, batch, labels, config)
+    return first if auxiliary is None else first + config.auxiliary * _term(auxiliary, "fine", batch, labels, config)
 
 
-def _term(logits: Tensor | None, target: str, batch: Batch, labels: Labels, config: TrainConfig) -> Tensor:
-    if logits is None:
-        return torch.zeros((), device=batch.images.device)
+def _term(logits: Tensor, target: str, batch: Batch, labels: Labels, config: TrainConfig) -> Tensor:
     logits = logits.float()
     classes = (labels.fine if target == "fine" else labels.coarse)[batch.index]
     smoothing = config.label_smoothing

@@ -53,10 +53,11 @@ class MobileNetV1(nn.Module):
         if len(strides) != len(_BLOCKS):
             raise ValueError(f"MobileNet v1 has {len(_BLOCKS)} blocks, got {len(strides)} strides")
         channels = int(32 * alpha)
+        self.widths = [int(width * alpha) for width, _ in _BLOCKS]
+        """Channels that each block gives."""
         self.stem = _conv_bn_relu(3, channels, kernel=3, stride=stem_stride, groups=1)
         blocks: list[nn.Module] = []
-        for (width, _), stride in zip(_BLOCKS, strides, strict=True):
-            out = int(width * alpha)
+        for out, stride in zip(self.widths, strides, strict=True):
             blocks.append(
                 nn.Sequential(
                     _conv_bn_relu(channels, channels, kernel=3, stride=stride, groups=channels),

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["WideResNet"]
+__all__ = ["Block", "WideResNet"]
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Pre-activation block: BN-ReLU-conv3x3 twice, plus the shortcut."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -51,7 +51,7 @@ class WideResNet(nn.Module):
         for stage, base in enumerate((16, 32, 64)):
             for index in range(blocks_per_stage):
                 stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(_Block(channels, base * width, stride))
+                blocks.append(Block(channels, base * width, stride))
                 channels = base * width
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(channels)

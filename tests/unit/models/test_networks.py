@@ -24,6 +24,7 @@ pytestmark = pytest.mark.train
         ("resnet-34", 100, {"stem_kernel": 3}, 21_328_356),
         ("wide-resnet", 100, {"depth": 28, "width": 10}, 36_536_884),
         ("wide-resnet", 100, {"depth": 16, "width": 2}, 703_284),
+        ("early-exit", 100, {"stem_stride": 2}, 828_852 + 80 * 513 + 2_650_340),
         ("mlp", 10, {"hidden": [100]}, 784 * 100 + 100 + 100 * 10 + 10),
         ("mlp", 10, {"inputs": 192, "hidden": [], "activation": "relu"}, 192 * 10 + 10),
     ],
@@ -52,6 +53,7 @@ def test_encoders(kind: str, options: dict[str, Any], parameters: int, shape: tu
         ("mobilenet-v1", {"alpha": 0.25, "block_strides": [1, 2, 1, 1, 1, 2, 1, 1, 1, 1, 1, 2, 1]}),
         ("resnet-34", {"stem_pool": True}),
         ("wide-resnet", {"depth": 10, "width": 1}),
+        ("early-exit", {"alpha": 0.25, "width": 1, "blocks": 1}),
     ],
 )
 def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):

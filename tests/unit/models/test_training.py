@@ -229,6 +229,20 @@ def test_a_student_that_agrees_with_its_teacher_has_no_distance(data: ImageSet):
     assert other == pytest.approx(9 * float((soft * (soft.log() - student)).sum(1).mean()), rel=1e-4)
 
 
+def test_both_exits_of_a_network_in_two_parts_learn(data: ImageSet, tmp_path: Path):
+    network = {"kind": "early-exit", "options": {"alpha": 0.25, "stem_stride": 2, "width": 1, "blocks": 1}}
+
+    def learnt(weight: float) -> list[bool]:
+        config = make_config(target="fine", auxiliary=weight, network=network)
+        learner = NetworkLearner(config, TrainingData(config, data, SHAPES))
+        learner.backward(0)
+        exits = learner.network.network.classifier, learner.network.network.device.classifier
+        return [bool(each.weight.grad.abs().sum() > 0) for each in exits]
+
+    assert learnt(1.0) == [True, True]
+    assert learnt(0.0) == [True, False]
+
+
 def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
     trainer = started(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
     seen: list[Progress] = []
@@ -557,7 +571,7 @@ def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path
 
 def test_every_bundled_configuration_is_valid_and_named_as_its_file():
     names = {path.stem for path in CONFIGS.glob("*.toml")}
-    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10", "mnist-100", "mnist-64-64"} <= names
+    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-4", "wrn-28-10", "mnist-100", "mnist-64-64"} <= names
     for name in names:
         assert find_config(name, None).name == name
 
@@ -586,7 +600,7 @@ def test_a_configuration_that_is_not_there(tmp_path: Path):
 
 
 def test_a_configuration_of_another_name_is_refused():
-    file = CONFIGS / "wrn-16-2.toml"
-    assert find_config("wrn-16-2", file) == find_config("wrn-16-2", None)
-    with pytest.raises(InvalidInput, match="is called 'wrn-16-2', not 'mine'"):
+    file = CONFIGS / "wrn-16-4.toml"
+    assert find_config("wrn-16-4", file) == find_config("wrn-16-4", None)
+    with pytest.raises(InvalidInput, match="is called 'wrn-16-4', not 'mine'"):
         find_config("mine", file)
