@@ -4,10 +4,8 @@ One node of each tier, one task of 50 images at a time (window 1), through the s
 is what the scheduler sees: for an end device from dispatch of a task to its coarse answer, for an upstream node from
 the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
 task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. The time from an answer
-to the dispatch of the next task stands apart.
-
-A tier whose speed is not emulated runs its network as fast as this machine does; the inference time is then the mean
-that its node measured over the same tasks, for the median as well.
+to the dispatch of the next task stands apart. The inference time is the mean that the node measured over the same
+tasks, for the median as well; on a tier whose speed is not emulated it is that of the real network on this machine.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tup
 
 def _row(point: Mapping[str, Any]) -> dict[str, Any]:
     times = spread(point["stage_ms"])
-    emulated_ms = point["inference_ms_per_image"] * BATCH + point["link_s"] * 1000
+    expected_ms = point["inference_ms_per_image"] * BATCH + point["link_s"] * 1000
     papers = _papers(point)
     return {
         "tier": point["tier"],
@@ -105,8 +103,8 @@ def _row(point: Mapping[str, Any]) -> dict[str, Any]:
         "processing_ms_per_image": round(times.mean / BATCH, 4),
         "min_processing_ms_per_image": round(times.minimum / BATCH, 4),
         "max_processing_ms_per_image": round(times.maximum / BATCH, 4),
-        "overhead_ms_per_task": round(times.mean - emulated_ms, 3),
-        "median_overhead_ms_per_task": round(times.median - emulated_ms, 3),
+        "overhead_ms_per_task": round(times.mean - expected_ms, 3),
+        "median_overhead_ms_per_task": round(times.median - expected_ms, 3),
         "between_ms": None if point["between_ms"] is None else round(point["between_ms"], 3),
         "tasks": times.n,
         "paper_inference_ms_per_image": papers[0] if papers else None,
@@ -118,7 +116,7 @@ def _papers(point: Mapping[str, Any]) -> tuple[float, float] | None:
     """The paper's figures for the same inference time and latency."""
     found = PAPER.get((point["tier"], point["latency"]))
     link_s = _PAPERS_LINK_S.get(point["tier"]) if point["latency"] else 0.0
-    same = found is not None and (point["inference_ms_per_image"], point["link_s"]) == (found[0], link_s)
+    same = found is not None and (point["emulated_ms_per_image"], point["link_s"]) == (found[0], link_s)
     return found if same else None
 
 
@@ -166,7 +164,8 @@ class Table2(Experiment):
                     run.add(
                         tier=tier,
                         latency=latency,
-                        inference_ms_per_image=machines.compute_ms_per_image.of(tier) or seconds * 1000 / images,
+                        inference_ms_per_image=seconds * 1000 / images,
+                        emulated_ms_per_image=machines.compute_ms_per_image.of(tier),
                         link_s=link_s,
                         stage_ms=stages_ms,
                         images=images,

@@ -39,6 +39,7 @@ __all__ = [
     "Network",
     "bare_labels",
     "check_fleet",
+    "head_ms_per_image",
     "measure_networks",
     "plan_fleet",
     "read_metrics",
@@ -228,12 +229,18 @@ def _with_tail(
     return answers
 
 
-def _real_ms(model: Model, batch: Array) -> float:
+def head_ms_per_image(encoder: EncoderEntry, form: FeatureForm) -> float:
+    """What the head of an encoder takes for an image on one core of this machine, packing included."""
+    load = partial(load_encoder, encoder, load_manifest().entry(encoder.network), "head")
+    return _real_ms(Head(encoder, load_manifest().entry(encoder.network), load), read_sample().images[:BATCH], form)
+
+
+def _real_ms(model: Model, batch: Array, output: str = "logits") -> float:
     """Milliseconds per image: the smallest of a few runs, since the others have other programs' time in them."""
     best_s = math.inf
     for _ in range(_SPEED_RUNS):
         began = time.perf_counter()
-        model.run({"images": batch}, ["logits"])
+        model.run({"images": batch}, [output])
         best_s = min(best_s, time.perf_counter() - began)
     return best_s * 1000 / len(batch)
 

@@ -22,7 +22,7 @@ from tierkit.wire.oip import InferRequest, InferResponse, RequestedOutput, Tenso
 
 __all__ = ["ENCODER", "NETWORK", "RunningCloud", "agree", "cloud", "local", "sample"]
 
-NETWORK, ENCODER = "wrn-16-2", "wrn-16-2.conv1"
+NETWORK, ENCODER = "wrn-16-4", "wrn-16-4.conv1"
 
 
 class RunningCloud:

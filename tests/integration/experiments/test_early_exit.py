@@ -37,5 +37,5 @@ def test_both_systems_are_measured_on_the_same_images(tmp_path: Path) -> None:
     rows = json.loads(ended.stdout)
     assert rows[-1]["terrace_coarse"] > rows[0]["terrace_coarse"] > 0.5
     assert rows[-1]["terrace_bytes_per_image"] == 32 * 32 * 3
-    assert rows[-1]["ddnn_bytes_per_image"] == 32 * 16 * 16
+    assert rows[-1]["ddnn_bytes_per_image"] == 32 * 8 * 8
     assert all(0 <= row[f"ddnn_{level}"] <= 1 for row in rows for level in ("fine", "coarse"))

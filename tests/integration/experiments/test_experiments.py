@@ -93,8 +93,8 @@ def test_table2(profile: str, tmp_path: Path) -> None:
         ("cloud", 0.08),
     ]
     end, edge, cloud, far_edge, far_cloud = rows
-    assert [row["inference_ms_per_image"] for row in (end, edge, far_edge)] == [3.0, 2.0, 2.0]
-    # At the speed of this machine: what the node measured; a part of what the scheduler saw, as is said below.
+    # What the nodes measured: an emulated network takes its time, and a busy machine may add to that.
+    assert all(row["inference_ms_per_image"] >= ms for row, ms in ((end, 3.0), (edge, 2.0), (far_edge, 2.0)))
     assert all(row["inference_ms_per_image"] > 0 for row in (cloud, far_cloud))
     assert all(row["tasks"] == 2 for row in rows)
     # And it measured the very tasks that the scheduler saw.
@@ -112,15 +112,19 @@ def test_table3(tmp_path: Path) -> None:
 
 def test_table4(profile: str, tmp_path: Path) -> None:
     real = tmp_path / "real.toml"  # tails are not emulated: they must be allowed to take their time
-    real.write_text(PROFILE.partition("[compute_ms_per_image]")[0])
+    real.write_text(PROFILE.partition("[compute_ms_per_image]")[0] + "[compute_ms_per_image]\nend = 20.0\n")
     options = ["--profile", str(real), "--tasks", "1", "--latency", "0.03", "--bandwidth", "0"]
     rows = run("table4", *options, "--out", str(tmp_path / "run"))
     assert [(row["encode_on"], row["upper"], row["network"], row["tasks"]) for row in rows] == [
-        ("end", "cloud", "wrn-16-2", 1),
-        ("edge", "cloud", "wrn-16-2", 1),
+        ("end", "cloud", "wrn-16-4", 1),
+        ("edge", "cloud", "wrn-16-4", 1),
         ("end", "edge", "resnet-34", 1),
     ]
     assert all(row["ms_without"] > 30 and row["ms_with"] > 30 and row["encoding_ms"] > 0 for row in rows)
+    # The end device is emulated, about a hundred times slower than this machine, and so are its heads.
+    assert rows[0]["encoding_ms"] > rows[1]["encoding_ms"]
+    assert rows[0]["slowness"] > 2
+    assert rows[1]["slowness"] is None
     assert [round(row["upload_bytes_without"] / 50) for row in rows] == [pytest.approx(3072, rel=0.02)] * 3
     # Where the edge node encodes it gets the pixels as well.
     assert rows[1]["upload_bytes_with"] == pytest.approx(rows[0]["upload_bytes_with"] + 50 * 3072, rel=0.01)

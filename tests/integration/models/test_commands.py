@@ -75,7 +75,7 @@ def test_speed_measures_each_batch_size(monkeypatch: pytest.MonkeyPatch):
 def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("onnx", reason="needs the extra 'train'")
     monkeypatch.setattr("models.speed._LEAST_S", 0.001)
-    integer, floating = json.loads(invoke("speed", "wrn-16-2", "--batch", "4", "--fp32", "--json").stdout)
+    integer, floating = json.loads(invoke("speed", "wrn-16-4", "--batch", "4", "--fp32", "--json").stdout)
     assert (integer["precision"], floating["precision"]) == ("int8", "fp32")
     assert 3.5 < floating["size_bytes"] / integer["size_bytes"] < 4
 
@@ -94,9 +94,9 @@ def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest
         ("tune-escalation --relative-accuracy 0.9 --target-accuracy 0.9 --out x", "give one of them."),
         ("tune-escalation", "Missing option '--out'."),
         ("cut-encoder", "Missing option '--out'."),
-        ("quantize wrn-16-2", "Missing option '--out'."),
-        ("train wrn-16-2 --threads 99999", "take at most"),
-        ("train wrn-16-2 --device tpu", "'tpu' is not one of 'cpu', 'cuda'."),
+        ("quantize wrn-16-4", "Missing option '--out'."),
+        ("train wrn-16-4 --threads 99999", "take at most"),
+        ("train wrn-16-4 --device tpu", "'tpu' is not one of 'cpu', 'cuda'."),
         ("train ../x", "'../x' is no name of a network"),
         ("export ../x", "'../x' is no name of a network"),
         ("quantize a/b", "'a/b' is no name of a network"),

@@ -47,7 +47,7 @@ from tierkit.inference.node import InferenceNode, node_app
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 
-NETWORK = "wrn-16-2"  # for upstream nodes: it is small
+NETWORK = "wrn-16-4"  # for upstream nodes: it is small
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 WINDOW = 8
 PIECE = 16
@@ -308,7 +308,7 @@ async def test_no_pixel_of_an_image_that_goes_up_by_itself_reaches_a_node_that_i
         cloud = fleet.recorders["cloud-0"]
         for policy in (
             {"scheme": "mapping", "escalate": "budget"},
-            {"scheme": "mapping", "escalate": "threshold", "escalate_accuracy": 0.9, "escalate_from": "end"},
+            {"scheme": "mapping", "escalate": "threshold", "escalate_accuracy": 1, "escalate_from": "end"},
             {"scheme": "end-cloud", "escalate": "budget", "escalate_from": "end"},
         ):
             job = await fleet.run(images, **policy)

@@ -34,7 +34,7 @@ from tierkit.wire.events import CoarseEvent, FallbackEvent, read_event
 from tierkit.wire.messages import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-NETWORK, TAIL = "wrn-16-2", "wrn-16-2.conv1"
+NETWORK, TAIL = "wrn-16-4", "wrn-16-4.conv1"
 IMAGES = np.zeros((2, 32, 32, 3), np.uint8)
 
 
@@ -111,7 +111,7 @@ async def test_a_tail_answers_to_its_own_features_alone():
 async def test_a_node_that_may_not_see_pixels_has_no_model_for_them():
     async with cloud(only_features=True) as http:
         answer = await ask(http, NETWORK, Tensor("images", IMAGES))
-        assert (answer.status_code, "this node serves wrn-16-2.conv1" in answer.text) == (404, True)
+        assert (answer.status_code, "this node serves wrn-16-4.conv1" in answer.text) == (404, True)
 
 
 def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
 
 
 MISSING: list[tuple[dict[str, str], int, str]] = [
-    ({"name": "wrn-16-2.bottleneck"}, 404, "no encoder 'wrn-16-2.bottleneck', and sends no pixels in its place"),
+    ({"name": "wrn-16-4.bottleneck"}, 404, "no encoder 'wrn-16-4.bottleneck', and sends no pixels in its place"),
     ({"head": "0" * 64}, 409, "is of another version than the one asked for"),
     ({"tail": "0" * 64}, 409, "is of another version than the one asked for"),
 ]
@@ -154,7 +154,7 @@ async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
             assert words in last.detail
         assert came == []
         await post(http, "/v1/tasks/a", Tensor("images", IMAGES), **route(url, Tier.CLOUD))
-        assert came[0].startswith(b"POST /v2/models/wrn-16-2.conv1/infer")
+        assert came[0].startswith(b"POST /v2/models/wrn-16-4.conv1/infer")
 
 
 async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
@@ -253,10 +253,10 @@ async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **m
     [
         ("its own", [TAIL], {}, 202, ""),
         ("its own", [TAIL], {"privacy": "conv1"}, 202, ""),
-        ("its own", ["wrn-16-2", TAIL], {}, 202, ""),
+        ("its own", ["wrn-16-4", TAIL], {}, 202, ""),
         ("none", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0: .* no encoder .*end-0 lacks the head"),
         ("another", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0"),
-        ("its own", ["wrn-16-2"], {}, 403, "would send pixels to cloud-0"),
+        ("its own", ["wrn-16-4"], {}, 403, "would send pixels to cloud-0"),
         ("its own", [TAIL], {"privacy": "none"}, 403, "would send pixels to cloud-0"),
         (
             "its own",

@@ -29,7 +29,7 @@ from tierkit.types import EncoderKind
 
 pytestmark = pytest.mark.train
 
-NETWORKS = ("resnet-34", "wrn-16-2")
+NETWORKS = ("resnet-34", "wrn-16-4")
 SHAPE = (32, 32, 3)
 
 
@@ -64,7 +64,7 @@ def test_a_network_in_torch_computes_what_the_runtime_computes(name: str, sample
 
 
 def test_what_an_attacker_imitates_is_what_arrives(sample: ImageSet):
-    target = target_of("wrn-16-2")
+    target = target_of("wrn-16-4")
     features = target.head.run({"images": sample.images[:4]}, ["features"])["features"]
     own = torch.from_numpy(features).requires_grad_()
     imitated = target.imitate(own)
@@ -77,7 +77,7 @@ def test_what_an_attacker_imitates_is_what_arrives(sample: ImageSet):
 
 
 def test_noise_is_part_of_what_arrives(sample: ImageSet):
-    plain = target_of("wrn-16-2", "float32")
+    plain = target_of("wrn-16-4", "float32")
     # Levels that reach as far as the features do: with noise they are rounded in this form, too.
     wide = {"noise": 0.5, "scale": 0.2, "zero_point": 128}
     noisy = replace(plain, encoder=plain.encoder.model_copy(update=wide))
@@ -102,12 +102,12 @@ def test_least_squares_inverts_a_first_convolution(name: str, form: str, least: 
 
 
 def test_a_head_with_a_rectifier_is_not_linear(sample: ImageSet):
-    whole = OnnxNetwork((weights_folder() / "wrn-16-2.int8.onnx").read_bytes())
+    whole = OnnxNetwork((weights_folder() / "wrn-16-4.int8.onnx").read_bytes())
     assert not is_linear(whole, SHAPE)
 
 
 def test_optimisation_takes_the_start_that_does_better_on_its_own_images(sample: ImageSet):
-    target = target_of("wrn-16-2")
+    target = target_of("wrn-16-4")
     images, own = sample.images[:2], sample.images[100:102]
     near = [np.clip(pictures.astype(int) + 6, 0, 255).astype(np.uint8) for pictures in (images, own)]
     found, setting = optimise(
@@ -176,7 +176,7 @@ def test_a_decoder_learns_what_no_linear_map_finds(sample: ImageSet):
 
 
 def test_a_head_of_ones_own_comes_to_spread_its_values_as_the_other_does(sample: ImageSet):
-    target = target_of("wrn-16-2")
+    target = target_of("wrn-16-4")
     overheard = target.send(sample.images[:100])
     surrogate = target.surrogate(0)
     own = sample.images[500:]
@@ -206,7 +206,7 @@ def test_the_audit_runs_each_attack_and_says_whether_it_counts(sample: ImageSet,
         test_images=50,
     )
     manifest = load_manifest()
-    entry = manifest.entry("wrn-16-2")
+    entry = manifest.entry("wrn-16-4")
     halves = sample.take(np.arange(500)), sample.take(np.arange(500, 1000))
     subjects = [
         Subject(kind=None, network=entry, form="pixels"),
@@ -236,7 +236,7 @@ def test_the_audit_runs_each_attack_and_says_whether_it_counts(sample: ImageSet,
 
 def test_an_audit_without_enough_images_or_without_the_encoder_is_refused(sample: ImageSet):
     manifest = load_manifest()
-    subject = Subject(kind=EncoderKind.CONV1, network=manifest.entry("wrn-16-2"), form="uint8")
+    subject = Subject(kind=EncoderKind.CONV1, network=manifest.entry("wrn-16-4"), form="uint8")
     with pytest.raises(DataError, match="this audit needs 9 test"):
         run_audit([subject], manifest, weights_folder(), sample, sample.take(np.arange(8)), Budget.quick(9), seed=0)
     unlabelled = replace(sample, fine=None)

@@ -25,7 +25,7 @@ def encoder_entry(name: str, shape: tuple[int, int, int]) -> EncoderEntry:
     return EncoderEntry.model_validate({**own, **facts, **accuracy, **levels})
 
 
-ENCODER, OTHER = encoder_entry("resnet-34", (64, 16, 16)), encoder_entry("wrn-16-2", (16, 32, 32))
+ENCODER, OTHER = encoder_entry("resnet-34", (64, 16, 16)), encoder_entry("wrn-16-4", (16, 32, 32))
 UPSTREAM = Upstream(node_id="a", url="http://127.0.0.1:1", tier=Tier.CLOUD, model=ENCODER.name, encoding=None)
 ENCODING = Encoding(name=ENCODER.name, head=ENCODER.head.sha256, tail=ENCODER.tail.sha256)
 
@@ -54,7 +54,7 @@ async def test_what_was_sent_arrives(dtype: str):
 @pytest.mark.parametrize(
     ("name", "value", "error", "words"),
     [
-        ("encoder", "wrn-16-2.conv1", EncoderMismatch, "the features are of encoder wrn-16-2.conv1"),
+        ("encoder", "wrn-16-4.conv1", EncoderMismatch, "the features are of encoder wrn-16-4.conv1"),
         ("head", "0" * 64, EncoderMismatch, "the features are of head 000"),
         ("tail", "0" * 64, EncoderMismatch, "the features are of tail 000"),
         ("scale", 0.1, EncoderMismatch, r"the features are of scale 0.1; 'resnet-34.conv1' here has 0.08"),
@@ -152,5 +152,5 @@ async def test_no_call_sends_pixels_to_a_node_that_takes_features():
         await FeatureClient(client, "end-1").infer(to, images, call, encode_s=0)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         await PixelClient(client).infer(to, images, call)  # type: ignore[arg-type]
-    with pytest.raises(UpstreamError, match=r"takes features of resnet-34\.conv1, not of wrn-16-2\.conv1"):
+    with pytest.raises(UpstreamError, match=r"takes features of resnet-34\.conv1, not of wrn-16-4\.conv1"):
         await FeatureClient(client, "end-1").infer(to, some(OTHER), call, encode_s=0)  # type: ignore[arg-type]

@@ -197,19 +197,19 @@ def test_a_shipped_network_of_another_architecture_is_refused():
     network = build_network("resnet-34", 100, {"stem_kernel": 7})
     sample = read_sample().images[:2]
     with pytest.raises(WeightsError, match="another architecture"):
-        load_shipped(network, "wrn-16-2", statistics(sample), sample, None)
+        load_shipped(network, "wrn-16-4", statistics(sample), sample, None)
 
 
 def test_a_teachers_answers_are_kept_for_the_next_run(tmp_path: Path):
     sample = read_sample().take(np.arange(20))
     cache = tmp_path / "answers.pt"
-    first = teacher_answers(("wrn-16-2",), sample, cache, None)
+    first = teacher_answers(("wrn-16-4",), sample, cache, None)
     assert first.shape == (20, 2, 100)
     np.testing.assert_allclose(first.float().exp().sum(2).numpy(), 1, atol=0.02)
     stamp = cache.stat().st_mtime_ns
-    assert torch.equal(teacher_answers(("wrn-16-2",), sample, cache, None), first)
+    assert torch.equal(teacher_answers(("wrn-16-4",), sample, cache, None), first)
     assert cache.stat().st_mtime_ns == stamp
-    teacher_answers(("wrn-16-2",), sample.take(np.arange(10)), cache, None)
+    teacher_answers(("wrn-16-4",), sample.take(np.arange(10)), cache, None)
     assert cache.stat().st_mtime_ns != stamp
 
 

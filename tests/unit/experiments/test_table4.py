@@ -6,7 +6,7 @@ import pytest
 
 from experiments.plots import Figures
 from experiments.profile import read_profile
-from experiments.table4 import TABLE4, encoders_of, links_of, machines_of, turns_of
+from experiments.table4 import TABLE4, _head_paces, encoders_of, links_of, machines_of, turns_of
 from models.manifest import load_manifest
 from tierkit.errors import InvalidInput
 from tierkit.types import EncoderKind, Tier
@@ -16,7 +16,7 @@ def point(encode_on: str | None, stage_ms: list[float], encode_ms: float = 0.0, 
     sent = {"upload_bytes": [153_600, 153_600], "relay_bytes": [0, 0]}
     if encode_on is not None:
         sent = {"upload_bytes": [490_000, 492_000], "relay_bytes": [153_600 if encode_on == "edge" else 0] * 2}
-    cell = {"upper": "cloud", "network": "wrn-16-2", "latency_s": 0.5, "bandwidth_mbps": None}
+    cell = {"upper": "cloud", "network": "wrn-16-4", "latency_s": 0.5, "bandwidth_mbps": None}
     return {**cell, "encode_on": encode_on, "stage_ms": stage_ms, "encode_ms": [encode_ms] * 2, **sent, **other}
 
 
@@ -42,10 +42,10 @@ def test_the_overhead_is_split_as_in_eq_8() -> None:
     assert (limited["bandwidth_mbps"], limited["overhead"]) == (10.0, 0.2)
 
 
-def test_a_head_as_slow_as_the_network_of_its_tier() -> None:
-    end, _, edge = TABLE4.rows(RECORD)
-    assert (end["slowness"], end["scaled_overhead"]) == (10.0, (60 + 9 * 20) / 1000)
-    assert (edge["slowness"], edge["scaled_overhead"]) == (4.0, (40 + 3 * 8) / 1000)
+def test_heads_are_as_much_slower_as_the_networks_of_their_tier() -> None:
+    paces = _head_paces(0.2, {"end": 40.0, "edge": 1.5, "cloud": 9.0})
+    assert paces == {"end-1": {"emulate_encode_ms_per_image": 8.0}}  # an edge about as fast as here: its real time
+    assert _head_paces(0.2, {"end": None, "edge": 3.0}) == {"edge-1": {"emulate_encode_ms_per_image": 0.2 * 3.0}}
 
 
 def test_the_papers_figures_stand_beside_its_own_set_up_alone() -> None:
@@ -68,15 +68,10 @@ def test_a_run_that_was_stopped_before_the_first_encoded_task_has_no_rows_and_no
 def test_the_table_names_way_and_limit() -> None:
     rows = TABLE4.table(RECORD).rows
     assert [row[:3] for row in rows] == [
-        ["end, cloud", "wrn-16-2", "none"],
-        ["end, cloud", "wrn-16-2", "10 Mbit/s"],
-        ["edge, cloud", "wrn-16-2", "none"],
+        ["end, cloud", "wrn-16-4", "none"],
+        ["end, cloud", "wrn-16-4", "10 Mbit/s"],
+        ["edge, cloud", "wrn-16-4", "none"],
     ]
-
-
-def test_at_a_real_speed_nothing_is_scaled() -> None:
-    native = {**RECORD, "config": {**RECORD["config"], "slowness": {"end": None, "edge": None, "cloud": None}}}
-    assert [row["scaled_overhead"] for row in TABLE4.rows(native)] == [None] * 3
 
 
 def test_the_latency_lies_before_the_upper_node_alone() -> None:
@@ -118,7 +113,7 @@ def test_a_latency_that_is_no_number_is_refused() -> None:
 def test_each_tier_has_the_encoder_of_its_own_network() -> None:
     found = encoders_of(EncoderKind.CONV1, load_manifest())
     assert {tier: encoder.name for tier, encoder in found.items()} == {
-        Tier.CLOUD: "wrn-16-2.conv1",
+        Tier.CLOUD: "wrn-16-4.conv1",
         Tier.EDGE: "resnet-34.conv1",
     }
 
@@ -136,8 +131,8 @@ def test_a_cloud_without_an_encoder_of_its_own_serves_the_edge_nodes_network() -
 
 def test_an_encoder_that_nobody_has_is_refused_in_a_sentence() -> None:
     manifest = load_manifest()
-    manifest = manifest.model_copy(update={"encoders": (manifest.encoder("wrn-16-2.conv1"),)})
+    manifest = manifest.model_copy(update={"encoders": (manifest.encoder("wrn-16-4.conv1"),)})
     with pytest.raises(
-        InvalidInput, match="no encoder of the kind bottleneck for wrn-16-2 or resnet-34; there is conv1"
+        InvalidInput, match="no encoder of the kind bottleneck for wrn-16-4 or resnet-34; there is conv1"
     ):
         encoders_of(EncoderKind.BOTTLENECK, manifest)

@@ -19,7 +19,7 @@ IMAGES = read_sample().take(np.arange(6))
 
 def test_a_network_that_serves_features_has_the_answers_to_these_as_well(tmp_path: Path) -> None:
     manifest = load_manifest()
-    entry, encoder = manifest.default_for(Tier.CLOUD), manifest.encoder("wrn-16-2.conv1")
+    entry, encoder = manifest.default_for(Tier.CLOUD), manifest.encoder("wrn-16-4.conv1")
     profile = read_profile("paper").with_nodes(end=1, edge=0, cloud=1)
     encoding = Encoding(kind=EncoderKind.CONV1)
     measured = measure_networks(profile)

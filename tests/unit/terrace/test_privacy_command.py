@@ -25,7 +25,7 @@ ROW = Row(
     recognised_low=0.5,
     recognised_high=0.7,
     recognised_originals=0.62,
-    judge="wrn-16-2",
+    judge="wrn-16-4",
     fine_accuracy=0.6066,
     accuracy_lost=0.01,
     test_images=10_000,
@@ -53,19 +53,19 @@ def chosen(*given: str | None, everything: bool = False) -> list[tuple[str, str,
 def test_all_is_pixels_then_first_convolutions_in_two_forms_then_what_was_learned():
     assert chosen(None, None, None, everything=True) == [
         ("none", "resnet-34", "pixels"),
-        ("none", "wrn-16-2", "pixels"),
+        ("none", "wrn-16-4", "pixels"),
         ("conv1", "resnet-34", "float32"),
         ("conv1", "resnet-34", "uint8"),
-        ("conv1", "wrn-16-2", "float32"),
-        ("conv1", "wrn-16-2", "uint8"),
+        ("conv1", "wrn-16-4", "float32"),
+        ("conv1", "wrn-16-4", "uint8"),
         ("bottleneck", "resnet-34", "uint8"),
     ]
 
 
 def test_one_encoder_is_attacked_as_it_is_sent_unless_asked_otherwise():
     assert chosen("conv1", None, None) == [("conv1", "resnet-34", "uint8")]
-    assert chosen("conv1", "wrn-16-2", "float16") == [("conv1", "wrn-16-2", "float16")]
-    assert chosen("none", "wrn-16-2", None) == [("none", "wrn-16-2", "pixels")]
+    assert chosen("conv1", "wrn-16-4", "float16") == [("conv1", "wrn-16-4", "float16")]
+    assert chosen("none", "wrn-16-4", None) == [("none", "wrn-16-4", "pixels")]
 
 
 def test_the_attacks_on_a_learned_encoder_are_tried_on_the_first_convolution_before():
@@ -123,7 +123,7 @@ def test_the_table_gives_each_figure_in_its_unit():
 def test_the_screen_names_the_strongest_attack_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     _show([ROW, replace(ROW, attack="black-box", ssim=0.5, counts=False)])
     shown = capsys.readouterr().out
-    assert "conv1 of resnet-34: least-squares gets most, SSIM 0.99; wrn-16-2 recognises 61.0 %" in shown
+    assert "conv1 of resnet-34: least-squares gets most, SSIM 0.99; wrn-16-4 recognises 61.0 %" in shown
     assert "it does not count" in shown
 
 

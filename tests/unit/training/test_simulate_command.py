@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused(
     assert said in error
 
 
-@pytest.mark.parametrize("name", ["mobilenet-v1-0.5", "resnet-34", "resnet-34-middle"])
+@pytest.mark.parametrize("name", ["mobilenet-v1-0.5", "resnet-34"])
 def test_a_network_that_needs_another_run_is_refused(
     shapes: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
