@@ -56,7 +56,7 @@ async def test_one_page_without_other_files(tmp_path: Path) -> None:
 
 def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T104036Z.json"]
+    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-25T200551Z.json"]
     for name in kept:
         shutil.copyfile(RECORDS / name, tmp_path / name)
     (tmp_path / "package.json").write_text("{}")
@@ -64,7 +64,7 @@ def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     text = page.read_text()
     assert "(steady-2026-11-22T021744Z)</h2>" in text
-    assert "(table2-2026-11-22T104036Z)</h2>" in text
+    assert "(table2-2026-11-25T200551Z)</h2>" in text
     assert "table3-2030-01-01T010203Z.json is no whole record" in warning
     # Nothing is written but the page.
     assert len(list(tmp_path.iterdir())) == len(kept) + 3
@@ -189,7 +189,7 @@ def test_a_profile_in_a_record_that_is_none_is_told_of_in_plain_words(
 
 @pytest.mark.parametrize("profile", [5, {}, {"source": ["<b>", 3]}])
 def test_a_source_that_is_none_does_not_end_a_report(tmp_path: Path, profile: Any) -> None:
-    record = json.loads((RECORDS / "table2-2026-11-22T104036Z.json").read_text())
+    record = json.loads((RECORDS / "table2-2026-11-25T200551Z.json").read_text())
     record["config"]["profile"] = profile
     (tmp_path / RECORD).write_text(json.dumps(record))
     page, _ = write_report(tmp_path, EXPERIMENTS)
@@ -197,7 +197,7 @@ def test_a_source_that_is_none_does_not_end_a_report(tmp_path: Path, profile: An
 
 
 def test_the_report_names_the_source_of_what_was_emulated(tmp_path: Path) -> None:
-    shutil.copy(RECORDS / "table2-2026-11-22T104036Z.json", tmp_path / RECORD)
+    shutil.copy(RECORDS / "table2-2026-11-25T200551Z.json", tmp_path / RECORD)
     page, _ = write_report(tmp_path, EXPERIMENTS)
     assert "The profile's source: The hierarchical framework paper" in html.unescape(page.read_text())
 
@@ -214,7 +214,7 @@ def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_pat
 
 async def test_a_record_with_an_impossible_figure_is_named_and_left_out(tmp_path: Path) -> None:
     await table3(tmp_path / "table3")
-    record = json.loads((RECORDS / "table2-2026-11-22T104036Z.json").read_text())
+    record = json.loads((RECORDS / "table2-2026-11-25T200551Z.json").read_text())
     record["points"][0]["stage_ms"][3] = -4.0
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / RECORD).write_text(json.dumps(record))
@@ -228,7 +228,7 @@ async def test_names_and_texts_of_a_record_are_no_markup_and_no_formula(tmp_path
     evil = "<script>alert(1)</script>"
     folder = tmp_path / os.fsdecode(b"a<b>&'\"\xff")
     folder.mkdir()
-    record = json.loads((RECORDS / "table1-2026-11-22T050547Z.json").read_text())
+    record = json.loads((RECORDS / "table1-2026-11-25T200138Z.json").read_text())
     for point in record["points"]:
         point["network"] = f"$\\frac{{$ {evil}|\n"
     record["config"]["profile"]["name"] = evil
