@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import signal
 import statistics
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 from tierkit import logs
 from tierkit.orphan import die_with_parent
 
-__all__ = ["PACED", "READY", "Pacer"]
+__all__ = ["PACED", "READY", "Pacer", "spread_of"]
 
 READY = "paced: ready"
 """What a worker writes when it has joined, and waits to be let go."""
@@ -74,7 +75,7 @@ class Pacer:
         self._since = cpu_s, self._kept_waiting_s()
 
     def figures(self, push: int) -> dict[str, Any]:
-        """What was used: `cpu_s` for `steps`, `spread` (standard deviation of an update's, of their mean), and `cores`.
+        """What was used: `cpu_s` for `steps`, for each of the `updates` (seconds), and `cores`.
 
         Args:
             push: steps of an update.
@@ -85,9 +86,22 @@ class Pacer:
         return {
             "steps": len(self.steps_s),
             "cpu_s": sum(self.steps_s),
-            "spread": statistics.pstdev(updates) / statistics.fmean(updates) if updates else 0.0,
+            "updates": [round(each, 6) for each in updates],
             "cores": sum(self.steps_s) / seconds if seconds > 0 else 0.0,
         }
+
+
+def spread_of(updates: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of what an update takes one worker and another at the same time, of its mean: what slows all
+    of them down alike has no part in it.
+
+    Args:
+        updates: seconds by worker, in the order of its updates.
+    """
+    rounds = [each for each in zip(*updates, strict=False) if len(each) > 1]
+    if not rounds:
+        return 0.0
+    return math.sqrt(statistics.fmean(statistics.variance(each) / statistics.fmean(each) ** 2 for each in rounds))
 
 
 def _kept_waiting_s() -> float:
@@ -109,12 +123,16 @@ def _main(arguments: Sequence[str]) -> None:
     parser.add_argument("--share", type=float, required=True)
     parser.add_argument("--push", type=int, required=True)
     parser.add_argument("--gate", type=Path, required=True)
+    parser.add_argument("--give-way", choices=("yes", "no"), required=True)
     given = parser.parse_args(arguments)
     die_with_parent()
 
     from training.worker.finding import at
+    from training.worker.idle import give_way
     from training.worker.node import WorkerOptions, work
 
+    if given.give_way == "yes":
+        give_way()
     logs.configure("info", "text", node_id="work")
     pacer = Pacer(given.share, cpu_s=time.process_time, kept_waiting_s=_kept_waiting_s)
     waits = go = False

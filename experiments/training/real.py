@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.training.paced import PACED, READY
+from experiments.training.paced import PACED, READY, spread_of
 from experiments.training.running import NETWORK, sync_s
 from models.dataset import Dataset
 from models.training.config import find_config
@@ -20,7 +20,7 @@ from training.local import LocalRun, run_here
 from training.simulation import Machines, read_images, run_simulation
 from training.strategies.config import STRATEGIES
 
-__all__ = ["real_run", "request_s", "virtual_run"]
+__all__ = ["real_run", "request_steps", "virtual_run"]
 
 _BUDGET_S = 300.0
 """Of a run of processes."""
@@ -30,17 +30,19 @@ _PACED = (sys.executable, "-P", "-m", "experiments.training.paced")
 
 
 async def real_run(
-    strategy: str, seed: int, *, workers: int, share: float, epochs: int, data: Path | None
+    strategy: str, seed: int, *, workers: int, share: float, epochs: int, data: Path | None, give_way: bool = False
 ) -> dict[str, Any]:
     """Train with `terrace train host` and so many paced workers, which all begin at the same time, to the end.
 
     Args:
         share: of a core, that each worker has. The host has what it needs.
+        give_way: workers leave a core to the host at once when it wants one, which has then as good as a machine of its
+            own. They would not come to anything where others compute.
 
     Returns:
         `seconds` from the first unit of work to the last update, `updates`; `step_s`, what a step takes a worker with
-        its share, by the processor time that all used; `spread` of its updates; `cores` that each used of the time; and
-        `sync_s`, what the disk takes to keep an update, measured after the run.
+        its share, by the processor time that all used; `spread`, see `spread_of`; `cores` that each used of the time;
+        and `sync_s`, what the disk takes to keep an update, measured after the run.
 
     Raises:
         SetupError: workers have died, or have said nothing.
@@ -67,7 +69,7 @@ async def real_run(
         host = {"network": NETWORK, "strategy": strategy, "workers": workers, "epochs": epochs, "seed": seed}
         plan = LocalRun(
             host={**host, "data": data},
-            worker={"data": data, "share": share, "push": push, "gate": gate},
+            worker={"data": data, "share": share, "push": push, "gate": gate, "give_way": "yes" if give_way else "no"},
             workers=workers,
             on_line=written,
             worker_command=_PACED,
@@ -90,26 +92,29 @@ async def real_run(
         "seconds": result["seconds"],
         "updates": result["updates"],
         "step_s": sum(each["cpu_s"] for each in used) / sum(each["steps"] for each in used) / share,
-        "spread": statistics.fmean(each["spread"] for each in used),
+        "spread": spread_of([each["updates"] for each in used]),
         "cores": [each["cores"] for each in used],
         "sync_s": await asyncio.to_thread(sync_s, size, Path(tempfile.gettempdir())),
     }
 
 
-async def request_s(strategy: str, *, workers: int, share: float, epochs: int, data: Path | None) -> float:
+async def request_steps(strategy: str, *, workers: int, share: float, epochs: int, data: Path | None) -> float:
     """What a request takes, a fetch of the weights or an update: from one paced worker to its host and back, without
-    the disk. So many of them train at the same time, each with a host of its own, so that none waits for another one's
-    requests, and the machine is as busy as in a run of as many.
+    the disk, in steps of that worker. So many of them train at the same time, each with a host of its own, so that none
+    waits for another one's requests, and the machine is as busy as in a run of as many.
 
     Args:
         strategy: one whose workers exchange often, or the figure is a small difference of two large ones.
     """
     runs = await asyncio.gather(
-        *(real_run(strategy, seed, workers=1, share=share, epochs=epochs, data=data) for seed in range(workers))
+        *(
+            real_run(strategy, seed, workers=1, share=share, epochs=epochs, data=data, give_way=True)
+            for seed in range(workers)
+        )
     )
     push = STRATEGIES[strategy].push
     return statistics.fmean(
-        max(0.0, each["seconds"] / each["updates"] - push * each["step_s"] - each["sync_s"]) / 2 for each in runs
+        max(0.0, (each["seconds"] / each["updates"] - each["sync_s"]) / each["step_s"] - push) / 2 for each in runs
     )
 
 

@@ -54,19 +54,19 @@ class VirtualTime(Experiment):
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         with training_extra("training on the fleet", "learn"):
-            from experiments.training.real import real_run, request_s, virtual_run
+            from experiments.training.real import real_run, request_steps, virtual_run
             from experiments.training.running import NETWORK
         seeds = range(run.request.seed, run.request.seed + chosen.runs)
         run.config |= {"network": NETWORK, "workers": WORKERS, "cores": SHARE, "seeds": list(seeds)}
         run.expect(1 + 2 * len(EPOCHS) * len(seeds))
         of_all: Any = {"workers": WORKERS, "share": SHARE, "data": chosen.data}
         with run.step("the time of a request"):
-            serve_s = await request_s(_OFTEN, epochs=1 if run.request.quick else _BEFORE, **of_all)
+            request = await request_steps(_OFTEN, epochs=1 if run.request.quick else _BEFORE, **of_all)
         for seed in seeds:
             for name, usual in EPOCHS.items():
                 epochs = chosen.epochs or (1 if run.request.quick else usual)
                 with run.step(f"{name}: {WORKERS} real workers"):
-                    real = await real_run(name, seed, epochs=epochs, **of_all)
+                    real = await real_run(name, seed, epochs=epochs, give_way=True, **of_all)
                 given = {what: real[what] for what in ("step_s", "spread", "sync_s")}
                 with run.step(f"{name}: on virtual time"):
                     virtual = await asyncio.to_thread(
@@ -75,7 +75,7 @@ class VirtualTime(Experiment):
                         seed,
                         workers=WORKERS,
                         epochs=epochs,
-                        serve_s=serve_s,
+                        serve_s=request * real["step_s"],
                         **given,
                         data=chosen.data,
                     )
@@ -87,7 +87,7 @@ class VirtualTime(Experiment):
                         "epochs": epochs,
                         "virtual_seconds": virtual["virtual_seconds"],
                         "virtual_updates": virtual["updates"],
-                        "serve_s": serve_s,
+                        "serve_s": request * real["step_s"],
                         **real,
                     }
                 )

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from experiments.training.real import real_run, request_s, virtual_run
+from experiments.training.real import real_run, request_steps, virtual_run
 from tests.digits import write_digits
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -40,5 +40,5 @@ async def test_real_workers_have_their_share_of_a_core_and_no_more(tmp_path: Pat
 
 async def test_a_request_takes_a_part_of_what_its_worker_takes(tmp_path: Path) -> None:
     data = write_digits(tmp_path, 6_000)
-    found = await request_s("downpour", workers=2, share=SHARE, epochs=10, data=data)
+    found = await request_steps("downpour", workers=2, share=SHARE, epochs=10, data=data)
     assert 0 < found < 1

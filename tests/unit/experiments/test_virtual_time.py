@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.training.cores import Hierarchy, hierarchies, limits
-from experiments.training.paced import Pacer
+from experiments.training.paced import Pacer, spread_of
 from experiments.training.virtual_time import VIRTUAL_TIME, judge
 
 MOUNTS = """\
@@ -92,17 +92,23 @@ def test_a_paced_step_takes_four_times_its_processor_time_and_what_the_host_take
         pacer.step()
     assert bench.now - began == pytest.approx(seconds, abs=0.01)
     found = pacer.figures(push=10)
-    assert (found["steps"], found["cpu_s"], found["spread"]) == pytest.approx((100, 1.0, 0.0))
+    assert (found["steps"], found["cpu_s"]) == pytest.approx((100, 1.0))
+    assert found["updates"] == pytest.approx([0.1] * 10)
 
 
-def test_what_a_paced_worker_used_is_spread_over_updates_and_not_over_steps() -> None:
-    bench = Bench()
-    pacer = bench.pacer()
-    for number in range(41):
-        bench.compute(0.01 if number % 2 else 0.03)
-        pacer.step()
-    assert pacer.figures(push=2)["spread"] == pytest.approx(0.0)
-    assert pacer.figures(push=1)["spread"] == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("updates", "spread"),
+    [
+        ([[1, 2, 3], [1, 2, 3, 4]], 0.0),  # all are slower together
+        ([[0.9, 1.8], [1.1, 2.2]], 0.02**0.5),
+        ([[1, 2, 3]], 0.0),
+        ([[], [1]], 0.0),
+    ],
+)
+def test_updates_are_as_spread_as_those_of_other_workers_at_the_same_time(
+    updates: list[list[float]], spread: float
+) -> None:
+    assert spread_of(updates) == pytest.approx(spread)
 
 
 @pytest.mark.parametrize(
