@@ -233,7 +233,7 @@ def test_pictures_that_cannot_be_read_are_listed(fleet: Fleet, open_page: OpenPa
 
 
 def test_what_goes_up_a_tier_is_said(fleet: Fleet, open_page: OpenPage) -> None:
-    job = finished(fleet, pictures(10), escalate="threshold", escalate_from="end")
+    job = finished(fleet, pictures(10), escalate="budget", escalate_from="end")
     page = open_page(f"{fleet.url}/ui/jobs/{job}")
     expect(page.get_by_test_id("escalation")).to_contain_text("edge")
 

@@ -123,7 +123,7 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
         (100, 2.0, None),
         (200, 1.0, 0.5),
     ]
-    assert view["workers"] == [{**worker("laptop"), "score": 0.5, "standing": "active", "wish": None}]
+    assert view["workers"] == [{**worker("laptop"), "score": 0.5, "standing": "active", "wish": None, "copies": None}]
     found = await laptop.match(run=run)
     assert found.json() == {
         "run": run,

@@ -93,6 +93,7 @@ def interrupt_and_sync(handle):
     sync(handle)
 
 def command(path):
+    ctypes.CDLL(None).usleep(200_000)  # the main thread waits
     os.fsync = interrupt_and_sync
     atomic.write_atomically(Path(path), b"whole")
     ctypes.CDLL(None).sleep(3600)
