@@ -25,6 +25,7 @@ from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest, load_manifest, records_folder, weights_folder
 from models.session import softmax
+from tierkit.errors import WeightsError
 from tierkit.extras import training_extra
 from tierkit.inference.model import Array
 from tierkit.types import Tier
@@ -153,9 +154,12 @@ def _two_parts(runs: Path, images: ImageSet, hierarchy: Hierarchy) -> dict[str, 
 
         from models.training.checkpoint import load_checkpoint
         from models.training.learner import averaged_network, predict
-        from models.training.networks import count_parameters
-    network: Any
+        from models.training.networks import EarlyExit as Network, count_parameters
     network, config, known = averaged_network(load_checkpoint(runs / _NETWORK, hierarchy))
+    if not isinstance(network, Network):
+        raise WeightsError(
+            f"{runs / _NETWORK} holds a {config.network.kind}, not a network in two parts: name other --runs"
+        )
     cpu = torch.device("cpu")
     local, upper = (predict(part, images.images, known, config, cpu) for part in (network.device, network))
     probabilities = softmax(local), softmax(upper)

@@ -13,7 +13,7 @@ varied is that of the way to the upstream node. Where an edge node encodes, it l
 none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
 
 Where the profile has a speed for a tier, its heads are emulated as well: they take longer than on this machine by the
-same factor as the tier's own network (`slowness`), some 40 times for the paper's end device. The paper's figures hold
+same factor as the tier's own network (`slowness`), some 85 times for the paper's end device. The paper's figures hold
 the slowness of its software as well, so that is much for a machine.
 """
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,22 +19,33 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
 @pytest.mark.skipif("TERRACE_DATA" not in os.environ, reason="needs CIFAR-100: set TERRACE_DATA")
-def test_both_systems_are_measured_on_the_same_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "code"),
+    [
+        ({"kind": "early-exit", "options": {"alpha": 0.25, "stem_stride": 2, "width": 1, "blocks": 1}}, 0),
+        ({"kind": "wide-resnet", "options": {"depth": 10, "width": 1}}, 1),
+    ],
+    ids=["in two parts", "whole"],
+)
+def test_both_systems_are_measured_on_the_same_images(tmp_path: Path, network: dict[str, Any], code: int) -> None:
     config = TrainConfig.model_validate(
         {
             "name": "ddnn",
             "tier": "cloud",
             "target": "fine",
             "auxiliary": 1.0,
-            "network": {"kind": "early-exit", "options": {"alpha": 0.25, "stem_stride": 2, "width": 1, "blocks": 1}},
+            "network": network,
             "epochs": 1,
             "batch_size": 8,
         }
     )
     train_run(config, Dataset.open(CIFAR100, Path(os.environ["TERRACE_DATA"])), tmp_path, RunOptions(steps=1))
     flags = ["--quick", "--json", "--tasks", "8", "--runs", str(tmp_path), "--out", str(tmp_path / "run")]
-    ended = CliRunner().invoke(app, ["early-exit", *flags], catch_exceptions=False)
-    assert ended.exit_code == 0
+    ended = CliRunner().invoke(app, ["early-exit", *flags], catch_exceptions=code != 0)
+    assert (ended.exit_code == 0) == (code == 0), ended.output
+    if code:
+        assert "two parts" in ended.output
+        return
     rows = json.loads(ended.stdout)
     assert rows[-1]["terrace_coarse"] > rows[0]["terrace_coarse"] > 0.5
     assert rows[-1]["terrace_bytes_per_image"] == 32 * 32 * 3
