@@ -109,7 +109,7 @@ class DataReport(Frozen):
     """Where it passes on what it has; null where others cannot reach it."""
     keeps: Keeps
     room: Annotated[int, Field(ge=0, le=1_024)]
-    """Segments that fit on its disk, those that it has among them."""
+    """Segments that fit on its disk, those that it has among them, but not those that it is about to drop."""
     holds: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)] = ()
     """Whole segments that it has."""
     got: SegmentNumber | None = None

@@ -35,8 +35,10 @@ _CHUNK_S = 60.0
 _STALLED_S = 20.0
 """A source from which nothing has come for so long is given up."""
 _AGAIN_S = 0.2
+_FULL_S = 600.0
+"""For which a disk that could not keep a segment is taken for full, whatever room it says that it has."""
 
-Outcome = Literal["whole", "wrong", "lacks", "gone", "ended"]
+Outcome = Literal["whole", "wrong", "lacks", "gone", "full", "ended"]
 
 
 class Asked(Protocol):
@@ -76,6 +78,7 @@ class Copier:
         """Segments that batches are drawn from: they are kept, whether they are wanted or not."""
         self.copied = 0
         """Segments."""
+        self._full_until = 0.0
         self._ready = asyncio.Event()
 
     async def ready(self) -> None:
@@ -87,7 +90,7 @@ class Copier:
 
         Raises:
             InvalidAnswer: the host itself sends wrong bytes.
-            SetupError: the disk is full, or fails.
+            SetupError: the disk is full, or fails, and there is too little on it to train on.
             NotFound: the host has forgotten this worker, or gives no images away.
             TooLarge: there is no room for any segment.
         """
@@ -124,7 +127,10 @@ class Copier:
         copying: int | None = None,
         waits: bool = True,
     ) -> DataAnswer:
-        room = await asyncio.to_thread(self.store.room)
+        if time.monotonic() < self._full_until:
+            room = len(self.store.holds)
+        else:
+            room = await asyncio.to_thread(self.store.room)
         report = DataReport(
             worker=self._host.name,
             incarnation=self._host.incarnation,
@@ -206,8 +212,12 @@ class Copier:
                 raise
             log.warning("%s lacks the segment that it should have", answer.source)
             return "lacks"
-        except SetupError:
-            raise  # of this machine
+        except SetupError as error:  # of this machine
+            if self._keeps == "all" or not self.store.holds:
+                raise
+            log.warning("%s; this worker goes on with the segments that it has", error)
+            self._full_until = time.monotonic() + _FULL_S
+            return "full"
         except TerraceError as error:
             if answer.source is None and not isinstance(error, Unavailable | UpstreamTimeout | UpstreamError):
                 raise

@@ -8,27 +8,17 @@ next one while training goes on.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkit.errors import TooLarge
 
-__all__ = ["Placed", "Placement", "share"]
+__all__ = ["Placement", "moved", "share", "that_fit"]
 
 _OWN = 2
 """Segments of a worker of usual speed."""
 _MOST = 4
 """Of a fast one."""
-
-
-@dataclass(slots=True)
-class Placed:
-    """Where a worker's segments begin, and how many there are."""
-
-    start: int
-    count: int
-    steps: int = 0
-    """Of it by the time it got them."""
 
 
 def share(*, room: int, speed: float, speeds: Sequence[float]) -> int:
@@ -45,6 +35,42 @@ def share(*, room: int, speed: float, speeds: Sequence[float]) -> int:
     return min(count, room)
 
 
+def moved(numbers: tuple[int, ...], *, count: int, holds: frozenset[int], room: int, parts: int) -> tuple[int, ...]:
+    """The segments of a worker that has been through its present ones: the first one goes, others come.
+
+    It keeps what it holds until they are there, so only those come that fit beside it. Where none fits, all stays.
+
+    Args:
+        numbers: its present segments, those that go first at the front.
+        count: how many it is to have.
+        holds: segments on its disk; `room`, how many fit there, these among them.
+        parts: segments of the data set.
+    """
+    following = ((numbers[-1] + each) % parts for each in range(1, parts))
+    new = [each for each in following if each not in numbers][: max(0, count - len(numbers) + 1)]
+    while len(holds.union(new)) > room and new:
+        new.pop()
+    return (*numbers[1:], *new) if new else numbers
+
+
+def that_fit(numbers: tuple[int, ...], *, holds: frozenset[int], room: int, parts: int) -> tuple[int, ...]:
+    """These segments if they fit on the disk beside what is there; else as many that do: those that it holds, then new
+    ones. Arguments as for `moved`."""
+    if len(holds.union(numbers)) <= room:
+        return numbers
+    held = sorted(holds, key=lambda each: (each - numbers[0] + 1) % parts)  # from the one that went last
+    new = [each for each in numbers if each not in holds][: max(0, room - len(holds))]
+    return tuple([*held, *new][: len(numbers)])
+
+
+@dataclass(slots=True)
+class _Placed:
+    numbers: tuple[int, ...]
+    """Segments of a worker, the one that goes first at the front."""
+    steps: int
+    """Of it by the time it got them."""
+
+
 class Placement:
     """The segments of all workers.
 
@@ -56,13 +82,16 @@ class Placement:
 
     def __init__(self, *, parts: int, images: float, batch: int) -> None:
         self._parts, self._images, self._batch = parts, images, batch
-        self._placed: dict[str, Placed] = {}
+        self._placed: dict[str, _Placed] = {}
 
-    def place(self, worker: str, *, room: int, steps: int, speeds: Mapping[str, float]) -> tuple[int, ...]:
-        """The segments of a worker, which may be others than before; the first ones are those that it holds longest.
+    def place(
+        self, worker: str, *, room: int, holds: frozenset[int], steps: int, speeds: Mapping[str, float]
+    ) -> tuple[int, ...]:
+        """The segments of a worker, which may be others than before.
 
         Args:
             room: segments that fit on its disk, those that it holds among them.
+            holds: segments that it has.
             steps: that it has computed so far.
             speeds: steps a second of the workers of which they are known.
 
@@ -73,23 +102,28 @@ class Placement:
             raise TooLarge(
                 "no segment of the training images fits on the disk of this worker: give it a larger --cache"
             )
-        count = min(self._parts, share(room=room, speed=speeds.get(worker, 0.0), speeds=list(speeds.values())))
+        parts = self._parts
+        count = min(parts, share(room=room, speed=speeds.get(worker, 0.0), speeds=list(speeds.values())))
         placed = self._placed.get(worker)
         if placed is None:
-            placed = self._placed[worker] = Placed(self._free(self._placed.values()), count, steps)
-        elif (steps - placed.steps) * self._batch >= placed.count * self._images and placed.count < self._parts:
-            # It has been through what it holds: the first one goes, the next one comes.
-            placed.start, placed.count, placed.steps = (placed.start + 1) % self._parts, count, steps
-        elif count < placed.count:
-            placed.count = count
-        return tuple((placed.start + each) % self._parts for each in range(placed.count))
+            start = self._free()
+            placed = self._placed[worker] = _Placed(tuple((start + each) % parts for each in range(count)), steps)
+        elif (
+            holds.issuperset(placed.numbers)
+            and (steps - placed.steps) * self._batch >= len(placed.numbers) * self._images
+        ):
+            numbers = moved(placed.numbers, count=count, holds=holds, room=room, parts=parts)
+            if numbers != placed.numbers:
+                placed.numbers, placed.steps = numbers, steps
+        placed.numbers = that_fit(placed.numbers[:count], holds=holds, room=room, parts=parts)
+        return placed.numbers
 
     def leave(self, worker: str) -> None:
         """Its place is free."""
         self._placed.pop(worker, None)
 
-    def _free(self, placed: Collection[Placed]) -> int:
+    def _free(self) -> int:
         """Where the fewest workers begin; the first such one after segment 0, which the host begins with."""
-        starts = [each.start for each in placed]
+        starts = [each.numbers[0] for each in self._placed.values()]
         numbers: list[int] = [*range(1, self._parts), 0]
         return min(numbers, key=lambda number: starts.count(number))

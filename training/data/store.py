@@ -44,6 +44,8 @@ class Store:
         self._retired: dict[int, float] = {}
         """Segments to be dropped, and since when: others may still be copying them from here."""
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        """One chunk at a time, so that none is written any more when its segment is given up."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
@@ -57,12 +59,16 @@ class Store:
         return tuple(sorted(self._whole - self._retired.keys()))
 
     def room(self) -> int:
-        """Segments that fit, those that are here among them."""
+        """Segments that fit beside those which are to be dropped, the others that are here among them."""
         largest = max(entry.bytes for entry in self.manifest.segments)
+        # Of each copy one chunk may be on its way to the disk. That it counts as free also keeps a copy that has begun
+        # from being taken for one that does not fit, where the file system needs some bytes for itself.
         free = shutil.disk_usage(self.folder).free + sum(
-            min(len(chunks) * self.manifest.chunk_bytes, largest) for chunks in self._here.values()
+            min((len(chunks) + 1) * self.manifest.chunk_bytes, largest)
+            for number, chunks in tuple(self._here.items())
+            if number not in self._retired
         )
-        return min(len(self.manifest.segments), len(self._whole) + free // largest)
+        return min(len(self.manifest.segments), len(self.holds) + free // largest)
 
     def lacks(self, segment: int) -> list[int]:
         """Chunks of a segment that are not here."""
@@ -85,13 +91,14 @@ class Store:
         if sha256_of(content) != self.manifest.segments[segment].chunks[number]:
             raise InvalidAnswer(f"chunk {number} of segment {segment} is not what the manifest says")
         start = self.manifest.chunk(segment, number).start
-        await asyncio.to_thread(self._keep, segment, content, start)
-        here = self._here.setdefault(segment, set())
-        here.add(number)
-        if len(here) == len(self.manifest.segments[segment].chunks):
-            await asyncio.to_thread(self._finish, segment)
-            del self._here[segment]
-            self._whole.add(segment)
+        async with self._writing:
+            await asyncio.to_thread(self._keep, segment, content, start)
+            here = self._here.setdefault(segment, set())
+            here.add(number)
+            if len(here) == len(self.manifest.segments[segment].chunks):
+                await asyncio.to_thread(self._finish, segment)
+                self._whole.add(segment)
+                del self._here[segment]
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -74,11 +74,12 @@ class Sharing:
             TooLarge: it has no room for any.
         """
         name, now = report.worker, self._clock()
+        holds = frozenset(range(len(self.manifest.segments))).intersection(report.holds)
         self._time(name, steps, now)
         if report.keeps == "all":
             wanted = tuple(range(len(self.manifest.segments)))
         else:
-            wanted = self._placement.place(name, room=report.room, steps=steps, speeds=self._speeds)
+            wanted = self._placement.place(name, room=report.room, holds=holds, steps=steps, speeds=self._speeds)
         self._wanted[name], self._urls[name], self._shares[name] = wanted, report.url, report.share
         if report.got is not None:
             self._on(Got(worker=name, segment=report.got, bytes_per_s=report.bytes_per_s))
@@ -90,15 +91,7 @@ class Sharing:
             and (copy.segment, self._urls.get(copy.source)) == (report.failed_segment, report.failed_source)
         ):
             self._on(Failed(worker=name, reason=report.failed))
-        known = frozenset(range(len(self.manifest.segments)))
-        self._on(
-            Came(
-                worker=name,
-                serves=report.url is not None,
-                wanted=frozenset(wanted),
-                holds=known & frozenset(report.holds),
-            )
-        )
+        self._on(Came(worker=name, serves=report.url is not None, wanted=frozenset(wanted), holds=holds))
         return wanted
 
     def held_by(self, name: str) -> frozenset[int]:

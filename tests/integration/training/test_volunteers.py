@@ -6,10 +6,13 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -342,6 +345,78 @@ async def test_a_disk_that_is_full_ends_the_worker_and_leaves_no_half_segment(
             await work(options(running, tmp_path, "w"))
         assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
         assert running.host.state == "running"
+
+
+@dataclass(slots=True)
+class SmallDisk:
+    """Where all segments of a test lie."""
+
+    folder: Path
+    capacity: int
+    """Bytes."""
+    most: int = 0
+    """That were there at a time."""
+    refused: int = 0
+    """Writes for which there was no room."""
+
+    def used(self) -> int:
+        found = 0
+        for path in self.folder.rglob("*"):
+            with suppress(FileNotFoundError):  # given its name, or dropped, meanwhile
+                found += path.stat().st_size if path.is_file() else 0
+        return found
+
+    def usage(self, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=max(0, self.capacity - self.used()))
+
+    def write(self, file: int, content: bytes, start: int) -> int:
+        if self.used() + len(content) > self.capacity:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = os.pwrite(file, content, start)
+        self.most = max(self.most, self.used())
+        return written
+
+
+def put_in(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", disk.usage)
+    monkeypatch.setattr(Store.__init__, "__kwdefaults__", {"write": disk.write})
+
+
+@pytest.mark.parametrize(("fits", "copied"), [(1, 1), (2, 2), (3, 3)])
+async def test_a_worker_on_a_small_disk_swaps_segments_only_where_the_next_one_fits(
+    start_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, copied: int
+) -> None:
+    async with start_host(epochs=60, **{**SHARED, "workers": 9}) as running:
+        largest = max(entry.bytes for entry in running.host.shared.manifest.segments)
+        disk = SmallDisk(tmp_path / "cache", fits * largest + largest // 2)
+        put_in(disk, monkeypatch)
+        done = await work(options(running, tmp_path, "w"))
+    assert (done.updates, done.faults) == (300, 0)
+    assert done.copied >= copied
+    assert (disk.refused, disk.most // (largest // 2)) == (0, 2 * fits)
+
+
+async def test_a_disk_that_is_filled_during_a_swap_leaves_the_worker_what_it_holds(
+    start_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_host(epochs=60, **{**SHARED, "workers": 9}) as running:
+        largest = max(entry.bytes for entry in running.host.shared.manifest.segments)
+        disk = SmallDisk(tmp_path / "cache", 2 * largest + largest // 2)
+        put_in(disk, monkeypatch)
+        # It says that there is more room than there is.
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
+        working = asyncio.create_task(work(options(running, tmp_path, "w")))
+
+        async def given_up() -> bool:
+            known = (await spread(running)).get("w", {"holds": (), "wanted": ()})
+            return disk.refused > 0 and len(known["holds"]) == 2 and known["holds"] == known["wanted"]
+
+        await wait_for(given_up, what="the host to want what the worker holds")
+        done = await working
+    assert (done.updates, done.faults, done.copied, disk.refused) == (300, 0, 2, 1)
+    assert "No space left" in caplog.text
+    assert len([path for path in disk.folder.rglob("*") if path.is_file()]) == 2
 
 
 async def test_a_worker_without_room_for_a_segment_is_told(start_host: StartHost) -> None:

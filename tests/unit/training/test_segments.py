@@ -6,8 +6,11 @@ import asyncio
 import dataclasses
 import errno
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from models.training.data import TrainingData
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, SetupError, TooLarge
 from training.data.manifest import Manifest, Piece, decoded, sha256_of
-from training.data.placement import Placement, share
+from training.data.placement import Placement, moved, share, that_fit
 from training.data.segments import assembled, cut, of_segments, opened
 from training.data.store import Store
 
@@ -270,6 +273,30 @@ async def test_a_segment_that_is_not_needed_is_passed_on_for_some_seconds_more(t
     assert len(list((tmp_path / "w").iterdir())) == 2
 
 
+async def test_room_is_what_is_left_beside_segments_that_are_about_to_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = cut_into(tmp_path / "host")
+    whole = contents(tmp_path / "host", manifest)
+    store = Store(tmp_path / "w", manifest)
+    capacity = 3 * max(map(len, whole)) + 10
+
+    def usage(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=capacity - sum(path.stat().st_size for path in folder.iterdir()))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert store.room() == 3
+    for number in (0, 1, 2):
+        await store.put(number, 0, whole[number])
+    assert store.room() == 3
+    store.keep_only({1, 2}, now=100.0)
+    assert store.room() == 2
+    store.keep_only({1, 2}, now=111.0)
+    assert store.room() == 3
+    store.begin(3)
+    assert store.room() >= 3
+
+
 # --- who holds what ---
 
 
@@ -291,20 +318,97 @@ def test_a_worker_holds_what_it_has_room_and_speed_for(
     assert share(room=room, speed=speed, speeds=speeds) == count
 
 
+def place(placement: Placement, worker: str, *, room: int = 4, holds: Iterable[int] = (), steps: int = 0) -> list[int]:
+    return list(placement.place(worker, room=room, holds=frozenset(holds), steps=steps, speeds={}))
+
+
 def test_worker_j_holds_j_and_the_next_one_and_every_segment_is_held() -> None:
     placement = Placement(parts=4, images=10, batch=5)
-    found = [placement.place(f"w{n}", room=4, steps=0, speeds={}) for n in (1, 2, 3)]
-    assert found == [(1, 2), (2, 3), (3, 0)]
+    assert [place(placement, f"w{n}") for n in (1, 2, 3)] == [[1, 2], [2, 3], [3, 0]]
     placement.leave("w2")
-    assert placement.place("w9", room=4, steps=0, speeds={}) == (2, 3)
+    assert place(placement, "w9") == [2, 3]
 
 
 def test_after_a_pass_the_first_segment_goes_and_the_next_one_comes() -> None:
     placement = Placement(parts=4, images=10, batch=5)
-    places = [placement.place("w", room=4, steps=steps, speeds={}) for steps in (0, 3, 4, 7, 8, 12)]
-    assert places == [(1, 2), (1, 2), (2, 3), (2, 3), (3, 0), (0, 1)]
+    places = [place(placement, "w")]
+    for steps in (3, 4, 7, 8, 12):
+        places.append(place(placement, "w", holds=places[-1], steps=steps))
+    assert places == [[1, 2], [1, 2], [2, 3], [2, 3], [3, 0], [0, 1]]
+
+
+def test_nothing_goes_while_what_comes_is_not_there() -> None:
+    placement = Placement(parts=4, images=10, batch=5)
+    place(placement, "w")
+    assert place(placement, "w", holds={1, 2}, steps=4) == [2, 3]
+    assert place(placement, "w", holds={1, 2}, steps=40) == [2, 3]
+    assert place(placement, "w", holds={1, 2, 3}, steps=41) == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count", "holds", "room", "expected"),
+    [
+        ((1, 2), 2, {1, 2}, 3, (2, 3)),
+        ((1, 2), 2, {1, 2}, 2, (1, 2)),  # there is no room for the next one beside these
+        ((1, 2), 2, {0, 1, 2}, 3, (1, 2)),  # nor beside one that batches are still drawn from
+        ((1, 2), 2, {1, 2, 3}, 3, (2, 3)),  # it is here already
+        ((1, 2), 4, {1, 2}, 5, (2, 3, 4, 5)),
+        ((1, 2), 4, {1, 2}, 4, (2, 3, 4)),  # fewer come
+        ((1,), 2, {1}, 3, (2, 3)),
+        ((1,), 1, {1}, 1, (1,)),
+        ((5, 0), 2, {5, 0}, 6, (0, 1)),
+        ((1, 3), 2, {1, 3}, 6, (3, 4)),
+        ((3, 1), 2, {3, 1}, 6, (1, 2)),
+        ((1, 2, 3), 2, {1, 2, 3}, 6, (1, 2, 3)),
+        ((0, 1, 2, 3, 4, 5), 6, {0, 1, 2, 3, 4, 5}, 6, (0, 1, 2, 3, 4, 5)),
+    ],
+)
+def test_only_segments_that_fit_beside_the_old_ones_come(
+    numbers: tuple[int, ...], count: int, holds: set[int], room: int, expected: tuple[int, ...]
+) -> None:
+    assert moved(numbers, count=count, holds=frozenset(holds), room=room, parts=6) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "holds", "room", "expected"),
+    [
+        ((1, 2), set(), 2, (1, 2)),
+        ((1, 2), {1, 2}, 2, (1, 2)),
+        ((2, 3), {1, 2}, 3, (2, 3)),
+        ((2, 3), {1, 2}, 2, (1, 2)),  # the disk was filled during the swap: all is as before
+        ((0, 1), {5, 0}, 2, (5, 0)),
+        ((1, 2), {2}, 1, (2,)),
+        ((1,), {2}, 1, (2,)),
+        ((1, 2), {5}, 2, (5, 1)),  # left there by an earlier process
+        ((1, 2), {4, 5}, 2, (4, 5)),
+        ((1, 2, 3), set(), 2, (1, 2)),
+        ((1, 2), {0, 1, 2, 3, 4, 5}, 1, (0, 1)),  # as no honest worker says
+    ],
+)
+def test_a_worker_whose_disk_is_filled_goes_on_with_what_it_holds(
+    numbers: tuple[int, ...], holds: set[int], room: int, expected: tuple[int, ...]
+) -> None:
+    assert that_fit(numbers, holds=frozenset(holds), room=room, parts=6) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 30), st.sets(st.integers(0, 6))), max_size=20),
+    st.integers(1, 7),
+)
+def test_whatever_a_worker_says_it_gets_different_segments_that_exist(
+    said: list[tuple[int, int, set[int]]], parts: int
+) -> None:
+    placement, steps = Placement(parts=parts, images=10, batch=5), 0
+    for room, more, holds in said:
+        steps += more
+        known = frozenset(each for each in holds if each < parts)
+        found = place(placement, "w", room=room, holds=known, steps=steps)
+        assert 0 < len(set(found)) == len(found) <= room
+        assert set(found) <= set(range(parts))
+        # Those of an honest worker fit on its disk, beside what it holds until it has them.
+        assert len(known.union(found)) <= max(room, len(known))
 
 
 def test_a_worker_without_room_is_refused() -> None:
     with pytest.raises(TooLarge):
-        Placement(parts=4, images=10, batch=5).place("w", room=0, steps=0, speeds={})
+        place(Placement(parts=4, images=10, batch=5), "w", room=0)
