@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -56,9 +55,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
         return JSONResponse(host.shared.manifest.model_dump(mode="json"))
 
     async def may_fetch(request: Request) -> None:
-        name, incarnation = request.query_params.get("worker", ""), request.query_params.get("incarnation", "")
-        _need_worker(request, name)
-        await host.check(name, incarnation)
+        await host.check(*_asking_worker(request))
 
     async def read(sha256: str, span: range | None) -> tuple[bytes, int]:
         return await host.shared.read(sha256, span)
@@ -103,8 +100,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
         return JSONResponse(found.model_dump(mode="json"))
 
     async def lease(request: Request) -> Response:
-        name, incarnation = request.query_params.get("worker", ""), request.query_params.get("incarnation", "")
-        _need_worker(request, name)
+        name, incarnation = _asking_worker(request)
         await read_body(request.receive, most_bytes=_SMALL_BYTES)
         with cancelled_on_disconnect(request.scope):
             granted = await host.lease(name, incarnation)
@@ -191,17 +187,29 @@ def _need_worker(request: Request, name: str) -> None:
         caller.check_claim(name)
 
 
+def _asking_worker(request: Request) -> tuple[str, str]:
+    """Name and incarnation of the worker whose request this is.
+
+    Raises:
+        InvalidInput: the query does not say.
+        Forbidden: as `_need_worker`.
+    """
+    name, incarnation = (request.query_params.get(each, "") for each in ("worker", "incarnation"))
+    if not name or not incarnation:
+        raise InvalidInput("say in the query which worker asks, as it has joined: ?worker=NAME&incarnation=INCARNATION")
+    _need_worker(request, name)
+    return name, incarnation
+
+
 async def _document(request: Request, kind: type[M]) -> M:
     return _parsed(kind, await read_body(request.receive, most_bytes=_SMALL_BYTES))
 
 
 def _parsed(kind: type[M], content: str | bytes) -> M:
     try:
-        return kind.model_validate(json.loads(content))
+        return kind.model_validate_json(content)
     except ValidationError as exc:
-        raise InvalidInput(faults(exc, kind)) from exc
-    except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"no JSON of the form {kind.__name__}: {str(exc)[:100]}") from exc
+        raise InvalidInput(f"no JSON of the form {kind.__name__}: {faults(exc, kind)}") from exc
 
 
 def _octets(request: Request, body: bytes, headers: dict[str, str]) -> Response:

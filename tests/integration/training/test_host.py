@@ -237,7 +237,7 @@ async def test_a_body_that_is_no_update_is_refused(
         ("POST", "/v1/workers", json.dumps({"name": "w", "incarnation": A, "data_sha256": "0" * 64}).encode(), 409),
         ("POST", "/v1/workers", b"x" * 20_000, 413),
         ("DELETE", "/v1/workers/w", b"", 404),
-        ("POST", "/v1/leases", b"", 404),
+        ("POST", f"/v1/leases?worker=w&incarnation={A}", b"", 404),
         ("PUT", "/v1/leases/0", b"{}", 400),
         ("PUT", "/v1/leases/x", b"{}", 404),
         ("POST", "/v1/updates", b"", 400),
@@ -250,6 +250,27 @@ async def test_bad_requests_get_a_sentence(
     async with start_host(strategy="sgd") as running:
         answer = await running.http.request(method, path, content=content)
         assert (answer.status_code, bool(answer.json()["error"])) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "named"),
+    [
+        ("/v1/workers", b'{"name": ' + b"1" * 5_000 + b"}", "number"),
+        ("/v1/workers", b"\xff", "JSON"),
+        ("/v1/workers", b"{}", "incarnation is missing"),
+        ("/v1/leases", b"[]", "worker=NAME"),
+        ("/v1/leases?worker=w", b"", "incarnation="),
+        (f"/v1/leases?incarnation={A}", b"{}", "worker=NAME"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_told_in_our_words(
+    start_host: StartHost, path: str, content: bytes, named: str
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        answer = await running.http.post(path, content=content)
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]
+    assert not any(word in answer.json()["error"] for word in ("sys.", "codec", "''"))
 
 
 async def test_the_newer_of_two_workers_with_one_name_goes_on(start_host: StartHost) -> None:
