@@ -54,7 +54,8 @@ def _take(page: Page, folder: Path, name: str) -> None:
 
 def _trained(browser: Browser, url: str) -> Page:
     """The page of a training run that is under way."""
-    wanted = start(network="mnist-64-64", strategy="dc-adaptive", steps=6000)
+    config = {"strategy": {"trust": {"aggregate": "median"}}}
+    wanted = start(network="mnist-64-64", strategy="dc-adaptive", steps=6000, config=config)
     httpx.post(f"{url}/v1/runs", json=wanted).raise_for_status()
     page = _opened(browser, f"{url}/ui/training/{wanted['id']}", 1280, "light")
     for number in range(_REPORTS):

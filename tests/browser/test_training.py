@@ -107,8 +107,54 @@ def test_a_run_is_stopped_after_a_question(fleet: Fleet, open_page: OpenPage) ->
     expect(state(page)).to_have_text("stopped")
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"share_data": True}, " --fetch own"),
+        ({"share_data": False}, ""),
+        ({"share_data": "<b>"}, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_who_joins_fetches_its_images_where_the_run_gives_them_away(
+    fleet: Fleet, open_page: OpenPage, config: dict[str, Any], expected: str
+) -> None:
+    run = begun(fleet, config=config)
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    expect(page.get_by_test_id("join")).to_have_text(
+        f"terrace train work --scheduler {fleet.url} --run {run}{expected}"
+    )
+    reported(fleet, run, state="finished")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(
+    ("config", "judged"),
+    [
+        ({"strategy": {"trust": {"recheck": 0.1}}}, True),
+        ({"strategy": {"trust": None}}, False),
+        ({"strategy": 1}, False),
+    ],
+    ids=str,
+)
+def test_scores_are_shown_where_updates_are_judged(
+    fleet: Fleet, open_page: OpenPage, config: dict[str, Any], judged: bool, width: int
+) -> None:
+    run = begun(fleet, config=config)
+    reported(fleet, run, workers=[worker("pi", score=0.75)])
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    page.set_viewport_size({"width": width, "height": 900})
+    pi = page.locator("[data-worker=pi]")
+    expect(pi).to_contain_text("active")
+    expect(pi.get_by_text("75.0 %")).to_be_visible(visible=judged)
+    if width > 1000:
+        expect(page.get_by_role("columnheader", name="Score")).to_have_count(int(judged))
+    reported(fleet, run, state="finished")
+
+
 def test_a_worker_is_paused_trusted_and_dropped(fleet: Fleet, open_page: OpenPage) -> None:
-    run = begun(fleet)
+    run = begun(fleet, config={"strategy": {"trust": {"recheck": 0.1}}})
     standings = {"pi": "active", "bad": "quarantined"}
 
     def told() -> dict[str, str]:
@@ -174,17 +220,21 @@ def test_the_tree_of_the_training_images_is_seen_as_it_spreads(fleet: Fleet, ope
         worker("leaf", copies=copies(4, bad, share=0.5, serves=False)),
         worker(bad, copies=copies(4, "")),
         worker("done", copies=copies(holds="0-4", has=5)),
+        worker("swaps", copies=copies(holds="0-2", has=3, wants=2)),
+        worker("new", copies=copies(holds="", has=0, wants=2)),
     ]
     reported(fleet, run, workers=workers)
     machines = page.get_by_test_id("copies")
-    expect(machines).to_have_count(4)
+    expect(machines).to_have_count(6)
     nothing = "\N{EN DASH}"
     told = [[cell.strip() for cell in row.locator("td").all_inner_texts()] for row in machines.all()]
     assert told == [
-        ["the host", "all", nothing, bad],
-        [bad, "3 of 5 (0-1, 3)", "segment 4 from the host, 25.0 %", "leaf"],
-        ["leaf", "3 of 5 (0-1, 3)", f"segment 4 from {bad}, 50.0 %", "nobody: not reached, or not trusted"],
-        ["done", "5 of 5 (0-4)", nothing, nothing],
+        ["the host", "all", "all", nothing, bad],
+        [bad, "3 (0-1, 3)", "5", "segment 4 from the host, 25.0 %", "leaf"],
+        ["leaf", "3 (0-1, 3)", "5", f"segment 4 from {bad}, 50.0 %", "nobody: not reached, or not trusted"],
+        ["done", "5 (0-4)", "5", nothing, nothing],
+        ["swaps", "3 (0-2)", "2", nothing, nothing],
+        ["new", "none", "2", nothing, nothing],
     ]
     # Each stands further to the right than the one that feeds it.
     edges = [

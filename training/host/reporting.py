@@ -111,6 +111,7 @@ class _Reporter:
                 "strategy": spec.strategy.model_dump(mode="json"),
                 "workers": spec.workers,
                 "wire": spec.wire,
+                "share_data": settings.share_data,
             },
             url=url,
             more_urls=tuple(more),

@@ -65,9 +65,14 @@ function showName(cell, { name, depth }) {
   cell.style.setProperty("--depth", String(Math.min(depth, DEEPEST)));
 }
 
-/** @param {HTMLElement} cell @param {Branch} branch */
+/** A worker that swaps segments has more than it is to have, or others. @param {HTMLElement} cell @param {Branch} branch */
 function showHas(cell, { copies }) {
-  text(cell, copies ? `${copies.has} of ${copies.wants}${copies.has ? ` (${copies.holds})` : ""}` : "all");
+  text(cell, !copies ? "all" : copies.has ? `${copies.has} (${copies.holds})` : "none");
+}
+
+/** @param {HTMLElement} cell @param {Branch} branch */
+function showWants(cell, { copies }) {
+  text(cell, copies ? String(copies.wants) : "all");
 }
 
 /** @param {HTMLElement} cell @param {Branch} branch */
@@ -92,6 +97,7 @@ const table = new Table(
   [
     { title: "Machine", kind: "name branch", show: showName },
     { title: "Has segments", show: showHas },
+    { title: "Is to have", kind: "number", show: showWants },
     { title: "Copies now", kind: "copying", show: showCopy },
     { title: "Feeds now", show: showFeeds },
   ],
@@ -107,7 +113,7 @@ export const element = el(
   "section",
   { hidden: true, "data-testid": "data" },
   el("h2", {}, "Training images"),
-  el("p", { class: "muted" }, "Who has which segments, and who copies from whom. Machines stand below the one that feeds them."),
+  el("p", { class: "muted" }, "Who has which segments, and who copies from whom. Machines stand below the one that feeds them. A worker that swaps segments has more than it is to have."),
   table.element,
 );
 

@@ -69,7 +69,7 @@ const workers = new Table(
     { title: "Sent", kind: "number", show: (cell, each) => text(cell, size(each.bytes_sent)) },
     { title: "Received", kind: "number", show: (cell, each) => text(cell, size(each.bytes_received)) },
     { title: "Silent for", kind: "number", show: (cell, each) => text(cell, span(each.idle_s)) },
-    { title: "Score", kind: "number", show: (cell, each) => text(cell, percent(each.score)) },
+    { title: "Score", kind: "number score", show: (cell, each) => text(cell, percent(each.score)) },
     { title: "State", kind: "state", show: standing },
     { title: "Operator", kind: "do", show: orders },
   ],
@@ -129,15 +129,22 @@ function show() {
   stop.hidden = over(run);
   stop.disabled = run.state === "stopping";
   join.hidden = over(run) || run.state === "stopping";
+  attribute(workers.element, "data-judged", judged());
   workers.update(run.workers);
   workers.element.hidden = run.workers.length === 0;
   noWorkers.hidden = run.workers.length > 0;
   showCopies(over(run) ? [] : run.workers);
 }
 
+/** Whether the run has a table [trust]: without one a score says nothing of a worker. */
+function judged() {
+  return Boolean(/** @type {any} */ (run.config.strategy)?.trust);
+}
+
 /** What changes with the state alone. */
 function showRest() {
-  text(command, `terrace train work --scheduler ${location.origin} --run ${run.id}`);
+  const fetch = run.config.share_data === true ? " --fetch own" : "";
+  text(command, `terrace train work --scheduler ${location.origin} --run ${run.id}${fetch}`);
   text(config, JSON.stringify(run.config, null, 2));
   ofResult.hidden = run.result === null;
   text(result, JSON.stringify(run.result, null, 2));

@@ -150,7 +150,7 @@ async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
     async with service_process(scheduler_command, ready_file=tmp_path / "s") as scheduler:
         command = ["-m", "terrace", "train", "host", f"--network={network(4_000)}", f"--dataset={shapes}"]
         command += [f"--folder={tmp_path / 'run'}", "--strategy=sgd", f"--scheduler={scheduler.url}"]
-        command += ["--min-gflops=0.001", "--min-memory-mb=1"]
+        command += ["--min-gflops=0.001", "--min-memory-mb=1", "--share-data"]
 
         def at(port: int) -> list[str]:
             # Nobody listens at the first address.
@@ -165,6 +165,8 @@ async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
                     run = await until(client, lambda run: run.done > 20)
                     assert (run.network, run.strategy, run.state) == ("net", "sgd", RunState.RUNNING)
                     assert [worker.name for worker in run.workers] == ["w"]
+                    # From which the page tells how to join, and whether scores mean anything.
+                    assert (run.config["share_data"], run.config["strategy"]["trust"]) == (True, None)
                     await client.order_worker(run, "w", "pause")
                     run = await until(client, lambda run: run.workers[0].standing == "paused")
                     assert run.workers[0].wish is None
