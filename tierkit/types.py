@@ -9,6 +9,7 @@ from typing import Literal
 __all__ = [
     "PICTURE_SUFFIXES",
     "STANDING_AFTER",
+    "TOLD_TO_GO",
     "EncoderKind",
     "Escalate",
     "FeatureForm",
@@ -96,6 +97,9 @@ its updates count whole, whatever they are; it is judged by its updates again.""
 
 WorkerStanding = Literal["active", "paused", "dropped", "trusted", "quarantined"]
 """Whether a worker's updates count: if it is active, as its score says, or trusted."""
+
+TOLD_TO_GO: frozenset[WorkerStanding] = frozenset({"dropped", "quarantined"})
+"""Standings of workers that take no part any more."""
 
 STANDING_AFTER: Mapping[WorkerOrder, WorkerStanding] = {
     "pause": "paused",

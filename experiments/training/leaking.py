@@ -22,6 +22,7 @@ from models.session import load_model
 from models.training.config import TrainConfig, find_config
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, predict
+from models.training.networks import reseed
 from tierkit.inference.model import Array
 from training.masking import Masking, masked
 from training.simulation import Machines, run_simulation
@@ -128,7 +129,7 @@ class Victim:
         def gradient(images: Tensor) -> tuple[Tensor, ...]:
             inputs = (255 * images - known.mean) / known.std
             self._network.train()
-            torch.manual_seed(_DROPOUT_SEED)  # which units a step leaves out, every party to a run knows
+            reseed(self._network, _DROPOUT_SEED)  # which units a step leaves out, every party to a run knows
             output, _ = self._network(inputs.permute(0, 3, 1, 2))
             loss = F.cross_entropy(output, classes)
             values: tuple[Tensor, ...] = torch.autograd.grad(loss, self._parameters, create_graph=True)

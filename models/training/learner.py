@@ -18,7 +18,7 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
-from models.training.networks import EarlyExit, build_network
+from models.training.networks import EarlyExit, build_network, reseed
 from models.training.schedule import learning_rate
 from tierkit.errors import DataError, WeightsError
 from tierkit.inference.model import Array
@@ -87,12 +87,7 @@ class NetworkLearner:
         if not self.network.training:
             self.network.train()
         # Dropout too depends on nothing but seed and step: a resumed run is an unbroken one.
-        seed = self.config.seed * 2_654_435_761 + step
-        if self.data.device.type == "cpu":
-            # Without the generators of other devices, which take a tenth of a millisecond.
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
+        reseed(self.network, self.config.seed * 2_654_435_761 + step)
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
         loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)

@@ -16,7 +16,6 @@ from models.dataset import Dataset
 from models.evaluate import Evaluation, score
 from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
-from models.training.curves import draw_curves
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, averaged_network, check_images, predict, served_weights
 from models.training.networks import count_parameters
@@ -90,6 +89,8 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
     folder = runs / config.name
     record = drive(NetworkLearner(config, images, initial), folder, options, dataset, TrainingRecord)
     if record.epochs:
+        from models.training.curves import draw_curves  # a worker of a fleet has no matplotlib
+
         draw_curves(record, folder / "curves.png")
     return record
 

@@ -21,7 +21,7 @@ from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.runs import RunDetails, RunRow, RunStore
 from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
-from tierkit.types import RunState, WorkerOrder
+from tierkit.types import TOLD_TO_GO, RunState, WorkerOrder
 from tierkit.wire.runs import Run, RunMatch, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunWants, WorkerOffer
 
 __all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
@@ -199,7 +199,7 @@ class Runs:
             version=said.version,
             loss=row.loss if said.loss is None else said.loss,
             accuracy=row.accuracy if said.accuracy is None else said.accuracy,
-            worker_count=len(said.workers),
+            worker_count=sum(worker.standing not in TOLD_TO_GO for worker in said.workers),
         )
         curve = details.curve
         if said.loss is not None or said.accuracy is not None:

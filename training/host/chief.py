@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from models.training.data import TrainingData
-from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from training.host.host import Host
 from training.learner import FlatLearner
 from training.messages import GrantedLease, Join, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
@@ -27,16 +27,25 @@ _AGAIN_S = 0.5
 
 
 async def compute_as_chief(host: Host, data: TrainingData) -> None:
-    """Compute until the run has ended.
+    """Compute until the run has ended; not while an operator, or the run itself, wants no more of worker 0.
 
     Args:
         data: the training images; the host measures with a network of its own.
     """
     learner = await asyncio.to_thread(FlatLearner, host.spec.network, data)
-    try:
-        await Worker(host.spec, learner, _Inside(host), _have, lambda step: None).run()
-    except Conflict as error:
-        log.error("the host computes no longer: %s", error)
+    barred = False
+    while not host.finished:
+        try:
+            await Worker(host.spec, learner, _Inside(host), _have, lambda step: None).run()
+            return
+        except Conflict as error:
+            log.error("the host computes no longer: %s", error)
+            return
+        except Forbidden as error:
+            if not barred:
+                log.warning("the host computes no more until an operator lets it: %s", error)
+            barred = True
+            await asyncio.sleep(_AGAIN_S)
 
 
 async def _have(ask: Callable[[], Awaitable[Any]]) -> Any:

@@ -329,7 +329,7 @@ class Host:
             now = self._now()
             self._run.order(name, order, now)
             self._note("order", now, name=name, order=order)
-            return next(each for each in self._run.workers(now) if each.name == name)
+            return self._run.worker(name, now)
 
         found = await self._call(call)
         log.info("an operator says of %s: %s", name, order)
@@ -469,6 +469,8 @@ class Host:
                 outcomes.append(call())
             except TerraceError as exc:
                 outcomes.append(exc)
+        for name in self._run.strategy.scores.put_out():
+            log.warning("%s is in quarantine, and takes no part any more", name)
         if self._journal.long:
             self._journal.begin(self._state())
         else:

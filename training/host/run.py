@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tierkit.errors import Conflict, NotFound, Overloaded
-from tierkit.types import WorkerOrder
+from tierkit.types import TOLD_TO_GO, WorkerOrder
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Lease, Update, Verdict
@@ -26,6 +26,8 @@ _MOST_WORKERS = 1_000
 _FORGOTTEN_S, _NEVER_WORKED_S = 600.0, 30.0
 """A worker that was not heard for so long makes room for another one."""
 _LOSSES = 100
+_GONE = ""
+"""Incarnation of a worker that has left, and is remembered."""
 _DOUBT = 5
 """Updates in a row that were refused: then the host looks whose fault it is."""
 
@@ -120,7 +122,12 @@ class Run:
             NotFound, Conflict: it has not joined, or another one has taken its name.
         """
         self._check_joined(name, incarnation)
-        self._forget(name)
+        if name in self.strategy.scores.barred():  # an operator wants to know what it has done
+            self.strategy.leave(name)
+            self._draw_from(name, None)
+            self._workers[name].incarnation = _GONE
+        else:
+            self._forget(name)
 
     def _forget(self, name: str) -> None:
         self.strategy.leave(name)
@@ -162,7 +169,7 @@ class Run:
 
     def _check_joined(self, name: str, incarnation: str) -> None:
         known = self._workers.get(name)
-        if known is None:
+        if known is None or known.incarnation == _GONE:
             raise NotFound(f"no worker called {name!r} has joined this run: join first")
         if known.incarnation != incarnation:
             raise Conflict(f"another worker called {name!r} has joined this run since: give this one another name")
@@ -287,27 +294,30 @@ class Run:
         """
         scores = self.strategy.scores
         return all(
-            scores.standing(name) in ("dropped", "quarantined")
+            each.incarnation == _GONE
+            or scores.standing(name) in TOLD_TO_GO
             or (each.segments != [] and now - each.heard_at > silent_s)
             for name, each in self._workers.items()
         )
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
         """All that are in the run, and those of whom an operator should know although they are not."""
-        scores = self.strategy.scores
-        away = {name: _Worker("", now) for name in scores.barred() if name not in self._workers}
-        return tuple(
-            WorkerStatus(
-                name=name,
-                updates=each.updates,
-                staleness=each.staleness / max(1, each.updates),
-                bytes_sent=each.bytes_sent,
-                bytes_received=each.bytes_received,
-                idle_s=max(0.0, now - each.heard_at),
-                score=scores.score(name),
-                standing=scores.standing(name),
-            )
-            for name, each in (self._workers | dict(sorted(away.items()))).items()
+        barred = self.strategy.scores.barred()
+        there = [name for name, each in self._workers.items() if each.incarnation != _GONE or name in barred]
+        return tuple(self.worker(name, now) for name in [*there, *sorted(barred - self._workers.keys())])
+
+    def worker(self, name: str, now: float) -> WorkerStatus:
+        """What is known of a worker, also of one that has left."""
+        known, scores = self._workers.get(name, _Worker(_GONE, now)), self.strategy.scores
+        return WorkerStatus(
+            name=name,
+            updates=known.updates,
+            staleness=known.staleness / max(1, known.updates),
+            bytes_sent=known.bytes_sent,
+            bytes_received=known.bytes_received,
+            idle_s=max(0.0, now - known.heard_at),
+            score=scores.score(name),
+            standing=scores.standing(name),
         )
 
     def repeat(self, call: Mapping[str, Any], body: bytes, spec: RunSpec) -> None:

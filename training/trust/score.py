@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierkit.errors import Forbidden, Overloaded
-from tierkit.types import STANDING_AFTER, WorkerOrder, WorkerStanding
+from tierkit.types import STANDING_AFTER, TOLD_TO_GO, WorkerOrder, WorkerStanding
 from training.trust.aggregate import pieces
 from training.trust.config import TrustConfig
 from training.units import Flat
@@ -50,6 +50,7 @@ class Scores:
     def __init__(self, config: TrustConfig | None) -> None:
         self._config = config
         self._known: dict[str, _Known] = {}
+        self._put_out: list[str] = []
 
     def score(self, worker: str) -> float:
         """From 0 to 1."""
@@ -99,11 +100,11 @@ class Scores:
 
     def _count(self, worker: str, valid: bool) -> None:
         known = self._of(worker)
-        if known is None or known.standing == "trusted":
+        if known is None or known.standing in ("trusted", *TOLD_TO_GO):
             return
         known.score = _MEMORY * known.score + (1 - _MEMORY) * valid
         if known.score < (self._config or TrustConfig()).quarantine and known.standing == "active":
-            known.standing = "quarantined"
+            self._quarantine(worker, known)
 
     def rechecked(self, worker: str, right: bool) -> None:
         """An update was computed again: one that is wrong is proof enough."""
@@ -112,7 +113,16 @@ class Scores:
         elif (known := self._of(worker)) is not None and known.standing != "trusted":
             known.score = 0.0
             if known.standing == "active":
-                known.standing = "quarantined"
+                self._quarantine(worker, known)
+
+    def _quarantine(self, worker: str, known: _Known) -> None:
+        known.standing = "quarantined"
+        self._put_out.append(worker)
+
+    def put_out(self) -> list[str]:
+        """Workers that have been put in quarantine since the last call."""
+        names, self._put_out = self._put_out, []
+        return names
 
     def order(self, worker: str, order: WorkerOrder) -> None:
         """Do what an operator wants.

@@ -5,11 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Mlp"]
+__all__ = ["Mlp", "reseed"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def reseed(network: nn.Module, seed: int) -> None:
+    """Have a network leave out the same units as after any other call with this seed, on each kind of device."""
+    layers = (layer for layer in network.modules() if isinstance(layer, _Dropout))
+    for place, layer in enumerate(layers):
+        layer.chance.manual_seed(seed + (place << 48))
+
+
+class _Dropout(nn.Module):
+    """Leaves out a share of its inputs in training. What it leaves out follows from `reseed` alone: torch's own layer
+    draws from the generator of the whole process, from which other threads draw as well.
+
+    Args:
+        share: at least 0 and below 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self._share = share
+        self.chance = torch.Generator()
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training or not self._share:
+            return values
+        kept = torch.rand(values.shape, generator=self.chance) >= self._share
+        return values * (kept / (1 - self._share)).to(values.device, values.dtype)
 
 
 class Mlp(nn.Module):
@@ -42,7 +70,7 @@ class Mlp(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), nn.Dropout(dropout)]
+            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), _Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)
         self.feature_width = widths[-1]

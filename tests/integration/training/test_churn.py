@@ -1,7 +1,7 @@
 """A run whose workers come and go, against the same run whose workers stay: four real processes with a quarter of a
 core each.
 
-On demand, as root, on a machine with nothing else to do, with MNIST below TERRACE_DATA:
+On demand, on a machine with nothing else to do, with MNIST below TERRACE_DATA:
 `pytest -m benchmark tests/integration/training/test_churn.py`. TERRACE_PAIRS says how often both are run (3),
 TERRACE_EPOCHS how long (16).
 """
@@ -25,13 +25,11 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from experiments.training.cores import CoreShare, core_shares
-from tierkit.errors import SetupError
 from tierkit.testing import service_process, wait_for
 
 pytestmark = [pytest.mark.train, pytest.mark.benchmark, pytest.mark.anyio, pytest.mark.timeout(3600)]
 
-WORKERS, SHARE, STAY_S = 4, 0.25, 20.0
+WORKERS, SHARE, STAY_S, PUSH = 4, 0.25, 20.0, 5
 MOST, POINT = 1.3, 0.01
 _START_S = 6.0
 """What it takes a worker to be there. The next one is started so long before the other is killed."""
@@ -41,20 +39,22 @@ _BUDGET_S = 600.0
 class Place:
     """One of the four: somebody who works, and after a while somebody else."""
 
-    def __init__(self, number: int, url: str, http: httpx.AsyncClient, share: CoreShare) -> None:
-        self._number, self._url, self._http, self._share = number, url, http, share
+    def __init__(self, number: int, url: str, http: httpx.AsyncClient, gate: Path) -> None:
+        self._number, self._url, self._http, self._gate = number, url, http, gate
         self._worker: asyncio.subprocess.Process | None = None
         self._came = 0.0
         self.count = 0
         self.stays: list[float] = []
 
     async def change(self) -> None:
-        """Start a worker; as soon as it has brought an update it takes the place and the share of the one before, which
-        is killed without a word."""
+        """Start a worker; as soon as it has brought an update it takes the place of the one before, which is killed
+        without a word."""
         self.count += 1
         name = f"w{self._number}-{self.count}"
         worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "terrace", "train", "work", self._url, "--name", name, "--threads", "1"),
+            *(sys.executable, "-P", "-m", "experiments.training.paced", self._url, f"--name={name}"),
+            *(f"--share={SHARE}", f"--push={PUSH}", f"--gate={self._gate}", "--give-way=yes"),
+            stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
@@ -74,8 +74,6 @@ class Place:
             await _kill(before)
             self.stays.append(time.monotonic() - self._came)
         self._came = time.monotonic()
-        with contextlib.suppress(SetupError):  # it has ended
-            self._share.take(worker.pid)
 
     async def come_and_go(self, chance: random.Random) -> None:
         with contextlib.suppress(httpx.TransportError):  # the host has ended
@@ -108,21 +106,19 @@ async def trained(folder: Path, strategy: Path, seed: int, epochs: int, *, churn
     """The host's result, and how long workers stayed."""
     command = ["-m", "terrace", "train", "host", "--network=mnist-64-64", f"--strategy={strategy}", "--port=0"]
     command += [f"--epochs={epochs}", f"--seed={seed}", "--lease-s=5", f"--folder={folder}"]
-    with core_shares(None, *[SHARE] * WORKERS) as (of_host, *shares):
-        async with (
-            service_process(command, ready_file=folder.with_suffix(".ready")) as host,
-            httpx.AsyncClient(base_url=host.url, timeout=10, trust_env=False) as http,
-        ):
-            of_host.take(host.process.pid)
-            places = [Place(number, host.url, http, share) for number, share in enumerate(shares)]
-            try:
-                await asyncio.gather(*(place.change() for place in places))
-                chance = random.Random(seed)
-                going = [asyncio.create_task(place.come_and_go(chance)) for place in places] if churn else []
-                async with owned(going), asyncio.timeout(_BUDGET_S):
-                    assert await host.exit_code() == 0
-            finally:
-                await asyncio.gather(*(place.end() for place in places))
+    async with (
+        service_process(command, ready_file=folder.with_suffix(".ready")) as host,
+        httpx.AsyncClient(base_url=host.url, timeout=10, trust_env=False) as http,
+    ):
+        places = [Place(number, host.url, http, strategy) for number in range(WORKERS)]
+        try:
+            await asyncio.gather(*(place.change() for place in places))
+            chance = random.Random(seed)
+            going = [asyncio.create_task(place.come_and_go(chance)) for place in places] if churn else []
+            async with owned(going), asyncio.timeout(_BUDGET_S):
+                assert await host.exit_code() == 0
+        finally:
+            await asyncio.gather(*(place.end() for place in places))
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return {**result, "stays": [stay for place in places for stay in place.stays]}
 
@@ -132,14 +128,9 @@ async def test_a_run_ends_in_little_more_time_although_its_workers_stay_twenty_s
 ) -> None:
     if "TERRACE_DATA" not in os.environ:
         pytest.skip("needs MNIST, in the folder that TERRACE_DATA names")
-    try:
-        with core_shares(SHARE):
-            pass
-    except SetupError as error:
-        pytest.skip(str(error))
     epochs = int(os.environ.get("TERRACE_EPOCHS", "16"))
     strategy = tmp_path / "strategy.toml"
-    strategy.write_text('family = "server"\nrule = "adagrad"\nrate = 0.05\nn_fetch = 5\nn_push = 5\n')
+    strategy.write_text(f'family = "server"\nrule = "adagrad"\nrate = 0.05\nn_fetch = {PUSH}\nn_push = {PUSH}\n')
     ratios, losses = [], []
     for seed in range(int(os.environ.get("TERRACE_PAIRS", "3"))):
         found = {}

@@ -16,6 +16,7 @@ from tests.integration.training.conftest import RunningHost, StartHost
 from tests.integration.training.test_host import A, B, body, head, joined, leased, options, reaches, status
 from tierkit.errors import Forbidden, SetupError
 from tierkit.testing import wait_for
+from training.host.chief import CHIEF, compute_as_chief
 from training.messages import LEASE_HEADER
 from training.trust.recheck import Chosen
 from training.units import Flat
@@ -70,8 +71,13 @@ async def says(running: RunningHost, name: str, order: str) -> httpx.Response:
 async def test_a_cheater_is_put_in_quarantine_and_told_and_the_run_learns(
     start_host: StartHost, shapes: Path, strategy: Any
 ) -> None:
-    async with start_host(epochs=24, strategy=strategy(), workers=4) as running:
+    async with start_host(epochs=60, strategy=strategy(), workers=4) as running:
         honest = [asyncio.create_task(work(options(running, shapes, f"w{n}"))) for n in range(3)]
+
+        async def all_there() -> bool:
+            return len(await standings(running)) == len(honest)
+
+        await wait_for(all_there, what="honest workers")  # one that is alone with the run is not judged
         answer = await asyncio.wait_for(cheats(running, 5.0), 30)
         assert answer.status_code == 403
         assert "bad" in answer.json()["error"]
@@ -185,6 +191,37 @@ async def test_operators_pause_trust_and_drop_a_worker(start_host: StartHost, sh
         with pytest.raises(Forbidden, match="operator"):
             await asyncio.wait_for(working, 20)
         assert await standings(running) == {"other": "active", "w": "dropped"}
+
+
+@pytest.mark.parametrize("order", ["trust", "resume", "drop", "pause"])
+async def test_an_order_for_a_worker_that_has_left_is_obeyed_and_the_host_goes_on(
+    start_host: StartHost, order: str
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        assert (await says(running, "w", "drop")).status_code == 200
+        await running.host.leave("w", A)
+        answer = await asyncio.wait_for(says(running, "w", order), 10)
+        assert answer.json()["standing"] == {"trust": "trusted", "resume": "active", "drop": "dropped"}.get(
+            order, "paused"
+        )
+        await joined(running, "other")
+        assert (await standings(running))["other"] == "active"
+
+
+async def test_the_host_computes_no_more_while_it_is_told_so_itself_and_goes_on_afterwards(
+    start_host: StartHost,
+) -> None:
+    async with start_host(epochs=20_000, strategy="sgd") as running:
+        computing = asyncio.create_task(compute_as_chief(running.host, running.host.images))
+        await reaches(running, updates=3)
+        assert (await says(running, CHIEF, "drop")).json()["standing"] == "dropped"
+        await joined(running, "other")
+        assert (await says(running, CHIEF, "resume")).json()["standing"] == "active"
+        await reaches(running, updates=(await running.host.status()).updates + 3)
+        assert not computing.done()
+        running.host.stop()
+        await asyncio.wait_for(computing, 20)
 
 
 async def test_train_worker_at_the_host(start_host: StartHost, capsys: pytest.CaptureFixture[str]) -> None:

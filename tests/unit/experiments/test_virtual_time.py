@@ -1,20 +1,11 @@
 """Real workers with a share of a core: how they are held to it, and how their runs are judged."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.training.cores import Hierarchy, hierarchies, limits
 from experiments.training.paced import Pacer, spread_of
 from experiments.training.virtual_time import VIRTUAL_TIME, judge
-
-MOUNTS = """\
-sysfs /sys sysfs rw,nosuid 0 0
-cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0
-cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,relatime,cpu,cpuacct 0 0
-cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nsdelegate 0 0
-"""
 
 POINT: dict[str, Any] = {
     "strategy": "downpour",
@@ -31,21 +22,6 @@ POINT: dict[str, Any] = {
     "cores": [0.25, 0.25, 0.24, 0.24],
     "spread": 0.02,
 }
-
-
-def test_the_hierarchy_is_the_one_of_processor_time() -> None:
-    assert hierarchies(MOUNTS) == [
-        Hierarchy(Path("/sys/fs/cgroup/cpu,cpuacct"), 1),
-        Hierarchy(Path("/sys/fs/cgroup/unified"), 2),
-    ]
-    assert hierarchies("proc /proc proc rw 0 0\n") == []
-
-
-def test_a_share_is_a_quota_of_a_period_before_all_else() -> None:
-    assert limits(2, 0.25) == {"cpu.weight": "10000", "cpu.max": "5000 20000"}
-    quota = {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "5000"}
-    assert limits(1, 0.25) == {"cpu.shares": "102400", **quota}
-    assert limits(1, None) == {"cpu.shares": "102400"}
 
 
 class Bench:

@@ -10,7 +10,7 @@ from tierkit.errors import InvalidInput
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.training.gemm_conv import use_matrix_products  # noqa: E402
-from models.training.networks import build_network, count_parameters  # noqa: E402
+from models.training.networks import build_network, count_parameters, reseed  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -91,6 +91,17 @@ def test_dropout_leaves_units_out_in_training_alone():
     network.eval()
     assert torch.equal(network(images), network(images))
     assert int((network.embed(images) == 0).sum()) == 0
+
+
+def test_dropout_follows_from_its_seed_whoever_else_draws_numbers():
+    network = build_network("mlp", 10, {"inputs": 48, "hidden": [100, 100], "dropout": 0.5})
+    images, outputs = torch.randn(2, 3, 4, 4), []
+    for seed in (7, 7, 8):
+        reseed(network, seed)
+        torch.rand(1)
+        outputs.append(network(images))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,14 @@ async def test_a_run_comes_back_from_the_database_as_it_was(kept: Kept) -> None:
     assert (after.worker_count, after.loss, len(after.curve)) == (2, 0.5, 1)
 
 
+async def test_workers_that_were_told_to_go_are_shown_and_not_counted(kept: Kept) -> None:
+    run = await kept.begin("alice")
+    gone = [worker(name, standing=standing) for name, standing in (("c", "quarantined"), ("d", "dropped"))]
+    await kept.report(run, workers=[worker("a"), worker("b", standing="paused"), *gone])
+    view = await kept.runs.view(run)
+    assert (view.worker_count, len(view.workers)) == (2, 4)
+
+
 async def test_what_has_not_been_measured_keeps_its_latest_value(kept: Kept) -> None:
     run = await kept.begin()
     await kept.report(run, loss=0.5, accuracy=0.25)

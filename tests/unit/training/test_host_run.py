@@ -72,6 +72,32 @@ def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
     assert run.workers(17.0) == ()
 
 
+def test_who_was_told_to_go_is_shown_with_what_it_has_done_until_an_operator_has_mercy() -> None:
+    run = new_run("downpour")
+    run.join("w", A, 0.0)
+    lease = run.grant("w", A, 100, 1.0)
+    assert lease is not None
+    run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 50, {}, 2.0)
+    run.order("w", "drop", 3.0)
+    run.leave("w", A, 4.0)
+    again = new_run("downpour")
+    again.restore(*run.state())
+    for each in (run, again):
+        (shown,) = each.workers(12.0)
+        assert (shown.standing, shown.updates, shown.bytes_sent, shown.idle_s) == ("dropped", 1, 50, 10.0)
+        assert each.deserted(12.0, 5.0)
+        with pytest.raises(Forbidden):
+            each.grant("w", A, 0, 12.0)
+        each.order("w", "resume", 13.0)
+        assert each.worker("w", 13.0).standing == "active"
+        assert each.workers(13.0) == ()
+        with pytest.raises(NotFound):
+            each.grant("w", A, 0, 13.0)
+        each.join("w", B, 14.0)
+        assert [(shown.name, shown.updates) for shown in each.workers(14.0)] == [("w", 1)]
+        assert each.grant("w", B, 0, 15.0) is not None
+
+
 def test_progress_renews_a_lease_and_a_claim_without_progress_does_not() -> None:
     run = new_run("downpour")
     run.join("w", A, 0.0)

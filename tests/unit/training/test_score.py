@@ -59,8 +59,11 @@ def test_an_update_that_is_not_what_its_steps_give_is_proof_enough() -> None:
     scores = scored(*[True] * 100)
     scores.rechecked("w", True)
     assert scores.standing("w") == "active"
+    assert scores.put_out() == []
     scores.rechecked("w", False)
+    scores.rechecked("w", True)  # another unit, which it had computed before
     assert (scores.score("w"), scores.standing("w")) == (0.0, "quarantined")
+    assert (scores.put_out(), scores.put_out()) == (["w"], [])
 
 
 def test_without_trust_nobody_is_judged() -> None:
