@@ -125,7 +125,7 @@ def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
 
 
 MISSING: list[tuple[dict[str, str], int, str]] = [
-    ({"name": "wrn-16-4.bottleneck"}, 404, "no encoder 'wrn-16-4.bottleneck', and sends no pixels in its place"),
+    ({"name": "wrn-16-4.other"}, 404, "no encoder 'wrn-16-4.other', and sends no pixels in its place"),
     ({"head": "0" * 64}, 409, "is of another version than the one asked for"),
     ({"tail": "0" * 64}, 409, "is of another version than the one asked for"),
 ]

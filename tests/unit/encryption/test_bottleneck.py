@@ -1,4 +1,4 @@
-"""The learned encoder that ships: answers, payload and size, without torch."""
+"""The learned encoders that ship: answers, payload and size, without torch."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,10 @@ from models.split import FEATURES
 from tierkit.types import EncoderKind
 
 
-@pytest.fixture
-def encoder() -> EncoderEntry:
-    (learned,) = [each for each in load_manifest().encoders if each.kind is EncoderKind.BOTTLENECK]
-    assert learned.name == "resnet-34.bottleneck"
+@pytest.fixture(params=["resnet-34.bottleneck", "wrn-16-4.bottleneck"])
+def encoder(request: pytest.FixtureRequest) -> EncoderEntry:
+    learned = load_manifest().encoder(request.param)
+    assert learned.kind is EncoderKind.BOTTLENECK
     return learned
 
 
@@ -39,4 +39,4 @@ def test_head_noise_packing_and_tail_answer_as_well_as_the_manifest_says(encoder
 def test_the_manifest_names_the_upper_network_and_the_training(encoder: EncoderEntry):
     assert encoder.training is not None
     assert encoder.head.part == encoder.tail.part == "whole"
-    assert encoder.head_parameters < 0.1 * encoder.parameters
+    assert encoder.head_parameters < 0.5 * encoder.parameters
