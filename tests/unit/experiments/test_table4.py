@@ -120,8 +120,7 @@ def test_each_tier_has_the_encoder_of_its_own_network() -> None:
 
 def test_a_cloud_without_an_encoder_of_its_own_serves_the_edge_nodes_network() -> None:
     manifest = load_manifest()
-    bottleneck = manifest.encoder("resnet-34.conv1").model_copy(update={"kind": EncoderKind.BOTTLENECK})
-    manifest = manifest.model_copy(update={"encoders": (*manifest.encoders, bottleneck)})
+    manifest = manifest.model_copy(update={"encoders": (manifest.encoder("resnet-34.bottleneck"),)})
     found = encoders_of(EncoderKind.BOTTLENECK, manifest)
     assert {tier: encoder.network for tier, encoder in found.items()} == {
         Tier.CLOUD: "resnet-34",
