@@ -53,7 +53,8 @@ class Place:
         name = f"w{self._number}-{self.count}"
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "experiments.training.paced", self._url, f"--name={name}"),
-            *(f"--share={SHARE}", f"--push={PUSH}", f"--gate={self._gate}", "--give-way=yes"),
+            *(f"--share={SHARE}", f"--push={PUSH}", f"--gate={self._gate}", "--give-way=no"),
+            f"--data={os.environ['TERRACE_DATA']}",
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -115,8 +116,8 @@ async def trained(folder: Path, strategy: Path, seed: int, epochs: int, *, churn
             await asyncio.gather(*(place.change() for place in places))
             chance = random.Random(seed)
             going = [asyncio.create_task(place.come_and_go(chance)) for place in places] if churn else []
-            async with owned(going), asyncio.timeout(_BUDGET_S):
-                assert await host.exit_code() == 0
+            async with owned(going):
+                assert await host.exit_code(timeout_s=_BUDGET_S) == 0
         finally:
             await asyncio.gather(*(place.end() for place in places))
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
