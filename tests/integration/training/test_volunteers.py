@@ -357,7 +357,7 @@ class SmallDisk:
     most: int = 0
     """That were there at a time."""
     refused: int = 0
-    """Writes for which there was no room."""
+    """Writes that did not fit."""
 
     def used(self) -> int:
         found = 0
