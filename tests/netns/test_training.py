@@ -166,7 +166,7 @@ async def test_a_worker_is_cut_off_and_every_step_counts_once(
             assert during["state"] == "running"
         await more_of("w1", silent["updates"])
         done = [await asyncio.wait_for(each, _BUDGET_S) for each in working_there]
-        assert await host_process.exit_code() == 0
+        assert await host_process.exit_code(timeout_s=_BUDGET_S) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["updates"] == STEPS
     assert sum(each["updates"] for each in done) == STEPS

@@ -70,7 +70,7 @@ async def test_a_run_ends_although_one_of_two_aggregators_is_killed(
     outer, inner = tmp_path / "outer.toml", tmp_path / "inner.toml"
     outer.write_text('family = "outer"\nlocal_steps = 20\nworkers = 2\nrate = 0.7\nmomentum = 0.5\n')
     inner.write_text('family = "outer"\nlocal_steps = 5\n')
-    top = host(tmp_path / "top", shapes, f"--network={network(400)}", f"--strategy={outer}", "--lease-s=3")
+    top = host(tmp_path / "top", shapes, f"--network={network(200)}", f"--strategy={outer}", "--lease-s=3")
     below = [f"--strategy={inner}", "--workers=2", "--lease-s=3"]
     async with service_process(top, ready_file=tmp_path / "t") as parent:
         below += [f"--parent={parent.url}"]
@@ -90,13 +90,12 @@ async def test_a_run_ends_although_one_of_two_aggregators_is_killed(
                 await wait_for(partial(contribute, server, *names), timeout_s=120, what=f"updates of {names}")
             two.kill()
             await two.exit_code()
-            async with asyncio.timeout(150):
-                assert await parent.exit_code() == 0
-                assert await one.exit_code() == 0
-                assert [await process.wait() for process in crew[:2]] == [0, 0]
+            assert await parent.exit_code(timeout_s=200) == 0
+            assert await one.exit_code() == 0
+            assert [await asyncio.wait_for(process.wait(), 60) for process in crew[:2]] == [0, 0]
     result = json.loads((tmp_path / "top" / "result.json").read_text())
-    # Each of the 2,000 steps is in the weights once: 100 updates of 20.
-    assert (result["updates"], result["strategy"]) == (100, "outer")
+    # Each of the 1,000 steps is in the weights once: 50 updates of 20.
+    assert (result["updates"], result["strategy"]) == (50, "outer")
     assert result["faults"] >= 1
     assert result["accuracy"] > 2 / 3
 

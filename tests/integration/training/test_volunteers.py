@@ -540,7 +540,7 @@ async def test_a_host_process_that_works_needs_no_worker(
     flags = [f"--network={network(4)}", f"--dataset={shapes}", f"--folder={tmp_path / 'run'}", "--port=0"]
     command = ["-m", "terrace", "train", "host", *flags, "--strategy=crowdsourced", "--work", "--share-data"]
     async with service_process(command, ready_file=tmp_path / "ready") as host:
-        assert await host.exit_code() == 0, host.log
+        assert await host.exit_code(timeout_s=200) == 0, host.log
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["updates"], result["faults"]) == (20, 0)
 
