@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import (
     Field,
@@ -36,8 +36,8 @@ class EncoderConfig(Frozen):
     """Their strides."""
     keep: tuple[NonNegativeInt, ...] = ()
     """Which of the upper network's blocks it has."""
-    inner: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the channels between the two convolutions of such a block that it has: those that weigh most."""
+    inner: float = Field(1.0, ge=1, le=1, exclude=True)
+    """Only in records of earlier versions."""
     channels: PositiveInt
     """Channels of the features."""
     levels: Literal[2, 4, 8, 16, 32, 64, 128, 256]
@@ -76,15 +76,15 @@ class AdversaryConfig(Frozen):
 class BottleneckConfig(TrainConfig):
     """Everything that determines the training of a learned encoder, together with the data and the code.
 
-    `network` is the upper network, `teacher.runs` are networks of the manifest, `initial` is an earlier run of this
-    kind whose head and tail the training starts from.
+    `network` is the upper network, `teacher.runs` are networks of the manifest.
     """
 
     upper: str
     """The upper network's name in the manifest."""
     start: Literal["shipped", "run", "random"] = "shipped"
-    """Where the tail's first weights come from unless `initial` is given: the file of the manifest (ResNet alone), the
-    checkpoint of the network's own training run, or nowhere."""
+    """Where the first weights come from: the file of the manifest (ResNet alone), the checkpoint of the network's own
+    training run, or nowhere."""
+    initial: None = None
     hint_epochs: NonNegativeInt = 0
     """Epochs before the first in which the head alone learns to give what the replaced blocks give (FitNets,
     arXiv:1412.6550)."""

@@ -39,13 +39,9 @@ class EncoderLearner:
 
     Args:
         upper: the upper network with its first weights; its last blocks become the tail.
-        initial: averaged weights of an earlier run's head and tail, in the place of fresh ones. Where the numbers of
-            features differ, those that both have are taken over.
     """
 
-    def __init__(
-        self, config: BottleneckConfig, data: TrainingData, upper: nn.Module, initial: dict[str, Tensor] | None = None
-    ) -> None:
+    def __init__(self, config: BottleneckConfig, data: TrainingData, upper: nn.Module) -> None:
         self.config = config
         self.data = data
         self._hint_steps = config.hint_epochs * data.batches.steps_per_epoch
@@ -57,8 +53,6 @@ class EncoderLearner:
             # What the encoder takes the place of gives the hint.
             self._replaced = first_layers(upper, range(config.encoder.cut)).eval().requires_grad_(False).to(**place)
         self._parts = self.network = build_parts(config, upper).to(**place)
-        if initial is not None:
-            _take_over(self._parts, initial)
         with torch.no_grad():
             smaller = self._parts["head"].eval()(torch.zeros(1, 3, data.side, data.side, device=data.device)).shape[2]
         self._decoder = Decoder(config.encoder.channels, data.side // smaller, config.adversary.width).to(**place)
@@ -170,12 +164,3 @@ def answer(
             sent = transmit(parts["head"](normalise(chunk, known)), config.encoder)
             logits.append(parts["tail"](sent).float().cpu())
     return torch.cat(logits).numpy()
-
-
-def _take_over(parts: nn.ModuleDict, weights: dict[str, Tensor]) -> None:
-    """Copy an earlier run's weights; where the number of features differs, those of the features that both have."""
-    with torch.no_grad():
-        for name, value in parts.state_dict().items():
-            given = weights[name]
-            both = tuple(slice(0, min(pair)) for pair in zip(value.shape, given.shape, strict=True))
-            value[both] = given[both]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.resnet import BasicBlock
 
 from encryption.training.config import EncoderConfig
 from models.training.networks.wideresnet import WideResNet
@@ -56,26 +55,7 @@ def _own(config: EncoderConfig) -> tuple[nn.Sequential, int]:
 
 def _kept(upper: nn.Module, config: EncoderConfig) -> tuple[nn.Sequential, int]:
     body = first_layers(upper, config.keep)
-    if config.inner < 1:
-        for block in body.modules():
-            if isinstance(block, BasicBlock):
-                _thin(block, config.inner)
     return body, [module.out_channels for module in body.modules() if isinstance(module, nn.Conv2d)][-1]
-
-
-def _thin(block: Any, share: float) -> None:
-    """Leave that share of the channels between a residual block's convolutions, those whose way out weighs most."""
-    weights = block.bn1.weight.abs() * block.conv2.weight.abs().sum(dim=(0, 2, 3))
-    left = weights.argsort(descending=True)[: round(share * len(weights))].sort().values
-    first, norm, second = block.conv1, block.bn1, block.conv2
-    block.conv1 = nn.Conv2d(first.in_channels, len(left), 3, first.stride, padding=1, bias=False)
-    block.bn1 = nn.BatchNorm2d(len(left))
-    block.conv2 = nn.Conv2d(len(left), second.out_channels, 3, padding=1, bias=False)
-    with torch.no_grad():
-        block.conv1.weight.copy_(first.weight[left])
-        block.conv2.weight.copy_(second.weight[:, left])
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            getattr(block.bn1, name).copy_(getattr(norm, name)[left])
 
 
 def first_layers(upper: nn.Module, blocks: Iterable[int]) -> nn.Sequential:

@@ -41,8 +41,7 @@ def train_encoder(
     Leaves `checkpoint.pt`, `log.txt` and `record.json`, the last two brought up to date after every epoch.
 
     Args:
-        runs: folder of all runs of encoders; the run to start from is looked for here, and a teacher's answers are kept
-            here.
+        runs: folder of all runs of encoders; a teacher's answers are kept here too.
         upper_runs: folder of the runs of `terrace models train`, for `start = "run"`.
         weights: folder of the shipped networks; the bundled one unless given.
 
@@ -58,11 +57,10 @@ def train_encoder(
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
         teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.pt", weights)
-    initial = None if config.initial is None else load_checkpoint(runs / config.initial, hierarchy).averaged
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
     upper = _upper(config, data, dataset, upper_runs, weights)
     check_images(upper, data.images.shape[1:], config)
-    return drive(EncoderLearner(config, images, upper, initial), runs / config.name, options, dataset, EncoderRecord)
+    return drive(EncoderLearner(config, images, upper), runs / config.name, options, dataset, EncoderRecord)
 
 
 def _upper(config: BottleneckConfig, data: ImageSet, dataset: Dataset, runs: Path, weights: Path | None) -> nn.Module:

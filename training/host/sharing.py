@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from training.data.tree import DEEPEST, HOST, Came, Event, Failed, Got, Left, Pa
 from training.messages import DataAnswer, DataReport, Keeps, WorkerData
 
 __all__ = ["Sharing", "drawn_from"]
+
+log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _STEADY_S = 10.0
@@ -90,7 +93,12 @@ class Sharing:
             and copy is not None
             and (copy.segment, self._urls.get(copy.source)) == (report.failed_segment, report.failed_source)
         ):
+            trusted = self._tree.trusts(copy.source)
             self._on(Failed(worker=name, reason=report.failed))
+            if trusted and not self._tree.trusts(copy.source):
+                log.warning(
+                    "%s says that the images of %s were wrong or not there: it sends no more", name, copy.source
+                )
         self._on(Came(worker=name, serves=report.url is not None, wanted=frozenset(wanted), holds=holds))
         return wanted
 

@@ -6,6 +6,7 @@ the score of its worker, one that does not raises it, and a worker's updates wei
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Scores:
     def __init__(self, config: TrustConfig | None) -> None:
         self._config = config
         self._known: dict[str, _Known] = {}
-        self._put_out: list[str] = []
+        self._put_out: deque[str] = deque(maxlen=_MOST)
 
     def score(self, worker: str) -> float:
         """From 0 to 1."""
@@ -121,7 +122,8 @@ class Scores:
 
     def put_out(self) -> list[str]:
         """Workers that have been put in quarantine since the last call."""
-        names, self._put_out = self._put_out, []
+        names = list(self._put_out)
+        self._put_out.clear()
         return names
 
     def order(self, worker: str, order: WorkerOrder) -> None:

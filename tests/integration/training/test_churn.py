@@ -61,9 +61,10 @@ class Place:
         try:
 
             async def contributes() -> bool:
-                if worker.returncode is not None:
-                    return True  # the run has ended
                 status = (await self._http.get("/v1/run")).raise_for_status().json()["status"]
+                if worker.returncode is not None:
+                    assert status["state"] != "running", f"{name} has ended with exit code {worker.returncode}"
+                    return True
                 return any(each["name"] == name and each["updates"] for each in status["workers"])
 
             await wait_for(contributes, timeout_s=120, what=name)

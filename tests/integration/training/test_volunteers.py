@@ -221,7 +221,9 @@ async def test_who_sends_wrong_bytes_or_lacks_what_it_claims_is_found_out(
     assert sum(each.updates for each in done) == 40
 
 
-async def test_what_a_worker_says_of_a_copy_that_it_was_not_told_counts_for_nothing(start_host: StartHost) -> None:
+async def test_what_a_worker_says_of_a_copy_that_it_was_not_told_counts_for_nothing(
+    start_host: StartHost, caplog: pytest.LogCaptureFixture
+) -> None:
     async with start_host(**SHARED) as running:
         await joined(running, "busy")
         await reported(running, "busy", waits=False)
@@ -233,10 +235,12 @@ async def test_what_a_worker_says_of_a_copy_that_it_was_not_told_counts_for_noth
         for segment, source in ((told["segment"], "http://127.0.0.1:2"), (0, told["source"]), (None, None)):
             await reported(running, "w", failed="wrong", failed_segment=segment, failed_source=source, waits=False)
         assert (await spread(running))["source"]["trusted"]
+        assert "training.host.sharing" not in {record.name for record in caplog.records}
         await reported(
             running, "w", failed="wrong", failed_segment=told["segment"], failed_source=told["source"], waits=False
         )
         assert not (await spread(running))["source"]["trusted"]
+        assert "training.host.sharing" in {record.name for record in caplog.records}
 
 
 async def test_a_source_that_is_lost_in_mid_copy_is_replaced_and_what_is_there_is_kept(
