@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
@@ -23,7 +24,7 @@ from tests.training_runs import report, start, worker
 from tierkit.client import Client
 
 _PICTURES = 12
-_JOBS = 3
+_SCHEMES = ("adaptive", "adaptive", "end-cloud")
 _WARM_S = 6
 """Seconds of work before the pictures are taken."""
 _SETTLED_MS = 2500
@@ -85,7 +86,7 @@ def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
     sample = read_sample()
-    counts = ("--end", "6", "--edge", "2", "--cloud", "1")
+    counts = ("--end", "6", "--edge", "2", "--cloud", "1", "--untrusted", "cloud")
     with (
         tempfile.TemporaryDirectory() as state,
         sync_playwright() as playwright,
@@ -96,7 +97,11 @@ def take_all(folder: Path) -> None:
         assert sample.fine is not None
         labels = sample.fine.tolist()
         done = client.wait(client.submit(sample.images, labels=labels, scheme="mapping", name="sample"))
-        jobs = [client.submit(sample.images.repeat(20, 0), name=f"batch {number}") for number in range(_JOBS)]
+        # The last one's answers come from the cloud, which gets features.
+        jobs = [
+            client.submit(np.tile(sample.images, (20, 1, 1, 1)), name=f"batch {number}", scheme=scheme)
+            for number, scheme in enumerate(_SCHEMES)
+        ]
         page = _opened(browser, f"{fleet.url}/ui", 1280, "light")
         page.wait_for_timeout(1000 * _WARM_S)
         os.kill(pid_of(fleet, "end-3"), signal.SIGKILL)

@@ -222,14 +222,13 @@ function title(each) {
 
 /** Share that another network still recognises, with its 95 % interval. @param {Encoder} each */
 function recognised(each) {
-  const { recognised, recognised_low, recognised_high, recognised_originals } = each.recognised;
-  return `${percent(recognised)} (${percent(recognised_low)} to ${percent(recognised_high)}; originals ${percent(recognised_originals)})`;
+  const { recognised, recognised_low, recognised_high } = each.recognised;
+  return `${percent(recognised)} (${(100 * recognised_low).toFixed(0)} to ${(100 * recognised_high).toFixed(0)})`;
 }
 
-/** @param {Encoder} each */
+/** Points of accuracy. @param {Encoder} each */
 function lost(each) {
-  const points = 100 * each.strongest.accuracy_lost;
-  return each.pixels ? "" : ` (${Math.abs(points).toFixed(1)} points ${points < 0 ? "more" : "less"} than on pixels)`;
+  return each.pixels ? "–" : (Math.round(1000 * each.strongest.accuracy_lost) / 10 || 0).toFixed(1);
 }
 
 /** @type {Table<Encoder>} */
@@ -238,10 +237,12 @@ const audited = new Table(
   [
     { title: "What is sent", kind: "name", show: (cell, each) => text(cell, title(each)) },
     { title: "An attacker gets", show: (cell, each) => text(cell, words(each.strongest.ssim)) },
-    { title: "Likeness (SSIM)", kind: "number", show: (cell, each) => text(cell, each.strongest.ssim.toFixed(2)) },
+    { title: "SSIM", kind: "number", show: (cell, each) => text(cell, each.strongest.ssim.toFixed(2)) },
     { title: "Still recognised", kind: "number", show: (cell, each) => text(cell, recognised(each)) },
-    { title: "Answers right", kind: "number", show: (cell, each) => text(cell, `${percent(each.strongest.fine_accuracy)}${lost(each)}`) },
-    { title: "Bytes per image", kind: "number", show: (cell, each) => text(cell, number(each.strongest.payload_bytes)) },
+    { title: "Of the originals", kind: "number", show: (cell, each) => text(cell, percent(each.recognised.recognised_originals)) },
+    { title: "Answers right", kind: "number", show: (cell, each) => text(cell, percent(each.strongest.fine_accuracy)) },
+    { title: "Points lost", kind: "number", show: (cell, each) => text(cell, lost(each)) },
+    { title: "Bytes", kind: "number", show: (cell, each) => text(cell, number(each.strongest.payload_bytes)) },
   ],
   title,
   (row, each) => {
