@@ -97,15 +97,19 @@ def _draw(front: Front) -> bytes:
     axes = figure.add_subplot()
     best = undominated(front.settings)
     axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)
-    for place, one in enumerate(sorted(front.settings, key=lambda each: each.ssim)):
+    ordered = sorted(front.settings, key=lambda each: each.ssim)
+    middle = (ordered[0].ssim + ordered[-1].ssim) / 2
+    for place, one in enumerate(ordered):
         on_front = one in best
         above = place % 2 == 1  # neighbours' names stand apart
+        right = one.ssim > middle  # names stay within the axes
         axes.plot(one.ssim, 100 * one.fine_accuracy, "o", color="C0" if on_front else "0.6", zorder=2)
         axes.annotate(
             f"{one.name}\n{one.payload_bytes:.0f} B, {one.device_ms_per_image:.2f} ms",
             (one.ssim, 100 * one.fine_accuracy),
             textcoords="offset points",
-            xytext=(6, 4 if above else -4),
+            xytext=(-6 if right else 6, 6 if above else -9),
+            ha="right" if right else "left",
             va="bottom" if above else "top",
             fontsize=7,
         )
