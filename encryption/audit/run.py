@@ -38,6 +38,8 @@ __all__ = ["Audit", "Budget", "run_audit"]
 _TASK = 50
 _KEPT = 500
 """Of what is overheard, so much is kept to compare how values are spread; of the rest the means."""
+_OWN_HEAD_IMAGES = 60_000
+"""Shown at most to the decoder against the query-free attacker's own head: what limits that attack is the head."""
 
 Tell = Callable[[str, int, int], None]
 """`tell(what, done, of)`."""
@@ -363,10 +365,11 @@ def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array
         bench.seed,
         lambda done, of: tell("query-free: a head of its own", done, of),
     )
+    lessons = replace(budget.lessons, images=min(budget.lessons.images, _OWN_HEAD_IMAGES))
     taught = train_decoder(
         own.images,
         lambda images: target.transmit(surrogate.run(images)),
-        budget.lessons,
+        lessons,
         bench.seed,
         lambda done, of: tell("query-free: its decoder", done, of),
     )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Float, Row, cast, extract, func, select, text, true, update
+from sqlalchemy import Float, Row, bindparam, cast, extract, func, select, text, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.store.database import REFUSALS, plain_reason, transact
@@ -29,6 +29,9 @@ _TRIES = 3
 """Renewals within the time of a lease, so that one that fails costs nothing; and looks of a standby."""
 
 _RELEASE_S = 1.0
+
+_COUNT = update(lease).where(lease.c.epoch == bindparam("ours")).values(commits=bindparam("number"))
+"""Made once: it goes with each transaction."""
 
 
 class Lease:
@@ -177,8 +180,7 @@ class Lease:
             Standby: another one has.
         """
         self._number += 1
-        own = update(lease).where(lease.c.epoch == self.epoch).values(commits=self._number)
-        if (await connection.execute(own.returning(lease.c.epoch))).first() is None:
+        if not (await connection.execute(_COUNT, {"ours": self.epoch, "number": self._number})).rowcount:
             self.lost.set()
             raise Standby("another scheduler leads now")
         return self._number

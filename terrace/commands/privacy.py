@@ -38,7 +38,7 @@ app = typer.Typer(
 _EXPERIMENT = "privacy-audit"
 _SHOWN = 12
 _THOROUGH = 1_000_000
-"""As many as the adversary of the training that made the bundled encoder."""
+"""About twice as many pictures as the adversaries saw that the bundled encoders were trained against."""
 _PIXELS, _UINT8, _FLOAT32 = "pixels", "uint8", "float32"
 _FORMS = (_UINT8, "float16", _FLOAT32)
 
@@ -84,11 +84,9 @@ def audit(
         Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
     ] = None,
     queries: Annotated[
-        int, typer.Option(min=1, help="Pictures that each learned attack is shown; less does with --quick.")
+        int, typer.Option(min=1, help="Pictures that a learned attack may query; less does with --quick.")
     ] = 100_000,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help=f"Show each learned attack {_THOROUGH:,} pictures; takes hours.")
-    ] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help=f"{_THOROUGH:,} queries; with --all an hour.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
     threads: TorchThreads = None,
