@@ -69,20 +69,21 @@ class EarlyExit(Experiment):
 
     name = "early-exit"
     options = Chosen
-    ignores = frozenset({"seed"})
+    ignores = frozenset({"quick", "seed", "tasks"})
     profile = None
-    repeats = ("images", "test images")
-    quick = "{share}"
+    repeats = ("runs", "networks of each kind")
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         manifest = load_manifest()
         images = await asyncio.to_thread(lambda: run.images)
         run.expect(2)
         run.config["images"] = len(images)
+        # First what may be missing.
+        with run.step(f"{_NETWORK}, both exits"):
+            two_parts = await asyncio.to_thread(_two_parts, chosen.runs, images, manifest.hierarchy)
         with run.step("the hierarchy that ships"):
             run.add(system="terrace", **await asyncio.to_thread(_hierarchy, manifest))
-        with run.step(f"{_NETWORK}, both exits"):
-            run.add(system=_NETWORK, **await asyncio.to_thread(_two_parts, chosen.runs, images, manifest.hierarchy))
+        run.add(system=_NETWORK, **two_parts)
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
         """A row for each share of images that go up."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from models.atomic import write_atomically
 from tierkit.errors import InvalidInput
 
-__all__ = ["fill", "read_page"]
+__all__ = ["fill", "place_in", "read_page"]
 
 _END = "<!-- end of table -->"
 
@@ -32,10 +32,15 @@ def fill(page: Path, name: str, markdown: str) -> None:
     Raises:
         InvalidInput: the page cannot be read, or has no such place.
     """
+    before, after = place_in(page, name)
+    write_atomically(page, f"{before}\n\n{markdown.strip()}\n\n{after}".encode())
+
+
+def place_in(page: Path, name: str) -> tuple[str, str]:
+    """What stands in `page` before a table's place and after it, the two marks included. Raises as `fill`."""
     start = f"<!-- table: {name} -->"
-    text = read_page(page)
-    before, found, rest = text.partition(start)
+    before, found, rest = read_page(page).partition(start)
     _, closed, after = rest.partition(_END)
     if not (found and closed):
         raise InvalidInput(f"{page} has no place for the table: {start} and, below it, {_END}")
-    write_atomically(page, f"{before}{start}\n\n{markdown.strip()}\n\n{_END}{after}".encode())
+    return before + start, _END + after

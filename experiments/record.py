@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from models.atomic import write_atomically
+from models.atomic import made_folder, write_atomically
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.plaintext import without_passwords
@@ -36,7 +36,6 @@ __all__ = [
     "Spread",
     "host_facts",
     "joined",
-    "made_folder",
     "origin",
     "outside",
     "ranged",
@@ -213,19 +212,6 @@ def _as_json(fields: Mapping[str, Any]) -> str:
     """Indented, but for lists and tables of plain values, of which each has one line."""
     text = json.dumps(fields, indent=1)
     return _INNERMOST.sub(lambda found: re.sub(r"\n *", " ", found[0]), text)
-
-
-def made_folder(folder: Path) -> Path:
-    """Make the folder where records go, if it does not exist: before a measurement, whose figures would be lost.
-
-    Raises:
-        SetupError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise SetupError(f"cannot make the folder {folder}: {exc.strerror}") from exc
-    return folder
 
 
 _MOST_BYTES = 2**29

@@ -12,9 +12,22 @@ from typing import IO
 
 from tierkit.errors import SetupError
 
-__all__ = ["finish_writing", "replace_file", "write_atomically"]
+__all__ = ["finish_writing", "made_folder", "replace_file", "write_atomically"]
 
 _writing = threading.Lock()
+
+
+def made_folder(folder: Path) -> Path:
+    """Make a folder, if it does not exist: before what is to be written there is computed, which would be lost.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -437,10 +438,16 @@ def begin_weights(folder: Path, like: Path) -> Manifest:
         try:
             if folder.exists() and any(folder.iterdir()):
                 raise InvalidInput(f"{folder} holds files but no {MANIFEST_NAME}: name a model set, or a new folder")
-            shutil.copytree(like, folder, dirs_exist_ok=True)
-            if (records := records_folder(like)).is_dir():
-                shutil.copytree(records, records_folder(folder), dirs_exist_ok=True)
-        except OSError as error:  # copytree's own class is one, too
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Whole or not at all: a copy that was broken off would be taken for a model set.
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+                whole = Path(shutil.copytree(like, Path(temporary) / "set"))
+                if (records := records_folder(like)).is_dir():
+                    shutil.copytree(records, records_folder(whole), dirs_exist_ok=True)
+                whole.replace(folder)
+        except shutil.Error as error:  # of all files that failed
+            raise SetupError(f"cannot write {folder}: {error.args[0][0][2]}") from error
+        except OSError as error:
             raise SetupError(f"cannot write {folder}: {error.strerror or error}") from error
     return load_manifest(folder)
 
@@ -457,9 +464,11 @@ def load_manifest(folder: Path | None = None) -> Manifest:
     except WeightsError as error:
         if folder is None or not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise
-        why = f"it holds no {MANIFEST_NAME}" if folder.is_dir() else "there is no such folder"
+        why = "it is a file" if folder.exists() else "there is no such folder"
+        if folder.is_dir():
+            why = f"it holds no {MANIFEST_NAME}"
         raise WeightsError(
-            f"{folder} is no model set ({why}): name a folder that 'terrace models import --models' has made"
+            f"{folder} is no model set ({why}): name a folder that 'terrace models import' or 'quantize' has made"
         ) from error
     return checked_manifest(manifest, str(path))
 
@@ -533,6 +542,7 @@ def _check_encoders(manifest: Manifest, path: str) -> None:
         for part in (encoder.head, encoder.tail):
             if part.part != "whole" and (part.file, part.sha256) != (network.file, network.sha256):
                 raise WeightsError(
-                    f"the manifest {path} is wrong: {encoder.name!r} was made for another {network.file} than the one "
-                    f"of {network.name!r}; 'terrace models cut-encoder {network.name}' makes it anew"
+                    f"the manifest {path} is wrong: {encoder.name!r} names another file, or another SHA-256, than "
+                    f"{network.name!r}: take the manifest that came with the files; or delete that encoder from it, "
+                    f"and 'terrace models cut-encoder {network.name} --models SET --out SET' makes that anew"
                 )

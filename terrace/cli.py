@@ -62,7 +62,7 @@ _COMMANDS = {
     "scheduler": _Command("scheduler.__main__:run", "Takes jobs, keeps the device list, spreads the work.", _SERVE),
     "end": _Command("end_node.__main__:run", "The coarse answer, next to where images arise.", _SERVE),
     "edge": _Command("edge_node.__main__:run", "The fine answer, near by.", _SERVE),
-    "cloud": _Command("cloud_node.__main__:run", "The fine answer, from the most accurate network.", _SERVE),
+    "cloud": _Command("cloud_node.__main__:run", "The fine answer, from the largest machines.", _SERVE),
 }
 
 _HINTS: dict[type[TerraceError], str] = {

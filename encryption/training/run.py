@@ -11,6 +11,7 @@ from encryption.training.config import BottleneckConfig
 from encryption.training.learner import EncoderLearner
 from encryption.training.record import EncoderRecord
 from encryption.training.upper import load_shipped, teacher_answers
+from models.atomic import made_folder
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
@@ -51,6 +52,9 @@ def train_encoder(
             missing.
     """
     options.prepare()
+    folder = made_folder(runs / config.name)
+    if config.start == "run":
+        load_checkpoint(upper_runs / config.upper, dataset.hierarchy)  # a teacher's answers take minutes
     options.say("reading the training images")
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
     if config.teacher is not None:
@@ -60,7 +64,7 @@ def train_encoder(
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
     upper = _upper(config, data, dataset, upper_runs, weights)
     check_images(upper, data.images.shape[1:], config)
-    return drive(EncoderLearner(config, images, upper), runs / config.name, options, dataset, EncoderRecord)
+    return drive(EncoderLearner(config, images, upper), folder, options, dataset, EncoderRecord)
 
 
 def _upper(config: BottleneckConfig, data: ImageSet, dataset: Dataset, runs: Path, weights: Path | None) -> nn.Module:

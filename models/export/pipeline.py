@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from torch import nn
 
 from models.atomic import write_atomically
@@ -90,7 +91,10 @@ def quantize_run(
     source = folder / FP32_NAME
     if not source.is_file():
         raise WeightsError(f"{source} is missing: export the run first")
-    floating = onnx.load(source)
+    try:
+        floating = onnx.load(source)
+    except DecodeError as error:
+        raise WeightsError(f"{source} is damaged: export the run again") from error
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -13,7 +14,15 @@ from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from tierkit.errors import WeightsError
 
-__all__ = ["CHECKPOINT", "Checkpoint", "EpochRow", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CHECKPOINT",
+    "Checkpoint",
+    "EpochRow",
+    "load_checkpoint",
+    "not_trained",
+    "read_checkpoint",
+    "save_checkpoint",
+]
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -76,17 +85,31 @@ def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
     """The checkpoint of a run folder; None where there is none.
 
     Raises:
-        WeightsError: the file is truncated or no checkpoint.
+        WeightsError: the file is truncated or no checkpoint, or its run has diverged.
     """
     path = folder / CHECKPOINT
     if not path.is_file():
         return None
     try:
-        return Checkpoint(**torch.load(path, map_location=device, weights_only=True))
+        with warnings.catch_warnings(action="ignore"):  # of torch, about what is in a file that is none of its own
+            checkpoint = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
     except Exception as error:  # torch raises many unrelated classes for a damaged file
+        raise WeightsError(f"{path} is truncated, or no checkpoint; remove it, and train this run afresh") from error
+    values = (value for weights in (checkpoint.weights, checkpoint.averaged) for value in weights.values())
+    if not all(torch.isfinite(value).all() for value in values if isinstance(value, torch.Tensor)):
         raise WeightsError(
-            f"{path} is truncated or no checkpoint ({type(error).__name__}); remove it to start this run afresh"
-        ) from error
+            f"{path} has weights that are no numbers (NaN or infinite): its run has diverged; remove it, and train "
+            "afresh with a lower peak_rate"
+        )
+    return checkpoint
+
+
+def not_trained(folder: Path) -> WeightsError:
+    """What to do about a run that another one needs, and that is not there."""
+    return WeightsError(
+        f"{folder.name!r} has not been trained, there is no {folder / CHECKPOINT}: first comes "
+        f"'terrace models train {folder.name}' ('terrace privacy train' for an encoder), or name another folder of runs"
+    )
 
 
 def load_checkpoint(folder: Path, hierarchy: Hierarchy, device: str = "cpu") -> Checkpoint:
@@ -97,7 +120,7 @@ def load_checkpoint(folder: Path, hierarchy: Hierarchy, device: str = "cpu") -> 
     """
     checkpoint = read_checkpoint(folder, device)
     if checkpoint is None:
-        raise WeightsError(f"{folder.name!r} has not been trained: no {folder / CHECKPOINT}")
+        raise not_trained(folder)
     stored = checkpoint.trained_for
     if stored != hierarchy:
         ours, theirs = (

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from models.atomic import made_folder
 from models.dataset import Dataset
 from models.evaluate import Evaluation, score
 from models.training.checkpoint import EpochRow, load_checkpoint
@@ -72,6 +73,7 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
         DataError, WeightsError, Conflict, SetupError: see `TrainingData`, `resume` and `teacher_probabilities`.
     """
     options.prepare()
+    folder = made_folder(runs / config.name)
     options.say("reading the training images")
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
     if config.teacher is not None:
@@ -86,7 +88,6 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
         )
     initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
-    folder = runs / config.name
     record = drive(NetworkLearner(config, images, initial), folder, options, dataset, TrainingRecord)
     if record.epochs:
         from models.training.curves import draw_curves  # a worker of a fleet has no matplotlib
@@ -102,7 +103,6 @@ def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset,
         Conflict, WeightsError: as `resume`.
         SetupError: a file could not be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     trainer = resume(learner, folder)
 
     def record() -> Record:

@@ -19,9 +19,9 @@ from models.atomic import write_atomically
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.session import softmax
-from models.training.checkpoint import CHECKPOINT, load_checkpoint
+from models.training.checkpoint import CHECKPOINT, load_checkpoint, not_trained
 from models.training.learner import averaged_network, predict
-from tierkit.errors import DataError, WeightsError
+from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
 __all__ = ["Teacher", "kept_answers", "teacher_probabilities"]
@@ -43,7 +43,7 @@ def teacher_probabilities(
     for run in runs:
         path = run / CHECKPOINT
         if not path.is_file():
-            raise WeightsError(f"the teacher {run.name!r} has not been trained: no {path}")
+            raise not_trained(run)
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return kept_answers(
         (_teacher(run, hierarchy, torch.device(device)) for run in runs), data, digest.hexdigest(), cache

@@ -6,6 +6,7 @@ weights as an unbroken run would have.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from models.session import softmax
 from models.training.checkpoint import CHECKPOINT, Checkpoint, EpochRow, read_checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from tierkit.errors import Conflict
+from tierkit.errors import Conflict, InvalidInput
 from tierkit.inference.model import Array
 
 __all__ = ["Learner", "Progress", "Trainer", "resume"]
@@ -101,13 +102,20 @@ class Trainer:
 
         Raises:
             SetupError: a checkpoint could not be written; the previous one is whole.
+            InvalidInput: the loss is no number any more.
         """
         saved_at = begun = time.monotonic()
         first = self.step
         last = self.steps if last is None else min(last, self.steps)
         while self.step < last:
             started = time.monotonic()
-            self._loss_sum += self.learner.learn(self.step)
+            loss = self.learner.learn(self.step)
+            if not math.isfinite(loss):
+                raise InvalidInput(
+                    f"{self.learner.config.name} diverges, the loss of step {self.step + 1:,} is {loss}: remove "
+                    f"{self._folder}, and train afresh with a lower peak_rate"
+                )
+            self._loss_sum += loss
             self._average()
             self.step += 1
             spent = time.monotonic() - started

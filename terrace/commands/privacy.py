@@ -15,8 +15,9 @@ from rich.progress import TaskID
 from encryption.audit.kept import KeptAudit, keep_audit
 from encryption.audit.rows import PROVEN_SSIM, Row, Subject, strongest
 from experiments.harness import Table
-from experiments.pages import fill
+from experiments.pages import fill, place_in
 from experiments.record import RunRecord
+from models.atomic import made_folder
 from models.dataset import CIFAR100, Dataset
 from models.manifest import EncoderEntry, Manifest, ModelEntry, load_manifest, weights_folder
 from terrace.commands.privacy_training import export, front, train
@@ -54,8 +55,8 @@ def _one_of(names: Iterable[str], what: str, given: str) -> str:
     if given in names:
         return given
     near = difflib.get_close_matches(given, names, n=1)
-    guess = f" did you mean '{near[0]}'?" if near else ""
-    raise typer.BadParameter(f"there is no {what} {given!r}:{guess} There is: {', '.join(names)}.")
+    guess = f": did you mean '{near[0]}'?" if near else "."
+    raise typer.BadParameter(f"there is no {what} {given!r}{guess} There is: {', '.join(names)}.")
 
 
 @app.command()
@@ -76,7 +77,7 @@ def audit(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for record, table and pictures. Default: runs/privacy-… SET/privacy: the page shows them.",
+            help="Folder for record, table and pictures; runs/privacy-TIME unless given. The page shows SET/privacy.",
             file_okay=False,
         ),
     ] = None,
@@ -84,9 +85,11 @@ def audit(
         Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
     ] = None,
     queries: Annotated[
-        int, typer.Option(min=1, help="Pictures that a learned attack may query; less does with --quick.")
+        int, typer.Option(min=1, help="Pictures that a learned attack may send through the encoder; --quick has fewer.")
     ] = 100_000,
-    thorough: Annotated[bool, typer.Option("--thorough", help=f"{_THOROUGH:,} queries; with --all an hour.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help=f"{_THOROUGH:,} queries, whatever --queries says. With --all: an hour.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
     threads: TorchThreads = None,
@@ -113,6 +116,10 @@ def audit(
     train, test = source.decoded_for(attacked, "train"), source.decoded_for(attacked, "test")
     if threads is not None:
         torch.set_num_threads(threads)
+    # First: what an hour of attacks has found must not be lost for want of a place.
+    place = made_folder(out or Path("runs") / f"privacy-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}")
+    if page is not None:
+        place_in(page, _EXPERIMENT)
     budget = Budget.quick(images) if quick else Budget.standard(images, _THOROUGH if thorough else queries)
     with progress_bars("step") as progress:
         bars: dict[str, TaskID] = {}
@@ -125,7 +132,6 @@ def audit(
             progress.update(bars[what], completed=done, total=of)
 
         found = run_audit(subjects, manifest, folder, train, test, budget, seed=seed, tell=tell)
-    place = out or Path("runs") / f"privacy-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}"
     rows = [asdict(row) for row in found.rows]
     record = RunRecord(
         experiment=_EXPERIMENT,
@@ -201,7 +207,8 @@ def _network(manifest: Manifest, kind: EncoderKind | None, name: str | None) -> 
         able = [entry.network for entry in manifest.encoders if entry.kind == kind]
     if not able:
         raise typer.BadParameter(_no_encoder(f"the kind '{kind}'"))
-    return manifest.entry(_one_of(able, f"network with the encoder {kind or Privacy.NONE}", name or able[0]))
+    what = "fine answer" if kind is None else f"encoder {kind}"
+    return manifest.entry(_one_of(able, f"{what} of the network", name or able[0]))
 
 
 def _no_encoder(kind: str) -> str:

@@ -83,7 +83,8 @@ class Training:
         if self.json:
             print_json(record.model_dump(mode="json"))
             return
-        done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
+        more = "the same command" if self.steps is None else "the command without --steps"
+        done = "finished" if record.steps == record.planned_steps else f"stopped; {more} goes on"
         screen().print(
             f"{folder.name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, "
             f"{record.minutes:.1f} min; see {folder}",

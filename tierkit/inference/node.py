@@ -207,7 +207,9 @@ class InferenceNode:
                     self.lifecycle.add_check(f"model {name}", partial(_check_served, runner))
                     continue
                 await runner.warm_up()
-                log.info("model ready", extra={"model": name, "ms_per_image": round(runner.ms_per_image, 3)})
+                known = {key: value for key, value in runner.model.parameters.items() if key.endswith("_accuracy")}
+                pace = {"ms_per_image": round(runner.ms_per_image, 3)}
+                log.info("model ready", extra={"model": name, **pace, **known})
                 self.lifecycle.add_check(f"model {name}", runner.check)
             if self.encoders is not None:
                 await stack.enter_async_context(self.encoders.running(self._thread, self.files))

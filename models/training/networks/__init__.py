@@ -44,7 +44,7 @@ def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Mod
         raise InvalidInput(f"no network of kind {kind!r}; there is: {', '.join(sorted(_KINDS))}")
     try:
         return _KINDS[kind](classes, **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, for shapes that there cannot be
         raise InvalidInput(f"network {kind!r}: {error}") from error
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.manifest import MANIFEST_NAME, load_manifest, merge_entry, save_manifest, weights_folder
+from models.manifest import MANIFEST_NAME, begin_weights, load_manifest, merge_entry, save_manifest, weights_folder
 from models.serving import chosen_entries
-from tierkit.errors import NotFound, WeightsError
+from tierkit.errors import NotFound, SetupError, WeightsError
 from tierkit.types import Tier
 
 
@@ -76,6 +76,21 @@ def test_a_folder_that_is_no_model_set_is_named_and_what_makes_one(tmp_path: Pat
     for folder in (tmp_path, tmp_path / "absent", tmp_path / "file"):
         with pytest.raises(WeightsError, match=f"{folder} is no model set .*'terrace models import"):
             load_manifest(folder)
+
+
+def test_a_copy_that_is_broken_off_leaves_nothing(tmp_path: Path, content):
+    like = tmp_path / "like"
+    like.mkdir()
+    write(like, content)
+    for name in ("a.onnx", "b.onnx"):
+        (like / name).symlink_to(tmp_path / "absent")
+    with pytest.raises(SetupError, match="No such file") as raised:
+        begin_weights(tmp_path / "set", like)
+    assert "b.onnx" not in str(raised.value), "the first file that failed, not all"
+    assert list(tmp_path.iterdir()) == [like]
+    for name in ("a.onnx", "b.onnx"):
+        (like / name).unlink()
+    assert begin_weights(tmp_path / "set", like) == load_manifest()
 
 
 def test_a_class_count_that_disagrees_with_the_hierarchy_is_refused(tmp_path: Path, content):

@@ -373,6 +373,25 @@ def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
         started(make_config(), data, SHAPES, tmp_path)
 
 
+def test_a_checkpoint_whose_weights_are_no_numbers_is_named(data: ImageSet, tmp_path: Path):
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    checkpoint = stored(tmp_path)
+    next(iter(checkpoint.averaged.values())).fill_(torch.nan)
+    save_checkpoint(tmp_path, checkpoint)
+    with pytest.raises(WeightsError, match=r"no numbers .*diverged"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_run_that_diverges_ends_and_leaves_the_checkpoint_before(data: ImageSet, tmp_path: Path):
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    trainer = started(make_config(), data, SHAPES, tmp_path)
+    for value in trainer.learner.network.parameters():
+        value.detach().fill_(torch.nan)
+    with pytest.raises(InvalidInput, match="diverges, the loss of step 2 is nan"):
+        trainer.run()
+    assert stored(tmp_path).step == 1
+
+
 def test_a_run_folder_of_another_configuration_is_refused(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     with pytest.raises(Conflict, match="another configuration"):

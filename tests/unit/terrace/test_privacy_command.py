@@ -111,6 +111,21 @@ def test_without_the_training_images_it_says_where_they_are_looked_for(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.train
+@pytest.mark.parametrize("place", [("--out", "file/x"), ("--page", "absent.md")], ids=["out", "page"])
+def test_a_place_that_cannot_be_written_is_told_before_the_attack(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    attack = pytest.importorskip("encryption.audit.run")
+    monkeypatch.setattr(attack, "run_audit", lambda *_, **__: pytest.fail("it attacks"))
+    monkeypatch.setattr("models.dataset.Dataset.decoded_for", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert run(["privacy", "audit", "--encoder", "conv1", place[0], place[1]]) == 2
+    assert place[1] in capsys.readouterr().err
+
+
 def test_the_table_gives_each_figure_in_its_unit():
     learned = replace(ROW, encoder="bottleneck", attack="black-box", ssim=0.31, psnr_db=14.25, counts=False)
     figures = "61.0 % (50 to 70) | 60.7 % | 1.0 | 7,191 | 0.12"
