@@ -142,7 +142,7 @@ def test_training_says_what_it_begins_with(
     arguments = ["--config", str(run_folder / "garden.toml"), "--dataset", str(garden), "--runs", str(tmp_path)]
     assert run(["models", "train", "garden-net", "--batch-size", "10", "--steps", "2", *arguments]) == 0
     out, err = capfd.readouterr()
-    assert "stopped; the same command goes on after 2 of 6 steps" in out
+    assert "stopped; the command without --steps goes on after 2 of 6 steps" in out
     assert err.splitlines() == [
         "reading the training images",
         "garden-net: wide-resnet on garden, 2 epochs of 3 steps with 10 images each, on cpu",
@@ -175,6 +175,22 @@ def test_a_run_is_not_used_for_another_hierarchy(
     assert run(["models", command, "garden-net", *arguments]) == (1 if command == "train" else 2)
     *_, last = capfd.readouterr().err.splitlines()
     assert re.match("terrace: .* (for another hierarchy|was trained for hierarchy 'garden')", last)
+
+
+def test_a_run_folder_that_is_a_file_and_a_damaged_export_are_told(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "garden-net").touch()
+    config, data = ["--config", str(run_folder / "garden.toml")], ["--dataset", str(garden)]
+    assert run(["models", "train", "garden-net", *config, *data, "--runs", str(tmp_path / "none")]) == 2
+    assert "cannot make the folder" in capfd.readouterr().err.splitlines()[-1]
+    runs = shutil.copytree(run_folder, tmp_path / "runs")
+    (runs / "garden-net" / "fp32.onnx").write_bytes(b"\x08\x08\x12")
+    place = ["--runs", str(runs), "--out", str(tmp_path / "set")]
+    assert run(["models", "quantize", "garden-net", *data, *place]) == 2
+    assert "fp32.onnx is damaged: export the run again" in capfd.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "set").exists()
 
 
 def test_a_configuration_of_another_name_is_a_usage_error(

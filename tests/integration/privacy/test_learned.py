@@ -12,6 +12,7 @@ from models.hierarchy import bundled_hierarchy
 from models.manifest import load_manifest, save_manifest, weights_folder
 from models.session import load_encoder
 from tests.integration.privacy.test_capture import NETWORK, holds_pixels, noise, running, unpacked
+from tierkit.errors import WeightsError
 from tierkit.types import EncoderKind
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
@@ -68,6 +69,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert record.steps == 2
     export_encoder(runs / CONFIG.name, FEW, folder)
     return folder
+
+
+def test_a_run_to_start_from_that_is_missing_is_told_before_anything_else(tmp_path: Path):
+    said: list[str] = []
+    config = CONFIG.model_copy(update={"start": "run"})
+    with pytest.raises(WeightsError, match=f"terrace models train {CONFIG.upper}"):
+        train_encoder(config, FEW, tmp_path, RunOptions(say=said.append), upper_runs=tmp_path)
+    assert said == []
 
 
 async def test_what_was_exported_is_what_devices_send_and_the_cloud_answers(weights: Path, tmp_path: Path):

@@ -69,6 +69,7 @@ def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
         ("resnet-34", {"stem_kernel": 5}),
         ("resnet-34", {"depth": 34}),
         ("wide-resnet", {"depth": 27}),
+        ("wide-resnet", {"depth": 10, "width": -1}),
         ("mobilenet-v1", {"block_strides": [1, 2]}),
         ("mlp", {"hidden": 100}),
         ("mlp", {"hidden": [64, 0]}),
