@@ -53,17 +53,15 @@ def train_encoder(
     """
     options.prepare()
     folder = made_folder(runs / config.name)
-    if config.start == "run":
-        load_checkpoint(upper_runs / config.upper, dataset.hierarchy)  # a teacher's answers take minutes
     options.say("reading the training images")
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
+    upper = _upper(config, data, dataset, upper_runs, weights)  # may be missing; a teacher's answers take minutes
+    check_images(upper, data.images.shape[1:], config)
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
         teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.pt", weights)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
-    upper = _upper(config, data, dataset, upper_runs, weights)
-    check_images(upper, data.images.shape[1:], config)
     return drive(EncoderLearner(config, images, upper), folder, options, dataset, EncoderRecord)
 
 

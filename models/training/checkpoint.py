@@ -91,7 +91,7 @@ def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
     if not path.is_file():
         return None
     try:
-        with warnings.catch_warnings(action="ignore"):  # of torch, about what is in a file that is none of its own
+        with warnings.catch_warnings(action="ignore"):  # torch warns of files that it has not written
             checkpoint = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
     except Exception as error:  # torch raises many unrelated classes for a damaged file
         raise WeightsError(f"{path} is truncated, or no checkpoint; remove it, and train this run afresh") from error
@@ -107,7 +107,7 @@ def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
 def not_trained(folder: Path) -> WeightsError:
     """What to do about a run that another one needs, and that is not there."""
     return WeightsError(
-        f"{folder.name!r} has not been trained, there is no {folder / CHECKPOINT}: first comes "
+        f"{folder.name!r} has not been trained, there is no {folder / CHECKPOINT}: train it with "
         f"'terrace models train {folder.name}' ('terrace privacy train' for an encoder), or name another folder of runs"
     )
 

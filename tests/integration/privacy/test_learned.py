@@ -23,6 +23,7 @@ from encryption.audit.whitebox import Search
 from encryption.training.config import BottleneckConfig
 from encryption.training.export import export_encoder
 from encryption.training.run import train_encoder
+from models.training.config import TeacherConfig
 from models.training.run import RunOptions
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
@@ -71,12 +72,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_to_start_from_that_is_missing_is_told_before_anything_else(tmp_path: Path):
+def test_a_run_to_start_from_that_is_missing_is_told_before_a_teacher_is_asked(tmp_path: Path):
     said: list[str] = []
-    config = CONFIG.model_copy(update={"start": "run"})
+    teacher = TeacherConfig(runs=(NETWORK,))
+    config = CONFIG.model_copy(update={"start": "run", "teacher": teacher})
     with pytest.raises(WeightsError, match=f"terrace models train {CONFIG.upper}"):
         train_encoder(config, FEW, tmp_path, RunOptions(say=said.append), upper_runs=tmp_path)
-    assert said == []
+    assert said == ["reading the training images"]
 
 
 async def test_what_was_exported_is_what_devices_send_and_the_cloud_answers(weights: Path, tmp_path: Path):
