@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
+from tierkit.errors import DataError, InvalidInput, NotFound, ProviderUnavailable, SetupError, WeightsError
 
 __all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly"]
 
@@ -25,8 +25,9 @@ def as_sentence(text: str) -> str:
 
 
 def asked_wrongly(error: BaseException) -> bool:
-    """Whether a measurement that ended with this error was asked for wrongly: other options, or another folder or file,
-    would have helped."""
+    """Whether a command that ended with this error was asked for wrongly: other options, or another name, folder or
+    file, would have helped."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
         return False
-    return isinstance(error, InvalidInput | DataError | WeightsError) or type(error) is SetupError
+    wrong = InvalidInput | NotFound | DataError | ProviderUnavailable | WeightsError
+    return isinstance(error, wrong) or type(error) is SetupError

@@ -127,8 +127,8 @@ def _shown(view: DemoScreen, console: Console) -> Iterator[None]:
 def _opening(counts: Mapping[Tier, int], untrusted: Sequence[str]) -> str:
     nodes = ", ".join(f"{count} {tier}" for tier, count in counts.items())
     text = f"[bold]Terrace demo[/bold]  a scheduler and {nodes} nodes on this machine\n"
-    if untrusted:
-        text += f"[dim]untrusted: {', '.join(untrusted)}; features go there instead of pixels[/dim]\n"
+    if hidden := [tier for tier in untrusted if counts[Tier(tier)]]:
+        text += f"[dim]untrusted: {', '.join(hidden)}; features go there instead of pixels[/dim]\n"
     return text
 
 

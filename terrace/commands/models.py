@@ -228,7 +228,7 @@ def _evaluate_runs(
         config = read_record(TrainingRecord, folder).config
         source = Dataset.open(dataset or config.dataset, data)
         parameters, result = measure_run(folder, source, RunOptions(device=provider, threads=threads))
-        facts = {"name": config.name, "tier": config.tier, "precision": config.precision, "parameters": parameters}
+        facts = {"name": folder.name, "tier": config.tier, "precision": config.precision, "parameters": parameters}
         found.append({**facts, "temperature": 1.0, **asdict(result)})
         flat = flat and source.hierarchy.is_flat
     return found, flat

@@ -124,6 +124,9 @@ def test_digits_need_the_name_of_the_network_alone(tmp_path: Path):
     assert row["fine_accuracy"] == pytest.approx(epoch["held_out_fine"], abs=0.03)
     with pytest.raises(WeightsError, match="without convolutions cannot be exported"):
         terrace_models("export", "mnist-64-64", "--dataset", "mnist", *runs)
+    (tmp_path / "mnist-64-64").rename(tmp_path / "renamed")
+    (moved,) = terrace_models("eval", "renamed", *runs)
+    assert (moved["name"], moved["fine_accuracy"]) == ("renamed", row["fine_accuracy"])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,16 @@ import pytest
 
 from terrace.cli import run as run_terrace
 from tierkit.commandline import asked_wrongly
-from tierkit.errors import DataError, InvalidInput, PortInUse, SetupError, TerraceError
+from tierkit.errors import (
+    Conflict,
+    DataError,
+    InvalidInput,
+    NotFound,
+    PortInUse,
+    ProviderUnavailable,
+    SetupError,
+    TerraceError,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,15 @@ def test_a_measurement_that_is_asked_for_wrongly_ends_with_two_and_a_sentence(
 
 @pytest.mark.parametrize(
     ("error", "wrong"),
-    [(InvalidInput("x"), True), (DataError("x"), True), (SetupError("x"), True), (PortInUse("x"), False)],
+    [
+        (InvalidInput("x"), True),
+        (NotFound("x"), True),
+        (DataError("x"), True),
+        (ProviderUnavailable("x"), True),
+        (SetupError("x"), True),
+        (PortInUse("x"), False),
+        (Conflict("x"), False),
+    ],
 )
 def test_what_other_options_would_have_helped_was_asked_for_wrongly(error: TerraceError, wrong: bool) -> None:
     assert asked_wrongly(error) is wrong

@@ -266,7 +266,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     ],
 )
 def test_an_id_stays_an_id(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == 1
+    assert run(arguments) == 2
     assert shown in capsys.readouterr().err
 
 
