@@ -97,8 +97,8 @@ def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["jobs", "show", "no-such-job"], 1, "no-such-job"),
-        (["devices", "drain", "no-such-node"], 1, "no-such-node"),
+        (["jobs", "show", "no-such-job"], 2, "no-such-job"),
+        (["devices", "drain", "no-such-node"], 2, "no-such-node"),
         (["classify", "not-an-image.png"], 2, "not-an-image.png"),
         (["classify", "absent.png"], 2, "absent.png"),
         (["classify", "cifar100:test", "--data", "."], 2, "TERRACE_DATA"),

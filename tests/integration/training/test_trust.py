@@ -237,7 +237,7 @@ async def test_train_worker_at_the_host(start_host: StartHost, capsys: pytest.Ca
         code, out, _ = await command("w", "resume")
         assert (code, "active" in out) == (0, True)
         code, _, err = await command("nobody", "drop")
-        assert (code, "nobody" in err) == (1, True)
+        assert (code, "nobody" in err) == (2, True)
         assert await standings(running) == {"w": "active"}
 
 

@@ -149,8 +149,8 @@ def test_a_wrong_token_in_the_environment_is_named(
         (["rotate", "alice", "--grace", "soon"], 2, "'soon' is no span of time"),
         (["rotate", "alice", "--expires", "soon"], 2, "'soon' is no span of time"),
         (["create", "--name", "alice", "--role", "user"], 1, "'alice' has a token: 'terrace token rotate alice'"),
-        (["rotate", "bob"], 1, "'bob' has no token"),
-        (["revoke", "bob"], 1, "no token has the name or id 'bob'"),
+        (["rotate", "bob"], 2, "'bob' has no token"),
+        (["revoke", "bob"], 2, "no token has the name or id 'bob'"),
         (["list", "--tokens", "nowhere.toml"], 2, "cannot read the file of tokens nowhere.toml: No such file"),
     ],
 )
