@@ -121,7 +121,7 @@ class Aggregator(Host):
                 raise error
             self.error = str(error)
         if self._over:
-            self.result = {**self._figures(), "accuracy": None}
+            self.result = {**await self._call(self._figures), "accuracy": None}
         self._tell()
 
     async def _work_for_parent(self) -> None:

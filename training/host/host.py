@@ -582,7 +582,9 @@ class Host:
                 async with asyncio.timeout(pause_s):
                     await self._ended.wait()
         if self._run.finished and self.result is None:
-            result = {**self._figures(), "accuracy": await self._measured(self._test)}
+            # The last update may have its weights in, and not yet be counted: only the run's thread knows.
+            figures = await self._call(self._figures)
+            result = {**figures, "accuracy": await self._measured(self._test)}
             if not self.error:
                 await asyncio.to_thread(self._keep, result)
                 self.result = result

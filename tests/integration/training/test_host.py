@@ -21,9 +21,12 @@ from tests.shapes import write_shapes
 from tierkit.errors import Conflict, DeadlineExceeded, SetupError
 from tierkit.testing import wait_for
 from training.host.journal import Journal
+from training.host.run import Run
 from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.strategies.build import build_strategy
+from training.strategies.protocol import Strategy
+from training.units import Update, Verdict
 from training.virtual import SimulatedWorker, simulate
 from training.wire import compress, pack, packed_bytes, unpack
 from training.worker.finding import at
@@ -114,6 +117,45 @@ async def test_one_worker_over_http_is_one_worker_in_this_process_to_the_bit(
     )
     simulate(alone, learner, spec.strategy.sends, [SimulatedWorker(name="w", step_s=1.0)])
     assert body == pack(alone.weights, alone.buffers, "fp32")
+
+
+async def test_the_last_update_is_counted_before_the_run_is_summed_up(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The host is in its first evaluation until the last update is in, and looks then whether the run is over.
+    evaluating, taken, summed_up = threading.Event(), threading.Event(), threading.Event()
+    evaluated, take = FlatLearner.evaluated, Strategy.take
+
+    def evaluate(*given: Any) -> tuple[float, float]:
+        evaluating.set()
+        taken.wait(30)
+        return evaluated(*given)
+
+    def slow_at_the_end(strategy: Strategy, update: Update, now: float) -> Verdict:
+        verdict = take(strategy, update, now)
+        if strategy.finished:
+            taken.set()
+            summed_up.wait(0.5)  # in vain: that is for after the update
+        return verdict
+
+    def staleness(run: Run) -> float:
+        summed_up.set()
+        return run.totals.staleness
+
+    monkeypatch.setattr(FlatLearner, "evaluated", evaluate)
+    monkeypatch.setattr(Strategy, "take", slow_at_the_end)
+    monkeypatch.setattr("training.host.host._EVALUATION_SHARE", 100.0)
+    async with start_host(epochs=1, strategy="sgd") as running:
+        await joined(running)
+        for _ in range(5):
+            lease, _ = await leased(running)
+            if lease["first"] == 4:
+                assert await asyncio.to_thread(evaluating.wait, 30)
+                monkeypatch.setattr(Run, "staleness", property(staleness))
+            await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+        await wait_for(lambda: running.host.result is not None, what="the result")
+        assert running.host.result is not None
+        assert running.host.result["updates"] == 5
 
 
 async def test_a_lease_is_the_weights_of_its_version_and_an_update_counts_once(start_host: StartHost) -> None:
