@@ -38,7 +38,26 @@ async def test_real_workers_have_their_share_of_a_core_and_no_more(tmp_path: Pat
     assert virtual["virtual_seconds"] > UPDATES / 2 * 50 * 0.9 * 0.01
 
 
-async def test_a_request_takes_a_part_of_what_its_worker_takes(tmp_path: Path) -> None:
+async def test_a_worker_that_gives_way_to_its_host_does_all_of_its_work(tmp_path: Path) -> None:
     data = write_digits(tmp_path, 6_000)
-    found = await request_steps("downpour", workers=2, share=SHARE, epochs=10, data=data)
-    assert 0 < found < 1
+    real = await real_run("downpour", 0, workers=1, share=SHARE, epochs=10, data=data, give_way=True)
+    assert real["updates"] == 100  # of one step each
+    assert len(real["cores"]) == 1
+    assert 0 < real["cores"][0] < 1.3 * SHARE
+    assert real["step_s"] > 0
+
+
+async def test_a_request_is_half_of_what_an_update_takes_beyond_its_step_and_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def measured(strategy: str, seed: int, **given: object) -> dict[str, float]:
+        asked.append((strategy, seed, given["workers"], given["give_way"]))
+        # Of 5 ms an update 1 ms is the disk and 2 ms the step; in the run beside it a step takes half of that.
+        return {"seconds": 0.5, "updates": 100, "sync_s": 0.001, "step_s": 0.002 / (1 + seed)}
+
+    monkeypatch.setattr("experiments.training.real.real_run", measured)
+    found = await request_steps("downpour", workers=2, share=SHARE, epochs=10, data=None)
+    assert asked == [("downpour", 0, 1, True), ("downpour", 1, 1, True)]
+    assert found == pytest.approx((0.5 + 1.5) / 2)
