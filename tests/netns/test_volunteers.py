@@ -114,9 +114,9 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
 
         doomed = contextlib.AsyncExitStack()
         stack.push_async_callback(doomed.aclose)
-        await doomed.enter_async_context(worker("w1", ends_well=calm))
+        first = await doomed.enter_async_context(worker("w1", ends_well=calm))
         staying = [await stack.enter_async_context(worker("w2"))]
-        await stack.enter_async_context(worker("w3", cheats=not calm, ends_well=calm))
+        third = await stack.enter_async_context(worker("w3", cheats=not calm, ends_well=calm))
         if not calm:
 
             async def one_is_caught() -> bool:
@@ -133,6 +133,8 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
             await wait_for(the_new_one_works, timeout_s=_BUDGET_S, what="updates of w4")
         done = [await asyncio.wait_for(each, _BUDGET_S) for each in staying]
         assert all(each["updates"] > 0 for each in done)
+        if calm:  # or they would be killed on their way out
+            await asyncio.wait_for(asyncio.gather(first, third), _BUDGET_S)
         assert await host.exit_code(timeout_s=_BUDGET_S) == 0
     found: dict[str, Any] = json.loads((folder / "run" / "result.json").read_text())
     return found

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pi
         (["--only", "nope"], "no contender 'nope'", 2),
         (["--server-core", "0", "--load-core", "0"], "a core each", 2),
         (["--models", "{tmp}"], "manifest", 2),
-        (["--large", "nope"], "no model 'nope'", 1),
+        (["--large", "nope"], "no model 'nope'", 2),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
