@@ -141,7 +141,11 @@ class EncoderLearner:
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return (
             {"parts": self._parts.state_dict(), "decoder": self._decoder.state_dict()},
-            {"parts": self._optimizer.state_dict(), "decoder": self._adversary.state_dict()},
+            {
+                "parts": self._optimizer.state_dict(),
+                "decoder": self._adversary.state_dict(),
+                "ssim_sum": self._ssim_sum,
+            },
         )
 
     def restore(self, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
@@ -149,6 +153,7 @@ class EncoderLearner:
             load_weights(network, weights[name], f"the checkpoint of {self.config.name!r}")
         self._optimizer.load_state_dict(optimizer["parts"])
         self._adversary.load_state_dict(optimizer["decoder"])
+        self._ssim_sum = optimizer.get("ssim_sum", 0.0)  # checkpoints of earlier versions lack it
 
 
 def answer(

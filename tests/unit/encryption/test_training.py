@@ -133,6 +133,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(data: ImageSet, tmp_path
     for name, value in whole.averaged.items():
         assert torch.equal(value, again.averaged[name]), name
     assert [row["held_out_fine"] is None for row in again.rows] == [True, False, False]
+    assert again.rows == [row | {"seconds": again.rows[i]["seconds"]} for i, row in enumerate(whole.rows)]
     with pytest.raises(Conflict, match="another configuration"):
         make_trainer(data, tmp_path / "broken", make_config(seed=1))
 
