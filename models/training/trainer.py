@@ -73,10 +73,10 @@ class Trainer:
     """A run from its first step; see `resume`.
 
     Args:
-        checkpoint_every_s: seconds between checkpoints within an epoch; each epoch ends with one.
+        checkpoint_every_s: seconds between checkpoints; each call of `run` ends with one.
     """
 
-    def __init__(self, learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0) -> None:
+    def __init__(self, learner: Learner, folder: Path, *, checkpoint_every_s: float = 120.0) -> None:
         self.learner = learner
         self.averaged = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self.steps_per_epoch = learner.data.batches.steps_per_epoch
@@ -123,7 +123,7 @@ class Trainer:
             self.seconds += spent
             row = self._finish_epoch() if self.step % self.steps_per_epoch == 0 else None
             done = self.step == last or stop()
-            if row is not None or done or time.monotonic() - saved_at > self._checkpoint_every_s:
+            if done or time.monotonic() - saved_at > self._checkpoint_every_s:
                 self._save()
                 saved_at = time.monotonic()
             left = (time.monotonic() - begun) / (self.step - first) * (self.steps - self.step)
@@ -197,7 +197,7 @@ class Trainer:
         )
 
 
-def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0) -> Trainer:
+def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 120.0) -> Trainer:
     """The run of a folder, from its last checkpoint, or from its first step where there is none.
 
     Raises:

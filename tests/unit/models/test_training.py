@@ -365,6 +365,18 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path
         assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.parametrize(("every_s", "steps"), [(0.0, list(range(1, 10))), (3600.0, [9])])
+def test_checkpoints_come_after_a_time_and_at_the_end(
+    data: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, steps: list[int]
+):
+    """A large network's takes as long as half of its epoch on a GPU: epochs have none of their own."""
+    saved: list[int] = []
+    monkeypatch.setattr("models.training.trainer.save_checkpoint", lambda _, checkpoint: saved.append(checkpoint.step))
+    learner = NetworkLearner(make_config(), TrainingData(make_config(), data, SHAPES))
+    assert resume(learner, tmp_path, checkpoint_every_s=every_s).run()
+    assert saved == steps
+
+
 def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     path = tmp_path / "checkpoint.pt"
