@@ -39,7 +39,8 @@ def train_encoder(
 ) -> EncoderRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
-    Leaves `checkpoint.pt`, `log.txt` and `record.json`, the last two brought up to date after every epoch.
+    Leaves `checkpoint.pt`, `log.txt` and `record.json`, the log brought up to date after every epoch,
+    the record with every checkpoint.
 
     Args:
         runs: folder of all runs of encoders; a teacher's answers are kept here too.

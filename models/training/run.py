@@ -61,8 +61,8 @@ class RunOptions:
 def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOptions) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
-    Leaves `checkpoint.pt`, `log.txt`, `record.json` and `curves.png`, log and record brought up to date after every
-    epoch.
+    Leaves `checkpoint.pt`, `log.txt`, `record.json` and `curves.png`, the log brought up to date after every
+    epoch, the record with every checkpoint.
 
     Args:
         runs: folder of all runs; the run to start from and a teacher's are looked for here, and a teacher's answers are
@@ -97,7 +97,8 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
 
 
 def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset, kind: type[Record]) -> Record:
-    """Let a learner learn, with a line of `log.txt` and a new `record.json` after each epoch; the record at the end.
+    """Let a learner learn, with a line of `log.txt` after each epoch and a new `record.json` with each checkpoint; the
+    record at the end.
 
     Raises:
         Conflict, WeightsError: as `resume`.
@@ -115,6 +116,7 @@ def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset,
             line = _line(progress.row, progress.seconds_left, config.all_epochs)
             _log(folder / "log.txt", line)
             options.say(line)
+        if progress.saved:  # a record tells no more than the checkpoint beside it holds
             record()
         options.report(progress)
 

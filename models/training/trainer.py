@@ -67,6 +67,8 @@ class Progress:
     seconds_left: float
     row: EpochRow | None
     """The finished epoch, after its last step."""
+    saved: bool
+    """Whether a checkpoint was written after this step."""
 
 
 class Trainer:
@@ -123,11 +125,12 @@ class Trainer:
             self.seconds += spent
             row = self._finish_epoch() if self.step % self.steps_per_epoch == 0 else None
             done = self.step == last or stop()
-            if done or time.monotonic() - saved_at > self._checkpoint_every_s:
+            saved = done or time.monotonic() - saved_at > self._checkpoint_every_s
+            if saved:
                 self._save()
                 saved_at = time.monotonic()
             left = (time.monotonic() - begun) / (self.step - first) * (self.steps - self.step)
-            report(Progress(step=self.step, steps=self.steps, seconds_left=left, row=row))
+            report(Progress(step=self.step, steps=self.steps, seconds_left=left, row=row, saved=saved))
             if done:
                 break
         return self.step == self.steps

@@ -29,7 +29,7 @@ from models.training.config import CONFIGS, TrainConfig, find_config  # noqa: E4
 from models.training.data import TrainingData  # noqa: E402
 from models.training.learner import NetworkLearner, averaged_network, served_weights  # noqa: E402
 from models.training.loss import Labels, training_loss  # noqa: E402
-from models.training.record import TrainingRecord  # noqa: E402
+from models.training.record import TrainingRecord, read_record  # noqa: E402
 from models.training.run import RunOptions, train_run  # noqa: E402
 from models.training.schedule import learning_rate  # noqa: E402
 from models.training.teacher import teacher_probabilities  # noqa: E402
@@ -369,12 +369,29 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path
 def test_checkpoints_come_after_a_time_and_at_the_end(
     data: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, steps: list[int]
 ):
-    """A large network's takes as long as half of its epoch on a GPU: epochs have none of their own."""
+    """Writing one can take as long as half an epoch, so the end of an epoch is no reason to write one."""
     saved: list[int] = []
     monkeypatch.setattr("models.training.trainer.save_checkpoint", lambda _, checkpoint: saved.append(checkpoint.step))
     learner = NetworkLearner(make_config(), TrainingData(make_config(), data, SHAPES))
-    assert resume(learner, tmp_path, checkpoint_every_s=every_s).run()
-    assert saved == steps
+    told: list[int] = []
+    assert resume(learner, tmp_path, checkpoint_every_s=every_s).run(lambda at: told.extend([at.step] * at.saved))
+    assert saved == told == steps
+
+
+def test_a_record_tells_no_more_than_the_checkpoint_beside_it(data: ImageSet, tmp_path: Path, monkeypatch):
+    dataset = Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=tmp_path, size=(8, 8))
+    monkeypatch.setattr(Dataset, "read", lambda *_: data)
+    train_run(make_config(), dataset, tmp_path, RunOptions(steps=1))
+
+    def interrupt(progress: Progress) -> None:
+        if progress.row is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_run(make_config(), dataset, tmp_path, RunOptions(report=interrupt))
+    folder = tmp_path / "tiny"
+    assert (folder / "log.txt").read_text().count("epoch 1/3") == 1
+    assert (stored(folder).step, read_record(TrainingRecord, folder).steps) == (1, 1)
 
 
 def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
