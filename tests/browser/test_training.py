@@ -177,6 +177,7 @@ def test_a_worker_is_paused_trusted_and_dropped(fleet: Fleet, open_page: OpenPag
     expect(pi).to_have_attribute("data-standing", "paused")
     expect(bad.get_by_role("button", name="Trust")).to_have_count(0)
     pi.get_by_role("button", name="Resume").click()
+    expect(pi.get_by_role("button", name="Drop")).to_be_disabled()
     assert told() == {"pi": "resume"}
     bad.get_by_role("button", name="Drop").click()
     page.get_by_test_id("confirm").get_by_role("button", name="Keep it").click()
