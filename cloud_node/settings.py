@@ -30,7 +30,7 @@ _RANGE = re.compile(r"[1-9]\d{0,3}(:[1-9]\d{0,3})?", re.ASCII)
 
 
 class CloudSettings(UpperSettings):
-    """A cloud node: serves the largest network that ships, or another, to end devices that no edge node takes."""
+    """A cloud node: serves a fine model to end devices that no edge node takes."""
 
     service: ClassVar[str] = "cloud"
 

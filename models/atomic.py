@@ -12,7 +12,7 @@ from typing import IO
 
 from tierkit.errors import SetupError
 
-__all__ = ["finish_writing", "made_folder", "replace_file", "write_atomically"]
+__all__ = ["alone_in", "finish_writing", "made_folder", "replace_file", "write_atomically"]
 
 _writing = threading.Lock()
 
@@ -28,6 +28,29 @@ def made_folder(folder: Path) -> Path:
     except OSError as error:
         raise SetupError(f"cannot make the folder {folder}: {error.strerror}") from error
     return folder
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, *, otherwise: str | None = None) -> Iterator[None]:
+    """A folder, made where it is missing, for one process at a time; the lock goes with the process, however it ends.
+
+    Args:
+        otherwise: what to say where another process has it; None waits for that one.
+
+    Raises:
+        SetupError: another process has it, or it cannot be made.
+    """
+    import fcntl  # not everywhere; those that only read networks do without
+
+    handle = os.open(made_folder(folder), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if otherwise is None else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise SetupError(otherwise) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -127,8 +127,8 @@ class Gate(Frozen):
         if first == len(self.accuracy):
             raise InvalidInput(
                 f"{relative:g} times the {self.answers} accuracy of {self.upper.name!r} ({target:.4f}) cannot be "
-                f"reached: with every image sent up it is {self.upper_accuracy:.4f} on the held-out images, 1 times "
-                "its own; ask for at most that"
+                f"reached: with every image sent up it is {self.upper_accuracy:.4f} on the held-out images; ask for 1 "
+                "or less"
             )
         return self.point(first)
 

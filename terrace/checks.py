@@ -50,7 +50,7 @@ __all__ = [
 
 _FLEET = "fleet"
 _REINSTALL = "install Terrace again, or fetch the repository anew with its large files"
-_IMPORT = "enter it with 'terrace models import', or name another set with --models"
+_MAKE = "make it anew ('terrace models import' or 'quantize'), or name another set with --models"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
 """What expires within this time is worth a word."""
@@ -101,7 +101,7 @@ def check_weights(models: Path | None = None) -> Iterator[Check]:
     if it has any. The bundled set unless given."""
     group = "models"
     folder = models or weights_folder()
-    advice = _REINSTALL if models is None else _IMPORT
+    advice = _REINSTALL if models is None else _MAKE
     try:
         manifest = load_manifest(models)
     except SetupError as exc:
@@ -240,7 +240,9 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
 
 
 def _check_node(device: Device, tls_ca: Path | None) -> Check:
-    place = f"{device.tier} at {device.url}"
+    right = "" if device.accuracy is None else f" ({percent(device.accuracy)})"
+    serves = f", serves {device.network}{right}" if device.network else ""
+    place = f"{device.tier} at {device.url}{serves}"
     if device.health in (Health.DRAINING, Health.REMOVED):
         advice = f"terrace devices resume {device.node_id}"
         return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: {device.reason}", advice)

@@ -49,7 +49,7 @@ def train_encoder(
 
     Raises:
         ProviderUnavailable: torch cannot use the device.
-        DataError, WeightsError, Conflict, SetupError: see `TrainingData` and `resume`; or a run to start from is
+        DataError, WeightsError, SetupError: see `TrainingData` and `resume`; or a run to start from is
             missing.
     """
     options.prepare()

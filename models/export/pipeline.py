@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from torch import nn
 
 from models.atomic import write_atomically
@@ -66,12 +65,12 @@ def quantize_run(
     gpu: bool = False,
     say: Say = lambda _: None,
 ) -> ModelEntry:
-    """Quantise a run's `fp32.onnx`, fit its temperature, measure it on the test set and enter it into the manifest.
+    """Export a run, quantise it, fit its temperature, measure it on the test set and enter it into the manifest.
 
     On the way the FP32 head and tail are compared with the whole network on every test image.
 
     Args:
-        folder: the run folder, after `export_run`.
+        folder: the run folder.
         dataset: the data set that it was trained on.
         weights: the weights folder, whose manifest is updated; a new one begins as a copy of the bundled one where
             that is of the same hierarchy, else empty.
@@ -81,20 +80,17 @@ def quantize_run(
         say: told what is going on.
 
     Raises:
-        WeightsError: the run was not exported, its parts disagree with the whole, or the manifest there is of another
-            hierarchy.
+        WeightsError: as `export_run`; or the network's parts disagree with the whole, or the manifest there is of
+            another hierarchy.
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
+    source = export_run(folder, dataset)
     network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
     made = read_records(TrainingRecord, folder)
-    source = folder / FP32_NAME
-    if not source.is_file():
-        raise WeightsError(f"{source} is missing: export the run first")
-    try:
-        floating = onnx.load(source)
-    except DecodeError as error:
-        raise WeightsError(f"{source} is damaged: export the run again") from error
+    if made[0].steps < made[0].planned_steps:
+        say(f"{config.name} is not finished: it has done {made[0].steps:,} of {made[0].planned_steps:,} steps")
+    floating = onnx.load(source)
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")

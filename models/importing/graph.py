@@ -23,6 +23,8 @@ from tierkit.errors import DataError, InvalidInput
 __all__ = ["IMAGES", "LOGITS", "Signature", "first_line", "fold", "read_onnx", "signature"]
 
 IMAGES, LOGITS = "images", "logits"
+_OURS = {IMAGES, "pixels", FEATURES, LOGITS, "network"}
+"""What the names begin with that we give."""
 
 _MAX_BYTES = 2 * 1024**3 - 1
 """Of a network: the bound of the file format."""
@@ -214,9 +216,8 @@ def fold(model: onnx.ModelProto, known: Signature, preprocess: Preprocess, *, pr
     folded = onnx.ModelProto()
     folded.CopyFrom(model)
     graph = folded.graph
-    ours = {name: f"network/{name}" for name in (IMAGES, LOGITS, FEATURES)}
-    _rename(graph, ours)
-    taken, given = (ours.get(name, name) for name in (known.input, known.output))
+    _rename(graph)
+    taken, given = _apart(known.input), _apart(known.output)
     _store_constants(graph)
     before = _pixels_to(taken, known, preprocess, graph)
     after = _to_logits(given, probabilities, graph)
@@ -286,16 +287,21 @@ def _to_logits(given: str, probabilities: bool, graph: onnx.GraphProto) -> list[
     return nodes
 
 
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Of tensors, so that ours can have the names."""
+def _apart(name: str) -> str:
+    """A name that none of ours has, whatever the file calls its tensors and nodes: it may be one that we made."""
+    return f"network/{name}" if name.partition("/")[0] in _OURS else name
+
+
+def _rename(graph: onnx.GraphProto) -> None:
     for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
+        node.name = _apart(node.name)
+        node.input[:] = map(_apart, node.input)
+        node.output[:] = map(_apart, node.output)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _rename(inner, names)
+                _rename(inner)
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-        value.name = names.get(value.name, value.name)
+        value.name = _apart(value.name)
 
 
 def _store_constants(graph: onnx.GraphProto) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from models.atomic import write_atomically
+from models.atomic import alone_in, write_atomically
 from models.hierarchy import Hierarchy
 from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
 from tierkit.errors import InvalidInput, SetupError
@@ -48,7 +46,7 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
         InvalidInput: the set has been changed meanwhile, and this network does not fit it any more.
         SetupError: a file cannot be written.
     """
-    with _alone(models):
+    with alone_in(models):
         before = present(models)
         if before is not None and before.hierarchy != hierarchy:
             raise InvalidInput(f"{models} has got other classes meanwhile: import the network again")
@@ -82,25 +80,6 @@ def _file_name(models: Path, entry: ModelEntry, content: bytes) -> str:
     if not plain.exists() or plain.read_bytes() == content:
         return plain.name
     return f"{entry.name}.{entry.sha256[:12]}.onnx"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """The folder, made where it is missing, with no other import into it meanwhile.
-
-    Raises:
-        SetupError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as exc:
-        raise SetupError(f"cannot write {folder}: {exc.strerror}") from exc
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _files(manifest: Manifest | None) -> set[str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -152,7 +153,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         input_shape=(*preprocess.size, 3),
         resize=preprocess.resize,
         resize_to=preprocess.resize_to if preprocess.resize == "shortest-side" else None,
-        precision="fp32" if wish.calibrate is None else "int8",
+        precision=_precision(folded),
         parameters=_parameters(model),
         temperature=1.0,
         coarse_accuracy=None,
@@ -209,9 +210,21 @@ def _sources(
     return {name: facts for name, facts in found.items() if facts != PreprocessFacts()}
 
 
+_BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_WEIGHTS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, *_BYTES)
+
+
+def _weights(model: onnx.ModelProto, kinds: tuple[int, ...]) -> int:
+    return sum(int(np.prod(each.dims)) for each in model.graph.initializer if each.data_type in kinds)
+
+
 def _parameters(model: onnx.ModelProto) -> int:
-    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
-    return max(1, sum(int(np.prod(each.dims)) for each in model.graph.initializer if each.data_type in kinds))
+    return max(1, _weights(model, _WEIGHTS))
+
+
+def _precision(model: onnx.ModelProto) -> Literal["int8", "fp32"]:
+    """That of most weights."""
+    return "int8" if 2 * _weights(model, _BYTES) > _weights(model, _WEIGHTS) else "fp32"
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

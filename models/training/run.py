@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from models.atomic import made_folder
+from models.atomic import alone_in, made_folder
 from models.dataset import Dataset
 from models.evaluate import Evaluation, score
 from models.training.checkpoint import EpochRow, load_checkpoint
@@ -22,7 +22,7 @@ from models.training.learner import NetworkLearner, averaged_network, check_imag
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
-from models.training.trainer import Learner, Progress, resume
+from models.training.trainer import Learner, Progress, Trainer, resume
 from tierkit.errors import ProviderUnavailable, WeightsError
 
 __all__ = ["RunOptions", "drive", "measure_run", "train_run"]
@@ -70,7 +70,7 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
 
     Raises:
         ProviderUnavailable: torch cannot use the device.
-        DataError, WeightsError, Conflict, SetupError: see `TrainingData`, `resume` and `teacher_probabilities`.
+        DataError, WeightsError, SetupError: see `TrainingData`, `resume` and `teacher_probabilities`.
     """
     options.prepare()
     folder = made_folder(runs / config.name)
@@ -101,10 +101,16 @@ def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset,
     record at the end.
 
     Raises:
-        Conflict, WeightsError: as `resume`.
-        SetupError: a file could not be written.
+        WeightsError: as `resume`.
+        SetupError: another process trains this run, or a file could not be written.
     """
-    trainer = resume(learner, folder)
+    busy = f"another process trains in {folder}: let it end, or name another folder of runs"
+    with alone_in(folder, otherwise=busy):
+        return _drive(resume(learner, folder), options, dataset, kind)
+
+
+def _drive(trainer: Trainer, options: RunOptions, dataset: Dataset, kind: type[Record]) -> Record:
+    config, folder = trainer.learner.config, trainer.folder
 
     def record() -> Record:
         made = make_record(trainer, kind, dataset.name)
@@ -120,11 +126,10 @@ def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset,
             record()
         options.report(progress)
 
-    config = learner.config
     options.say(
-        f"{config.name}: {config.network.kind} on {dataset.name}, {config.all_epochs} epochs of "
-        f"{trainer.steps_per_epoch:,} steps with {config.batch_size} images each, on {options.device}"
-        + (f", going on after step {trainer.step:,}" if trainer.step else "")
+        f"{config.name}: {config.network.kind} on {dataset.name}, {config.all_epochs} epoch"
+        f"{'s' * (config.all_epochs > 1)} of {trainer.steps_per_epoch:,} steps with {config.batch_size} images each, "
+        f"on {options.device}" + (f", going on after step {trainer.step:,}" if trainer.step else "")
     )
     end = None if options.minutes is None else time.monotonic() + options.minutes * 60
     trainer.run(after_step, last=options.steps, stop=lambda: end is not None and time.monotonic() >= end)

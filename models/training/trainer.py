@@ -22,7 +22,7 @@ from models.session import softmax
 from models.training.checkpoint import CHECKPOINT, Checkpoint, EpochRow, read_checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from tierkit.errors import Conflict, InvalidInput
+from tierkit.errors import InvalidInput, WeightsError
 from tierkit.inference.model import Array
 
 __all__ = ["Learner", "Progress", "Trainer", "resume"]
@@ -87,7 +87,7 @@ class Trainer:
         self.rows: list[EpochRow] = []
         self.seconds = 0.0
         self._loss_sum = self._epoch_seconds = 0.0
-        self._folder = folder
+        self.folder = folder
         self._checkpoint_every_s = checkpoint_every_s
 
     def run(
@@ -115,7 +115,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise InvalidInput(
                     f"{self.learner.config.name} diverges, the loss of step {self.step + 1:,} is {loss}: remove "
-                    f"{self._folder}, and train afresh with a lower peak_rate"
+                    f"{self.folder}, and train afresh with a lower peak_rate"
                 )
             self._loss_sum += loss
             self._average()
@@ -182,7 +182,7 @@ class Trainer:
         data = self.learner.data
         weights, optimizer = self.learner.state()
         save_checkpoint(
-            self._folder,
+            self.folder,
             Checkpoint(
                 step=self.step,
                 config=self.learner.config.model_dump(mode="json"),
@@ -204,27 +204,32 @@ def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 120.0)
     """The run of a folder, from its last checkpoint, or from its first step where there is none.
 
     Raises:
-        Conflict: the folder holds a run with another configuration, on other images or for another hierarchy.
-        WeightsError: its checkpoint is damaged.
+        WeightsError: the folder holds a run with another configuration, on other images or for another hierarchy; or
+            its checkpoint is damaged.
     """
     trainer = Trainer(learner, folder, checkpoint_every_s=checkpoint_every_s)
     checkpoint = read_checkpoint(folder, str(learner.data.device))
     if checkpoint is None:
         return trainer
+    changed = _changed(checkpoint.config, learner.config)
     for same, other in (
-        (_is_config(checkpoint.config, learner.config), "with another configuration"),
+        (not changed, f"with another configuration (other: {', '.join(changed)})"),
         (checkpoint.trained_for == learner.data.hierarchy, "for another hierarchy"),
         (checkpoint.data_sha256 == learner.data.sha256, "on other training images"),
     ):
         if not same:
-            raise Conflict(f"{folder / CHECKPOINT} belongs to a run {other}; use another folder of runs, or remove it")
+            raise WeightsError(
+                f"{folder / CHECKPOINT} belongs to a run {other}; use another folder of runs, or remove it"
+            )
     trainer.restore(checkpoint)
     return trainer
 
 
-def _is_config(stored: dict[str, Any], config: TrainConfig) -> bool:
-    # Fields that came after the run was begun have their defaults.
+def _changed(stored: dict[str, Any], config: TrainConfig) -> list[str]:
+    """Names of the fields in which a configuration is not the stored one."""
     try:
-        return type(config).model_validate(stored) == config
-    except ValidationError:
-        return False
+        # Fields that came after the run was begun have their defaults.
+        before = type(config).model_validate(stored)
+    except ValidationError as error:
+        return sorted({str(each["loc"][0]) for each in error.errors()})
+    return [name for name in type(config).model_fields if getattr(before, name) != getattr(config, name)]

@@ -74,6 +74,8 @@ async def list_devices(scheduler: Service) -> DeviceList:
                     "health": view.health,
                     "reason": view.reason,
                     "trusted": scheduler.fleet.trusts(view.device),
+                    "network": scheduler.fleet.node(view.device).model,
+                    "accuracy": scheduler.fleet.accuracy(view.device),
                     "silent_s": round(view.silent_s, 3),
                     "reached": view.device.reached,
                     "phi": round(view.phi, 1),

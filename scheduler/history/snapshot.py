@@ -37,6 +37,10 @@ class NodeNow:
     trusted: bool
     """Whether it may see pixels."""
     models: tuple[str, ...]
+    network: str
+    """That it is asked for."""
+    accuracy: float | None
+    """Of that network's own answers, on the images that the model set was measured on; null where unknown."""
     version: str
     outstanding: int
     """Tasks that it has now."""
@@ -166,6 +170,8 @@ class Snapshots:
             draining=device.draining or (load is not None and load.draining),
             trusted=self._scheduler.fleet.trusts(device),
             models=tuple(offer.name for offer in registration.models),
+            network=self._scheduler.fleet.node(device).model,
+            accuracy=self._scheduler.fleet.accuracy(device),
             version=registration.version,
             outstanding=self._scheduler.dispatcher.outstanding(device.node_id),
             queued_images=0 if load is None else load.queued_images,

@@ -104,8 +104,10 @@ class Fleet:
         self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
+        self._accuracy = {entry.sha256: entry.accuracy for entry in manifest.models}
         hierarchy = manifest.hierarchy
-        self._classes = {"", classes_digest(hierarchy.coarse), classes_digest(hierarchy.fine)}
+        self._fine_classes = {"", classes_digest(hierarchy.fine)}
+        self._classes = {*self._fine_classes, classes_digest(hierarchy.coarse)}
         self._known: dict[Hashable, Any] = {}
         """What was worked out since the device list last changed."""
         self._known_at = -1
@@ -114,7 +116,8 @@ class Fleet:
         """Refuse a node whose answers would be taken for others.
 
         Raises:
-            Conflict: its networks answer other classes than those of the manifest, or in another order.
+            Conflict: its networks answer other classes than those of the manifest, or in another order; or it is of an
+                upper tier and answers superclasses alone.
         """
         strangers = [offer.name for offer in registration.models if offer.classes not in self._classes]
         if strangers:
@@ -122,6 +125,16 @@ class Fleet:
                 f"{', '.join(strangers)} of {registration.node_id} answers other classes than this fleet does: start "
                 "the node with --models for the scheduler's model set, or without --models to get it from there"
             )
+        if registration.tier is not Tier.END and self._fine_classes.isdisjoint(o.classes for o in registration.models):
+            names = ", ".join(offer.name for offer in registration.models)
+            raise Conflict(
+                f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
+                "without --model, or with one that answers classes"
+            )
+
+    def accuracy(self, device: Device) -> float | None:
+        """Of the network that a node is asked for, as the manifest has it; None where that does not know the file."""
+        return self._accuracy.get(self.node(device).sha256)
 
     def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """What `make` gives, worked out once for each state of the device list."""

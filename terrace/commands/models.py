@@ -454,7 +454,7 @@ def quantize(
     gpu: Annotated[bool, typer.Option("--gpu", help="Nodes with a GPU shall serve it by default, no others.")] = False,
     json: Json = False,
 ) -> None:
-    """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
+    """Export a trained network, quantise it to INT8, calibrate it, measure it and enter it into a manifest."""
     with training_extra("quantising a network"):
         from models.export.pipeline import quantize_run
     place = records or records_folder(out)

@@ -246,7 +246,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
         "same" if row.psnr_db is None else f"{row.psnr_db:.1f} dB",
         f"{percent(row.recognised)} ({100 * row.recognised_low:.0f} to {100 * row.recognised_high:.0f})",
         percent(row.fine_accuracy),
-        f"{100 * row.accuracy_lost:.1f}",
+        f"{100 * row.accuracy_lost:z.1f}",
         f"{row.payload_bytes:,.0f}",
         f"{row.device_ms_per_image:.2f}",
         "yes" if row.counts else "no",

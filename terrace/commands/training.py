@@ -106,7 +106,21 @@ def training_command(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *common.values())]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return interruptible(with_options)
+    return _told(interruptible(with_options))
+
+
+def _told(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that says what Ctrl-C costs."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        try:
+            command(**given)
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on from the last checkpoint, one of which is written every two minutes")
+            raise
+
+    return run
 
 
 def say(text: str) -> None:

@@ -285,6 +285,10 @@ class Device(_Value):
     incarnation: str = ""
     version: str | None = None
     models: tuple[Mapping[str, Any], ...] = ()
+    network: str = ""
+    """Of its models the one that it is asked for."""
+    accuracy: float | None = None
+    """Of that network's own answers, on the images that the model set was measured on; None where unknown."""
     outstanding: int = 0
     """Tasks that the scheduler has given it."""
     in_flight: int = 0

@@ -2,7 +2,7 @@
 
 import { follow, send } from "./api.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
-import { milliseconds, number, span } from "./format.js";
+import { milliseconds, number, percent, span } from "./format.js";
 import { FleetMap } from "./map.js";
 import { attempt, begin, caller, main } from "./shell.js";
 import { Table } from "./table.js";
@@ -38,7 +38,7 @@ const table = new Table(
     { title: "Images/s", kind: "number", show: (cell, node) => text(cell, number(node.images_per_s)) },
     { title: "ms/image", kind: "number", show: speed },
     { title: "Budget", kind: "number", show: (cell, node) => text(cell, node.images_per_minute ? `${number(node.images_per_minute)}/min` : "–") },
-    { title: "Network", show: (cell, node) => text(cell, node.models.join(", ")) },
+    { title: "Network", show: network },
     { title: "Trust", show: (cell, node) => text(cell, node.trusted ? "pixels" : "features") },
     { title: "Version", show: (cell, node) => text(cell, node.version) },
     { title: "Last seen", show: (cell, node) => text(cell, node.last_seen === null ? "now" : `${span(now - node.last_seen)} ago`) },
@@ -50,6 +50,12 @@ const table = new Table(
     attribute(row, "data-health", node.health);
   },
 );
+
+/** @param {HTMLElement} cell @param {NodeNow} node */
+function network(cell, node) {
+  text(cell, node.accuracy === null ? node.network : `${node.network} (${percent(node.accuracy)})`);
+  attribute(cell, "title", node.models.join(", "));
+}
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
 function state(cell, node) {

@@ -220,10 +220,10 @@ function title(each) {
   return each.pixels ? `pixels, for ${each.network}` : `${each.name} of ${each.network}, as ${each.form}`;
 }
 
-/** Share that another network still recognises, with its 95 % interval. @param {Encoder} each */
+/** Share that another network still recognises, of how many, with its 95 % interval. @param {Encoder} each */
 function recognised(each) {
-  const { recognised, recognised_low, recognised_high } = each.recognised;
-  return `${percent(recognised)} (${(100 * recognised_low).toFixed(0)} to ${(100 * recognised_high).toFixed(0)})`;
+  const { images, recognised, recognised_low, recognised_high } = each.recognised;
+  return `${percent(recognised)} of ${number(images)} (${(100 * recognised_low).toFixed(0)} to ${(100 * recognised_high).toFixed(0)})`;
 }
 
 /** Points of accuracy. @param {Encoder} each */
@@ -280,7 +280,6 @@ function results(audit) {
   const all = encoders(audit);
   const whose = { bundled: "the networks that come with Terrace", models: "the model set of this fleet", state: "this fleet" }[audit.source];
   const weak = audit.quick ? " Its attackers were weak ones (--quick): others get more." : "";
-  const pictures = Math.max(0, ...audit.rows.map((row) => row.images));
   audited.update(all);
   return el(
     "div",
@@ -291,7 +290,7 @@ function results(audit) {
     el(
       "p",
       { class: "muted" },
-      `Each row shows the attacks that got most. SSIM is 1 for the same picture; below ${UNRECOGNISABLE} reconstructions are called unrecognisable. Still recognised: the share that another network takes for its true class, of ${number(pictures)} pictures at most. Answers right: the fine accuracy behind what is sent. An attack does not count where it fails if it could not undo the first convolution (conv1) of the same network either.`,
+      `Each row shows the attacks that got most. SSIM is 1 for the same picture; below ${UNRECOGNISABLE} reconstructions are called unrecognisable. Still recognised: the share that another network takes for its true class (95 % interval). Answers right: the fine accuracy behind what is sent. An attack does not count where it fails if it could not undo the first convolution (conv1) of the same network either.`,
     ),
     el("div", { class: "encoders" }, ...all.filter((each) => !each.pixels).map(card)),
   );

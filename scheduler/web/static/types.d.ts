@@ -11,6 +11,8 @@ export interface NodeNow {
   draining: boolean;
   trusted: boolean;
   models: string[];
+  network: string;
+  accuracy: number | null;
   version: string;
   outstanding: number;
   queued_images: number;

@@ -104,6 +104,14 @@ def test_what_cannot_be_entered_is_one_line_and_changes_nothing(
     assert not (place / "set").exists()
 
 
+def test_a_network_that_comes_in_int8_is_listed_as_that(place: Path) -> None:
+    assert enter("--int8", "--calibrate", "pictures") == 0
+    # Each wraps what was imported before.
+    assert enter("--name", "again", file="set/net.onnx") == 0
+    assert enter("--name", "once-more", file="set/again.onnx") == 0
+    assert [entry.precision for entry in load_manifest(place / "set").models] == ["int8"] * 3
+
+
 def test_damaged_pictures_are_left_out_and_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = (place / "pictures" / "red" / "000.png").read_bytes()
     names = [f"{colour}/{name}" for colour, name in (("red", "cut.png"), ("blue", "001.png"), ("green", "no.jpg"))]

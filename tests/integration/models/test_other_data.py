@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageDraw
 from typer.testing import CliRunner
 
+from models.atomic import alone_in
 from models.data import read_sample
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import load_manifest
@@ -81,7 +82,6 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     assert record["steps"] == record["planned_steps"]
     assert (tmp_path / "runs" / "garden-net" / "curves.png").read_bytes().startswith(b"\x89PNG")
     (trained,) = terrace_models("eval", "garden-net", *data, *runs)
-    terrace_models("export", "garden-net", *data, *runs)
     entry = terrace_models("quantize", "garden-net", "--out", str(weights), *data, *runs)
     assert entry["classes"] == (5 if target == "fine" else 2)
     assert (weights / "records" / "garden-net.json").is_file()
@@ -174,13 +174,12 @@ def test_a_run_is_not_used_for_another_hierarchy(
     if command == "train":
         arguments += ["--config", str(run_folder / "garden.toml")]
     capfd.readouterr()
-    # To go on with another run's folder is a conflict; to read from it is a wrong folder.
-    assert run(["models", command, "garden-net", *arguments]) == (1 if command == "train" else 2)
+    assert run(["models", command, "garden-net", *arguments]) == 2
     *_, last = capfd.readouterr().err.splitlines()
     assert re.match("terrace: .* (for another hierarchy|was trained for hierarchy 'garden')", last)
 
 
-def test_a_run_folder_that_is_a_file_and_a_damaged_export_are_told(
+def test_a_run_folder_that_is_a_file_or_in_use_is_told(
     garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     (tmp_path / "none").mkdir()
@@ -188,12 +187,24 @@ def test_a_run_folder_that_is_a_file_and_a_damaged_export_are_told(
     config, data = ["--config", str(run_folder / "garden.toml")], ["--dataset", str(garden)]
     assert run(["models", "train", "garden-net", *config, *data, "--runs", str(tmp_path / "none")]) == 2
     assert "cannot make the folder" in capfd.readouterr().err.splitlines()[-1]
+    runs = tmp_path / "runs"
+    with alone_in(runs / "garden-net"):
+        assert run(["models", "train", "garden-net", *config, *data, "--runs", str(runs)]) == 2
+    assert "another process trains in" in capfd.readouterr().err.splitlines()[-1]
+    assert list((runs / "garden-net").iterdir()) == []
+
+
+def test_what_is_quantised_is_the_run_as_it_is_now(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     runs = shutil.copytree(run_folder, tmp_path / "runs")
-    (runs / "garden-net" / "fp32.onnx").write_bytes(b"\x08\x08\x12")
-    place = ["--runs", str(runs), "--out", str(tmp_path / "set")]
-    assert run(["models", "quantize", "garden-net", *data, *place]) == 2
-    assert "fp32.onnx is damaged: export the run again" in capfd.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "set").exists()
+    file, place = runs / "garden-net" / "fp32.onnx", ["--dataset", str(garden), "--runs", str(runs)]
+    file.write_bytes(b"of an earlier step")
+    assert run(["models", "quantize", "garden-net", *place, "--out", str(tmp_path / "set")]) == 0
+    assert "garden-net is not finished: it has done 1 of 6 steps" in capfd.readouterr().err.splitlines()
+    made = file.read_bytes()
+    assert run(["models", "export", "garden-net", *place]) == 0
+    assert made == file.read_bytes()
 
 
 def test_a_configuration_of_another_name_is_a_usage_error(

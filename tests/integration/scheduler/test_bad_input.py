@@ -18,7 +18,9 @@ import pillow_heif
 import pytest
 from PIL import Image
 
+from models.manifest import load_manifest
 from tierkit.testing import connected, wait_for
+from tierkit.wire.messages import classes_digest
 
 
 def png(size: tuple[int, int] = (32, 32)) -> bytes:
@@ -525,6 +527,23 @@ async def test_a_heartbeat_with_numbers_that_cannot_be_is_refused_and_costs_noth
         assert (response.status_code, response.json()) == (422, {"error": sentence})
         job = await scheduler.submit(kit.images(2), scheme="end")
         assert (await scheduler.finished(job["id"]))["answered_coarse"] == 2
+
+
+async def test_an_upper_node_that_answers_superclasses_alone_is_refused(scheduler):
+    hierarchy = load_manifest().hierarchy
+    coarse, fine = ({**OFFER, "name": n, "classes": classes_digest(getattr(hierarchy, n))} for n in ("coarse", "fine"))
+    node = {"incarnation": "a" * 16, "url": "http://127.0.0.1:9", "version": "0"}
+    for tier, offers, status in (
+        ("end", [coarse], 200),
+        ("edge", [coarse], 409),
+        ("cloud", [coarse], 409),
+        ("edge", [coarse, fine], 200),
+        ("cloud", [fine], 200),
+    ):
+        place = {**node, "node_id": f"{tier}-{len(offers)}", "tier": tier, "models": offers}
+        response = await scheduler.http.post("/v1/devices", json=place)
+        assert response.status_code == status, (tier, offers)
+        assert ("superclasses alone" in response.text) is (status == 409)
 
 
 async def test_a_node_with_the_address_of_the_scheduler_is_refused(scheduler):

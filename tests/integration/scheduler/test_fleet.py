@@ -69,6 +69,13 @@ async def test_a_real_fleet_answers_as_the_bare_networks_do_and_survives_killed_
         assert view["answered_coarse"] == view["answered_fine"] == len(pixels)
         assert set(view["by_node"]) == set(NODES)
         assert view["mapping"] == {"end-0": "edge-0", "end-1": "cloud-0"}
+        listed = (await running.http.get("/v1/devices")).json()["devices"]
+        shown = (await running.http.get("/v1/fleet")).json()["nodes"]
+        for tier in ("end", "edge", "cloud"):
+            network = manifest.default_for(tier)
+            for nodes in (listed, shown):
+                has = {(each["network"], each["accuracy"]) for each in nodes if each["tier"] == tier}
+                assert has == {(network.name, network.accuracy)}
         await asyncio.to_thread(check_against_bare_networks, results, pixels, manifest)
         assert view["fine_accuracy"] == pytest.approx(
             np.mean([result["fine"]["label"] == result["true_fine"] for result in results])

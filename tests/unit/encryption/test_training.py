@@ -10,7 +10,7 @@ from models.data import ImageSet, read_sample
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tests.shapes import SHAPES, shape_images
-from tierkit.errors import Conflict, InvalidInput, SetupError, WeightsError
+from tierkit.errors import InvalidInput, SetupError, WeightsError
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(data: ImageSet, tmp_path
         assert torch.equal(value, again.averaged[name]), name
     assert [row["held_out_fine"] is None for row in again.rows] == [True, False, False]
     assert again.rows == [row | {"seconds": again.rows[i]["seconds"]} for i, row in enumerate(whole.rows)]
-    with pytest.raises(Conflict, match="another configuration"):
+    with pytest.raises(WeightsError, match="another configuration"):
         make_trainer(data, tmp_path / "broken", make_config(seed=1))
 
 

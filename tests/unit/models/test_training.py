@@ -17,7 +17,7 @@ from models.data import ImageSet
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from tests.shapes import SHAPES, shape_images
-from tierkit.errors import Conflict, DataError, InvalidInput, SetupError, WeightsError
+from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
 from tierkit.inference.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
@@ -423,8 +423,8 @@ def test_a_run_that_diverges_ends_and_leaves_the_checkpoint_before(data: ImageSe
 
 def test_a_run_folder_of_another_configuration_is_refused(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
-    with pytest.raises(Conflict, match="another configuration"):
-        started(make_config(seed=1), data, SHAPES, tmp_path)
+    with pytest.raises(WeightsError, match=r"another configuration \(other: batch_size, seed\)"):
+        started(make_config(seed=1, batch_size=7), data, SHAPES, tmp_path)
 
 
 # The same classes with the superclasses in another order: only the coarse labels differ.
@@ -498,7 +498,7 @@ def test_a_run_starts_from_the_averaged_weights_of_another(data: ImageSet, tmp_p
 @pytest.mark.parametrize("hierarchy", [TURNED, MORE], ids=["order", "count"])
 def test_a_run_for_another_hierarchy_is_refused(data: ImageSet, tmp_path: Path, hierarchy: Hierarchy):
     started(make_config(), data, SHAPES, tmp_path).run(last=1)
-    with pytest.raises(Conflict, match="belongs to a run for another hierarchy"):
+    with pytest.raises(WeightsError, match="belongs to a run for another hierarchy"):
         started(make_config(), data, hierarchy, tmp_path)
     with pytest.raises(WeightsError, match=r"hierarchy 'shapes' \(3 classes in 2 superclasses\)") as caught:
         load_checkpoint(tmp_path, hierarchy)
@@ -509,7 +509,7 @@ def test_a_run_on_other_images_is_refused(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(last=1)
     fewer, relabelled = data.take(np.arange(33)), dataclasses.replace(data, fine=(fine_of(data) + 1) % 3)
     for other in (fewer, relabelled):
-        with pytest.raises(Conflict, match="on other training images"):
+        with pytest.raises(WeightsError, match="on other training images"):
             started(make_config(), other, SHAPES, tmp_path)
 
 
@@ -608,7 +608,7 @@ def test_a_checkpoint_with_an_unknown_field_is_of_another_configuration(data: Im
     checkpoint = stored(tmp_path)
     checkpoint.config["colour"] = 1
     save_checkpoint(tmp_path, checkpoint)
-    with pytest.raises(Conflict, match="another configuration"):
+    with pytest.raises(WeightsError, match=r"another configuration \(other: colour\)"):
         started(make_config(), data, SHAPES, tmp_path)
 
 

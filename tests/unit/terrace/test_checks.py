@@ -93,10 +93,11 @@ DEVICE = Device(node_id="end-1", tier=Tier.END, url="http://127.0.0.1:1", health
 
 async def test_a_healthy_node() -> None:
     async with serve_app(Starlette()) as service:
-        device = DEVICE.model_copy(update={"url": service.url})
+        device = DEVICE.model_copy(update={"url": service.url, "network": "net", "accuracy": 0.7469})
         found = await to_thread.run_sync(examine, device)
         older = await to_thread.run_sync(examine, device.model_copy(update={"version": "0.0.1"}))
     assert {check.verdict for check in found.values()} == {Verdict.OK}
+    assert "serves net (74.7 %)" in found["end-1"].detail
     assert older["end-1"].verdict is Verdict.NOTE
     assert "same version" in older["end-1"].advice
 
