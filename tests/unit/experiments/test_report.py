@@ -177,7 +177,7 @@ async def test_what_a_later_version_adds_to_a_record_is_passed_over(tmp_path: Pa
 def test_a_profile_in_a_record_that_is_none_is_told_of_in_plain_words(
     tmp_path: Path, change: dict[str, Any], sentence: str
 ) -> None:
-    record = json.loads((RECORDS / "figure3-2026-11-22T042558Z.json").read_text())
+    record = json.loads((RECORDS / "figure3-2026-11-26T150432Z.json").read_text())
     record["config"]["profile"] |= change
     (tmp_path / RECORD).write_text(json.dumps(record))
     with pytest.raises(SetupError) as caught:

@@ -242,7 +242,7 @@ def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     (tmp_path / "damaged.json").write_text('{"experiment": "fig')
-    record = json.loads((RECORDS / "figure3-2026-11-22T042558Z.json").read_text())
+    record = json.loads((RECORDS / "figure3-2026-11-26T150432Z.json").read_text())
     del record["config"]["tasks"]
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "figure3.json").write_text(json.dumps(record))

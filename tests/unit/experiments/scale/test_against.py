@@ -8,7 +8,7 @@ import pytest
 from experiments.scale.experiment import _check_comparable, _check_points
 from experiments.tables import RECORDS
 
-FIGURE3: dict[str, Any] = json.loads((RECORDS / "figure3-2026-11-22T012153Z.json").read_text())
+FIGURE3: dict[str, Any] = json.loads((RECORDS / "figure3-2026-11-26T151215Z.json").read_text())
 
 
 def test_a_whole_record_of_figure3_will_do() -> None:
