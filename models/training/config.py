@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from models.dataset import CIFAR100, BuiltIn
 from models.manifest import PlainName
@@ -40,6 +40,8 @@ class TeacherConfig(Frozen):
 
 class TrainConfig(Frozen):
     """Everything that determines a training run, together with the data and the code."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     name: PlainName
     """Name of the network in the manifest and of its run folder."""

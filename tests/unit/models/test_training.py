@@ -632,6 +632,7 @@ def test_every_bundled_configuration_is_valid_and_named_as_its_file():
         ("name = ", "not valid TOML"),
         ("name = '../x'", "name is '../x'"),
         ("initial = '../x'", "initial is '../x'"),
+        ("peak_rate = inf", "peak_rate is inf"),
     ],
 )
 def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, message: str):
