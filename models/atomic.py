@@ -38,19 +38,21 @@ def alone_in(folder: Path, *, otherwise: str | None = None) -> Iterator[None]:
         otherwise: what to say where another process has it; None waits for that one.
 
     Raises:
-        SetupError: another process has it, or it cannot be made.
+        SetupError: another process has it, or it cannot be made or locked.
     """
     import fcntl  # not everywhere; those that only read networks do without
 
-    handle = os.open(made_folder(folder), os.O_RDONLY)
-    try:
+    made_folder(folder)
+    with contextlib.ExitStack() as stack:
         try:
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if otherwise is None else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise SetupError(otherwise) from error
+        except OSError as error:
+            raise SetupError(f"cannot lock the folder {folder}: {error.strerror}") from error
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from models.manifest import (
 )
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
+from models.training.batches import Statistics
 from models.training.checkpoint import load_checkpoint
 from models.training.learner import averaged_network
 from models.training.networks import count_parameters
@@ -51,9 +52,13 @@ def export_run(folder: Path, dataset: Dataset) -> Path:
         WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
     """
     network, _, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
-    path = folder / FP32_NAME
-    write_atomically(path, export_onnx(network, known, dataset.size).SerializeToString())
-    return path
+    return _export(network, known, folder, dataset)[1]
+
+
+def _export(network: nn.Module, known: Statistics, folder: Path, dataset: Dataset) -> tuple[onnx.ModelProto, Path]:
+    model, path = export_onnx(network, known, dataset.size), folder / FP32_NAME
+    write_atomically(path, model.SerializeToString())
+    return model, path
 
 
 def quantize_run(
@@ -85,12 +90,11 @@ def quantize_run(
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
-    source = export_run(folder, dataset)
     network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
     made = read_records(TrainingRecord, folder)
     if made[0].steps < made[0].planned_steps:
         say(f"{config.name} is not finished: it has done {made[0].steps:,} of {made[0].planned_steps:,} steps")
-    floating = onnx.load(source)
+    floating, source = _export(network, known, folder, dataset)
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")

@@ -24,7 +24,7 @@ __all__ = ["IMAGES", "LOGITS", "Signature", "first_line", "fold", "read_onnx", "
 
 IMAGES, LOGITS = "images", "logits"
 _OURS = {IMAGES, "pixels", FEATURES, LOGITS, "network"}
-"""What the names begin with that we give."""
+"""First parts of the names that we give."""
 
 _MAX_BYTES = 2 * 1024**3 - 1
 """Of a network: the bound of the file format."""
@@ -288,7 +288,7 @@ def _to_logits(given: str, probabilities: bool, graph: onnx.GraphProto) -> list[
 
 
 def _apart(name: str) -> str:
-    """A name that none of ours has, whatever the file calls its tensors and nodes: it may be one that we made."""
+    """The name of a tensor or node, changed where it could be one of ours: the file may have been imported before."""
     return f"network/{name}" if name.partition("/")[0] in _OURS else name
 
 

@@ -226,7 +226,7 @@ def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 120.0)
 
 
 def _changed(stored: dict[str, Any], config: TrainConfig) -> list[str]:
-    """Names of the fields in which a configuration is not the stored one."""
+    """The fields of a configuration whose values differ from the stored ones."""
     try:
         # Fields that came after the run was begun have their defaults.
         before = type(config).model_validate(stored)

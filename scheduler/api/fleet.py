@@ -91,7 +91,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
 @fleet.post(
     "/v1/devices",
     response_model=Lease,
-    responses={409: {"description": "The id is another node's, or the networks answer other classes."}},
+    responses={409: {"description": "The id is another node's, or the networks answer other classes or too few."}},
     summary="Register a node",
     dependencies=NODES,
 )

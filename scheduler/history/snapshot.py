@@ -38,7 +38,7 @@ class NodeNow:
     """Whether it may see pixels."""
     models: tuple[str, ...]
     network: str
-    """That it is asked for."""
+    """The model that tasks ask it for."""
     accuracy: float | None
     """Of that network's own answers, on the images that the model set was measured on; null where unknown."""
     version: str

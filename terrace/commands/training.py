@@ -117,7 +117,7 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**given)
         except KeyboardInterrupt:
-            say("stopped; the same command goes on from the last checkpoint, one of which is written every two minutes")
+            say("stopped; a checkpoint is written every two minutes, and the same command goes on from the last one")
             raise
 
     return run

@@ -286,7 +286,7 @@ class Device(_Value):
     version: str | None = None
     models: tuple[Mapping[str, Any], ...] = ()
     network: str = ""
-    """Of its models the one that it is asked for."""
+    """The model that tasks ask it for."""
     accuracy: float | None = None
     """Of that network's own answers, on the images that the model set was measured on; None where unknown."""
     outstanding: int = 0
