@@ -433,6 +433,13 @@ def begin_weights(folder: Path, like: Path) -> Manifest:
         WeightsError: as `load_manifest`.
         SetupError: the folder could not be written.
     """
+
+    def copy(source: str, target: str) -> None:
+        try:
+            shutil.copy2(source, target)
+        except OSError as error:  # copytree would go on, and lose which it was
+            raise SetupError(f"cannot copy {source} to {folder}: {error.strerror or error}") from error
+
     if not (folder / MANIFEST_NAME).is_file():
         load_manifest(like)
         try:
@@ -441,12 +448,10 @@ def begin_weights(folder: Path, like: Path) -> Manifest:
             folder.parent.mkdir(parents=True, exist_ok=True)
             # Whole or not at all: a copy that was broken off would be taken for a model set.
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-                whole = Path(shutil.copytree(like, Path(temporary) / "set"))
+                whole = Path(shutil.copytree(like, Path(temporary) / "set", copy_function=copy))
                 if (records := records_folder(like)).is_dir():
-                    shutil.copytree(records, records_folder(whole), dirs_exist_ok=True)
+                    shutil.copytree(records, records_folder(whole), dirs_exist_ok=True, copy_function=copy)
                 whole.replace(folder)
-        except shutil.Error as error:  # of all files that failed
-            raise SetupError(f"cannot write {folder}: {error.args[0][0][2]}") from error
         except OSError as error:
             raise SetupError(f"cannot write {folder}: {error.strerror or error}") from error
     return load_manifest(folder)

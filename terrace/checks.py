@@ -112,7 +112,8 @@ def check_weights(models: Path | None = None) -> Iterator[Check]:
     for entry in manifest.models:
         load = partial(load_model, entry, folder, labels=manifest.labels(entry))
         right = f"{percent(entry.accuracy)} of {entry.classes:,} classes, " if entry.accuracy is not None else ""
-        yield _loadable(entry, folder, load, advice, f"{entry.tier}, {right}")
+        tier = f"{entry.tier} with a GPU" if entry.gpu else entry.tier
+        yield _loadable(entry, folder, load, advice, f"{tier}, {right}")
     for encoder in manifest.encoders:
         network = manifest.entry(encoder.network)
         # A tail that is part of a network's file has been checked with it.

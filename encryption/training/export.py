@@ -73,7 +73,7 @@ def export_encoder(
         SetupError: a file could not be written.
     """
     checkpoint = load_checkpoint(folder, dataset.hierarchy)
-    config = BottleneckConfig.model_validate(checkpoint.config)
+    config = checkpoint.configured(BottleneckConfig)
     made = read_records(EncoderRecord, folder)
     upper = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
     parts = build_parts(config, upper).eval()

@@ -15,6 +15,7 @@ from models.calibration import fit_temperature
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.evaluate import logits_of, score
+from models.export import FP32_NAME
 from models.export.quantize import calibration_images, quantize_onnx
 from models.export.to_onnx import export_onnx
 from models.manifest import (
@@ -33,7 +34,7 @@ from models.training.batches import Statistics
 from models.training.checkpoint import load_checkpoint
 from models.training.learner import averaged_network
 from models.training.networks import count_parameters
-from models.training.record import TrainingRecord, read_records, save_record
+from models.training.record import TrainingRecord, read_records, save_record, unfinished
 from tierkit.errors import WeightsError
 from tierkit.inference.model import Array
 
@@ -41,17 +42,21 @@ __all__ = ["export_run", "quantize_run"]
 
 _BATCH = 50
 _CUT: tuple[Part, Part] = ("head", "tail")
-FP32_NAME = "fp32.onnx"
 Say = Callable[[str], None]
 
 
-def export_run(folder: Path, dataset: Dataset) -> Path:
+def export_run(folder: Path, dataset: Dataset, say: Say = lambda _: None) -> Path:
     """Write the averaged weights of a run as `fp32.onnx` into its folder, for images of the data set's size.
+
+    Args:
+        say: told if the run is not finished.
 
     Raises:
         WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
     """
     network, _, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
+    if what := unfinished(folder):
+        say(what)
     return _export(network, known, folder, dataset)[1]
 
 
@@ -85,15 +90,17 @@ def quantize_run(
         say: told what is going on.
 
     Raises:
-        WeightsError: as `export_run`; or the network's parts disagree with the whole, or the manifest there is of
-            another hierarchy.
+        WeightsError: as `export_run`; or the run has another name than its folder, the network's parts disagree with
+            the whole, or the manifest there is of another hierarchy.
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
     network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
+    if config.name != folder.name:  # it would replace another network than the one that was named
+        raise WeightsError(f"{folder} holds a run of {config.name!r}; call the folder that, or name another run")
     made = read_records(TrainingRecord, folder)
-    if made[0].steps < made[0].planned_steps:
-        say(f"{config.name} is not finished: it has done {made[0].steps:,} of {made[0].planned_steps:,} steps")
+    if what := unfinished(folder):
+        say(what)
     floating, source = _export(network, known, folder, dataset)
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)

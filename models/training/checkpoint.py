@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
+from pydantic import ValidationError
 
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
+from models.training.config import Config
+from tierkit.documents import faults
 from tierkit.errors import WeightsError
 
 __all__ = [
@@ -65,6 +68,20 @@ class Checkpoint:
     seconds: float
     """Wall time spent on the whole run so far."""
 
+    def configured(self, kind: type[Config]) -> Config:
+        """Its configuration.
+
+        Raises:
+            WeightsError: it is not one of this version.
+        """
+        try:
+            return kind.model_validate(self.config)
+        except ValidationError as error:
+            raise WeightsError(
+                f"the run {self.config.get('name')!r} has a configuration that this version does not take "
+                f"({faults(error, kind)}): use the version that trained it, or train it afresh"
+            ) from error
+
     @property
     def trained_for(self) -> Hierarchy:
         return Hierarchy.parse(self.hierarchy, source="the checkpoint")
@@ -88,7 +105,7 @@ def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
         WeightsError: the file is truncated or no checkpoint, or its run has diverged.
     """
     path = folder / CHECKPOINT
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of files that it has not written

@@ -12,7 +12,7 @@ from models.manifest import PlainName
 from tierkit.documents import Frozen, read_document
 from tierkit.errors import InvalidInput
 
-__all__ = ["CONFIGS", "NetworkConfig", "TeacherConfig", "TrainConfig", "find_config", "read_config"]
+__all__ = ["CONFIGS", "Config", "NetworkConfig", "TeacherConfig", "TrainConfig", "find_config", "read_config"]
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 """Folder of the configurations that ship with Terrace."""
@@ -31,7 +31,7 @@ class TeacherConfig(Frozen):
     """Knowledge distillation (Hinton et al. 2015, arXiv:1503.02531)."""
 
     runs: tuple[PlainName, ...] = Field(min_length=1)
-    """Names of finished runs whose averaged probabilities are learnt, beside the labels."""
+    """Names of runs whose averaged probabilities are learnt, beside the labels."""
     weight: float = Field(default=0.7, ge=0, le=1)
     """Share of the teacher's term in the loss; the labels have the rest."""
     temperature: PositiveFloat = 2.0

@@ -151,9 +151,9 @@ def averaged_network(checkpoint: Checkpoint) -> tuple[nn.Module, TrainConfig, St
     """The network with a checkpoint's averaged weights in evaluation mode, its configuration and input statistics.
 
     Raises:
-        WeightsError: the weights do not fit the configuration.
+        WeightsError: the configuration is not one of this version, or the weights do not fit it.
     """
-    config = TrainConfig.model_validate(checkpoint.config)
+    config = checkpoint.configured(TrainConfig)
     network = _load(config, checkpoint.trained_for, served_weights(checkpoint))
     return network, config, Statistics(**checkpoint.statistics)
 

@@ -20,7 +20,7 @@ from models.training.trainer import Trainer
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import WeightsError
 
-__all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_records", "save_record"]
+__all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_records", "save_record", "unfinished"]
 
 _FILE = "record.json"
 
@@ -119,6 +119,16 @@ def read_records(kind: type[Record], folder: Path) -> list[Record]:
     while (name := chain[-1].config.initial) is not None:
         chain.append(read_record(kind, folder.parent / name))
     return chain
+
+
+def unfinished(folder: Path) -> str | None:
+    """A sentence on a run that has steps before it; None for one that has ended, or has no record of how far it is."""
+    if not (folder / _FILE).is_file():
+        return None  # what was trained on many machines
+    record = read_record(TrainingRecord, folder)
+    if record.steps >= record.planned_steps:
+        return None
+    return f"{folder.name} is not finished: it has done {record.steps:,} of {record.planned_steps:,} steps"
 
 
 def hardware(device: str) -> str:

@@ -20,10 +20,10 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, averaged_network, check_images, predict, served_weights
 from models.training.networks import count_parameters
-from models.training.record import TrainingRecord, make_record, save_record
+from models.training.record import TrainingRecord, make_record, save_record, unfinished
 from models.training.teacher import teacher_probabilities
 from models.training.trainer import Learner, Progress, Trainer, resume
-from tierkit.errors import ProviderUnavailable, WeightsError
+from tierkit.errors import ProviderUnavailable, SetupError, WeightsError
 
 __all__ = ["RunOptions", "drive", "measure_run", "train_run"]
 
@@ -76,6 +76,9 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
     folder = made_folder(runs / config.name)
     options.say("reading the training images")
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
+    for name in (*(config.teacher.runs if config.teacher else ()), *([config.initial] if config.initial else ())):
+        if what := unfinished(runs / name):
+            options.say(what)
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
@@ -161,7 +164,7 @@ def measure_run(folder: Path, dataset: Dataset, options: RunOptions) -> tuple[in
 
 def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset) -> dict[str, Tensor]:
     checkpoint = load_checkpoint(folder, dataset.hierarchy)
-    before = TrainConfig.model_validate(checkpoint.config)
+    before = checkpoint.configured(TrainConfig)
     if (before.network, before.target) != (config.network, config.target):
         raise WeightsError(
             f"{config.name!r} cannot start from the weights of {before.name!r}: network and target of the two differ"
@@ -187,7 +190,10 @@ def _line(row: EpochRow, seconds_left: float, epochs: int) -> str:
 
 
 def _log(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as log:
-        log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}  {line}\n")
-        log.flush()
-        os.fsync(log.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}  {line}\n")
+            log.flush()
+            os.fsync(log.fileno())
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror}") from error

@@ -136,8 +136,17 @@ class Trainer:
         return self.step == self.steps
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this run. Raises WeightsError for weights that do not fit."""
-        self.learner.restore(checkpoint.weights, checkpoint.optimizer)
+        """Go on from a checkpoint of this run. Raises WeightsError for weights or a state that do not fit."""
+        where = self.folder / CHECKPOINT
+        if not 0 <= checkpoint.step <= self.steps:
+            raise WeightsError(f"{where} is damaged: it says {checkpoint.step:,} of {self.steps:,} steps; remove it")
+        try:
+            self.learner.restore(checkpoint.weights, checkpoint.optimizer)
+        except (KeyError, ValueError) as error:
+            raise WeightsError(
+                f"{where} has no state to go on from: it is of a run on many machines, or damaged; name another "
+                "folder of runs"
+            ) from error
         for name, value in checkpoint.averaged.items():
             self.averaged[name].copy_(value)
         self.step, self.seconds, self.rows = checkpoint.step, checkpoint.seconds, list(checkpoint.epochs)

@@ -23,6 +23,7 @@ from encryption.conv1 import add_conv1
 from models.dataset import CIFAR100, Dataset
 from models.escalation import Tuning
 from models.evaluate import evaluate
+from models.export import FP32_NAME
 from models.manifest import (
     MANIFEST_NAME,
     EncoderEntry,
@@ -43,7 +44,7 @@ from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name
 from terrace.stoppable import interruptible
-from tierkit.errors import NotFound
+from tierkit.errors import NotFound, WeightsError
 from tierkit.extras import training_extra
 
 __all__ = ["app"]
@@ -280,9 +281,15 @@ def speed(
     folder = models or weights_folder()
     manifest = load_manifest(folder)
     sizes = batches or [1, 50, 256]
+    chosen = _chosen(manifest, names or [], not names)
+    for entry in chosen:
+        if runs is not None and not (runs / entry.name / FP32_NAME).is_file():
+            raise WeightsError(
+                f"{runs / entry.name} has no {FP32_NAME}: 'terrace models export {entry.name} --runs {runs}' writes it"
+            )
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for entry in _chosen(manifest, names or [], not names):
+        for entry in chosen:
             for file, place in _precisions(entry, folder, runs, Path(scratch) if fp32 else None):
                 say(f"measuring {file.name} ({file.precision}) in batches of {', '.join(map(str, sizes))}")
                 model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
@@ -427,7 +434,7 @@ def export(
     with training_extra("exporting a network"):
         from models.export.pipeline import export_run
     source = Dataset.open(dataset, data)
-    path = export_run(runs / name, source)
+    path = export_run(runs / name, source, say)
     if json:
         print_json({"name": name, "file": str(path), "size_bytes": path.stat().st_size})
         return
@@ -614,7 +621,7 @@ def _precisions(
         path.write_bytes(dequantize_onnx(verify_file(entry, folder).read_bytes()))
         yield entry.with_file(path, precision="fp32"), scratch
     if runs is not None:
-        path = runs / entry.name / "fp32.onnx"
+        path = runs / entry.name / FP32_NAME
         yield entry.with_file(path, precision="fp32"), path.parent
 
 

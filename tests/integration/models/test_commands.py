@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from models.manifest import load_manifest, records_folder, weights_folder
 from terrace.cli import run
 from terrace.commands.models import app
-from tierkit.errors import DataError, InvalidInput, MissingExtra
+from tierkit.errors import DataError, InvalidInput, MissingExtra, WeightsError
 
 
 def names() -> list[str]:
@@ -172,6 +172,12 @@ def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.Monk
     out = ["--out", str(tmp_path)] if command == "quantize" else []
     with pytest.raises(MissingExtra, match=r"terrace\[train\]"):
         invoke(command, names()[0], "--runs", str(tmp_path), *out)
+
+
+def test_speed_names_the_run_that_has_no_fp32_file_before_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("terrace.commands.models.measure_ms_per_image", None)
+    with pytest.raises(WeightsError, match="terrace models export mobilenet"):
+        invoke("speed", "--runs", str(tmp_path))
 
 
 @pytest.mark.parametrize("command", ["cut-encoder", "tune-escalation"])

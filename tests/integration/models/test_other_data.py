@@ -204,7 +204,29 @@ def test_what_is_quantised_is_the_run_as_it_is_now(
     assert "garden-net is not finished: it has done 1 of 6 steps" in capfd.readouterr().err.splitlines()
     made = file.read_bytes()
     assert run(["models", "export", "garden-net", *place]) == 0
+    assert "garden-net is not finished: it has done 1 of 6 steps" in capfd.readouterr().err.splitlines()
     assert made == file.read_bytes()
+
+
+def test_a_run_in_a_folder_of_another_name_is_not_quantised(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    shutil.copytree(run_folder / "garden-net", tmp_path / "runs" / "meadow-net")
+    place = ["--dataset", str(garden), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "set")]
+    assert run(["models", "quantize", "meadow-net", *place]) == 2
+    assert "holds a run of 'garden-net'" in capfd.readouterr().err
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_student_is_told_that_its_teacher_is_not_finished(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    runs = shutil.copytree(run_folder, tmp_path / "runs")
+    config = (run_folder / "garden.toml").read_text().replace("garden-net", "pupil")
+    (tmp_path / "pupil.toml").write_text(f'{config}\n[teacher]\nruns = ["garden-net"]\n')
+    arguments = ["--config", str(tmp_path / "pupil.toml"), "--dataset", str(garden), "--runs", str(runs)]
+    assert run(["models", "train", "pupil", "--steps", "1", *arguments]) == 0
+    assert "garden-net is not finished: it has done 1 of 6 steps" in capfd.readouterr().err.splitlines()
 
 
 def test_a_configuration_of_another_name_is_a_usage_error(

@@ -610,6 +610,23 @@ def test_a_checkpoint_with_an_unknown_field_is_of_another_configuration(data: Im
     save_checkpoint(tmp_path, checkpoint)
     with pytest.raises(WeightsError, match=r"another configuration \(other: colour\)"):
         started(make_config(), data, SHAPES, tmp_path)
+    with pytest.raises(WeightsError, match="colour is unknown"):
+        averaged_network(load_checkpoint(tmp_path, SHAPES))
+
+
+@pytest.mark.parametrize("step", [-1, 10_000])
+def test_a_checkpoint_of_a_step_that_there_is_not_is_damaged(data: ImageSet, tmp_path: Path, step: int):
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    save_checkpoint(tmp_path, dataclasses.replace(stored(tmp_path), step=step))
+    with pytest.raises(WeightsError, match=r"checkpoint\.pt is damaged"):
+        started(make_config(), data, SHAPES, tmp_path)
+
+
+def test_a_checkpoint_without_state_of_the_optimiser_does_not_go_on(data: ImageSet, tmp_path: Path):
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    save_checkpoint(tmp_path, dataclasses.replace(stored(tmp_path), optimizer={}))
+    with pytest.raises(WeightsError, match="no state to go on from"):
+        started(make_config(), data, SHAPES, tmp_path)
 
 
 def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path):

@@ -274,6 +274,13 @@ def test_the_networks_of_a_model_set(own_set: Path) -> None:
     assert verdicts(check_weights(own_set)) == {"set": Verdict.OK, "of-end": Verdict.OK}
 
 
+def test_a_network_for_machines_with_a_gpu_is_marked(own_set: Path) -> None:
+    manifest = load_manifest(own_set)
+    entry = manifest.models[0].model_copy(update={"gpu": True})
+    save_manifest(manifest.model_copy(update={"models": (entry,)}), own_set)
+    assert [check.detail for check in check_weights(own_set) if check.detail.startswith("end with a GPU")]
+
+
 def test_a_network_that_cannot_be_loaded(own_set: Path) -> None:
     manifest = load_manifest(own_set)
     (own_set / manifest.models[0].file).write_bytes(b"no network")
