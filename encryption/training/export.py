@@ -34,10 +34,10 @@ from models.manifest import (
 from models.session import OnnxModel, load_encoder
 from models.split import FEATURES
 from models.training.batches import Statistics
-from models.training.checkpoint import load_checkpoint
+from models.training.checkpoint import load_own
 from models.training.learner import load_weights
 from models.training.networks import build_network, count_parameters
-from models.training.record import read_records, save_record
+from models.training.record import read_records, save_record, unfinished
 from tierkit.inference.model import Array
 from tierkit.types import EncoderKind
 
@@ -67,14 +67,17 @@ def export_encoder(
         say: told what is going on.
 
     Raises:
-        WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's or the manifest's.
+        WeightsError: the folder has no checkpoint, one of a run with another name, or one for another hierarchy than
+            the data set's or the manifest's.
         NotFound: the upper network is in no manifest.
         DataError: images are missing or do not fit.
         SetupError: a file could not be written.
     """
-    checkpoint = load_checkpoint(folder, dataset.hierarchy)
+    checkpoint = load_own(folder, dataset.hierarchy)
     config = checkpoint.configured(BottleneckConfig)
     made = read_records(EncoderRecord, folder)
+    if what := unfinished(folder, EncoderRecord):
+        say(what)
     upper = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
     parts = build_parts(config, upper).eval()
     load_weights(parts, checkpoint.averaged, f"the checkpoint of {config.name!r}")

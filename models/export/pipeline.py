@@ -31,7 +31,7 @@ from models.manifest import (
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
 from models.training.batches import Statistics
-from models.training.checkpoint import load_checkpoint
+from models.training.checkpoint import load_checkpoint, load_own
 from models.training.learner import averaged_network
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, read_records, save_record, unfinished
@@ -95,9 +95,7 @@ def quantize_run(
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
-    network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
-    if config.name != folder.name:  # it would replace another network than the one that was named
-        raise WeightsError(f"{folder} holds a run of {config.name!r}; call the folder that, or name another run")
+    network, config, known = averaged_network(load_own(folder, dataset.hierarchy))
     made = read_records(TrainingRecord, folder)
     if what := unfinished(folder):
         say(what)

@@ -22,6 +22,7 @@ __all__ = [
     "Checkpoint",
     "EpochRow",
     "load_checkpoint",
+    "load_own",
     "not_trained",
     "read_checkpoint",
     "save_checkpoint",
@@ -148,4 +149,17 @@ def load_checkpoint(folder: Path, hierarchy: Hierarchy, device: str = "cpu") -> 
             f"the run {checkpoint.config['name']!r} was trained for hierarchy {ours}, the data set has {theirs}; "
             "names and order of the classes must agree"
         )
+    return checkpoint
+
+
+def load_own(folder: Path, hierarchy: Hierarchy) -> Checkpoint:
+    """The checkpoint of a run that is to ship under the name of its folder.
+
+    Raises:
+        WeightsError: as `load_checkpoint`, or the run has another name: it would replace another network.
+    """
+    checkpoint = load_checkpoint(folder, hierarchy)
+    name = checkpoint.config.get("name")
+    if name != folder.name:
+        raise WeightsError(f"{folder} holds a run of {name!r}; call the folder that, or name another run")
     return checkpoint

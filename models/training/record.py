@@ -121,11 +121,11 @@ def read_records(kind: type[Record], folder: Path) -> list[Record]:
     return chain
 
 
-def unfinished(folder: Path) -> str | None:
+def unfinished(folder: Path, kind: type[TrainingRecord] = TrainingRecord) -> str | None:
     """A sentence on a run that has steps before it; None for one that has ended, or has no record of how far it is."""
     if not (folder / _FILE).is_file():
         return None  # what was trained on many machines
-    record = read_record(TrainingRecord, folder)
+    record = read_record(kind, folder)
     if record.steps >= record.planned_steps:
         return None
     return f"{folder.name} is not finished: it has done {record.steps:,} of {record.planned_steps:,} steps"

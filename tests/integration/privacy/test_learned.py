@@ -1,5 +1,6 @@
 """A learned encoder from its training to the answers of a node that is not trusted, and to the audit."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
     record = train_encoder(CONFIG, FEW, runs, RunOptions(threads=1, steps=2), upper_runs=runs)
     assert record.steps == 2
-    export_encoder(runs / CONFIG.name, FEW, folder)
+    other = shutil.copytree(runs / CONFIG.name, runs / "other")
+    with pytest.raises(WeightsError, match=f"holds a run of '{CONFIG.name}'"):
+        export_encoder(other, FEW, folder)
+    said: list[str] = []
+    export_encoder(runs / CONFIG.name, FEW, folder, say=said.append)
+    assert said[0].startswith(f"{CONFIG.name} is not finished: it has done 2 of ")
     return folder
 
 
