@@ -6,7 +6,8 @@ from starlette.applications import Starlette
 
 from cloud_node.engines import load_engine
 from cloud_node.settings import CloudSettings
-from models.serving import obtain_manifest
+from models.manifest import Manifest
+from models.source import load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -19,8 +20,11 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_engine(settings, await obtain_manifest(settings), lifecycle)
-        return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
+        async def load(manifest: Manifest) -> Starlette:
+            models = await load_engine(settings, manifest, lifecycle)
+            return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
+
+        return await load_set(settings, lifecycle, load)
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -8,7 +8,8 @@ from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served
-from models.serving import obtain_manifest
+from models.manifest import Manifest
+from models.source import load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -22,10 +23,12 @@ def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> 
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        manifest = await obtain_manifest(settings)
-        models = await load_served(settings, Tier.EDGE, manifest)
-        encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
-        return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
+        async def load(manifest: Manifest) -> Starlette:
+            models = await load_served(settings, Tier.EDGE, manifest)
+            encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
+            return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
+
+        return await load_set(settings, lifecycle, load)
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from encryption.packing import Quantiser
-from models.atomic import write_atomically
+from models.atomic import write_new
 from models.dataset import Dataset
 from models.evaluate import score
 from models.folders import Images, Labelled
@@ -101,7 +101,7 @@ def _make(
     assert fp32_fine is not None
     precision = ".int8" if network.precision == "int8" else ""
     file = f"{network.name}.{EncoderKind.CONV1}.head{precision}.onnx"
-    write_atomically(folder / file, content)
+    file = write_new(folder, file, content)
     return EncoderEntry(
         kind=EncoderKind.CONV1,
         network=network.name,

@@ -68,10 +68,6 @@ class _Part:
         return self._loaded is not None
 
     @property
-    def version(self) -> str:
-        return "1"
-
-    @property
     def platform(self) -> str:
         return "onnxruntime_onnx"
 

@@ -9,7 +9,9 @@ from encryption.loading import load_heads
 from end_node.app import create_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
-from models.serving import load_models, obtain_manifest
+from models.manifest import Manifest
+from models.serving import load_models
+from models.source import load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -23,10 +25,13 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        manifest = await obtain_manifest(settings)
-        models = await load_models(settings, Tier.END, manifest)
-        encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
-        return create_app(EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes))
+        async def load(manifest: Manifest) -> Starlette:
+            models = await load_models(settings, Tier.END, manifest)
+            encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
+            node = EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
+            return create_app(node)
+
+        return await load_set(settings, lifecycle, load)
 
     return serve(build, settings, node_id=settings.node_id)
 

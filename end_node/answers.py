@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
-from tierkit.inference.model import Array
+from tierkit.inference.model import Array, Model
 from tierkit.inference.runner import RunResult
 from tierkit.wire.events import (
     CoarseEvent,
@@ -52,7 +52,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 def coarse_event(
-    task_id: str, node_id: str, model: str, probabilities: Array, cost: RunResult, *, below: float | None = None
+    task_id: str, node_id: str, model: Model, probabilities: Array, cost: RunResult, *, below: float | None = None
 ) -> CoarseEvent:
     """The first line of an answer, from the probabilities of the superclasses, `[n, C]`.
 
@@ -64,11 +64,12 @@ def coarse_event(
     """
     labels, confidences = _best(probabilities)
     if not 0 <= sum(confidences) < math.inf:
-        raise RuntimeError(f"the model '{model}' gave probabilities that are no numbers")
+        raise RuntimeError(f"the model '{model.name}' gave probabilities that are no numbers")
     return CoarseEvent(
         task_id=task_id,
         node_id=node_id,
-        model=model,
+        model=model.name,
+        sha256=model.sha256,
         labels=labels,
         confidences=confidences,
         queue_ms=cost.queue_s * 1000,
@@ -78,10 +79,17 @@ def coarse_event(
     )
 
 
-def nothing_to_answer(task_id: str, node_id: str, model: str) -> CoarseEvent:
+def nothing_to_answer(task_id: str, node_id: str, model: Model) -> CoarseEvent:
     """The first line where no image can be read; `in_place` makes it one for all images."""
     return CoarseEvent(
-        task_id=task_id, node_id=node_id, model=model, labels=(), confidences=(), queue_ms=0.0, compute_ms=0.0
+        task_id=task_id,
+        node_id=node_id,
+        model=model.name,
+        sha256=model.sha256,
+        labels=(),
+        confidences=(),
+        queue_ms=0.0,
+        compute_ms=0.0,
     )
 
 
@@ -143,6 +151,8 @@ class UpperAnswer:
     probabilities: Array
     """Of the classes, `[n, F]`."""
     round_trip_s: float
+    sha256: str = ""
+    """Version of the network, as the upstream node names it."""
     timing: Timing | None = None
     sent: Sent | None = None
     wrong: tuple[WrongAnswer, ...] = ()
@@ -168,6 +178,7 @@ def _finer(answer: UpperAnswer, hierarchy: Hierarchy) -> dict[str, Any]:
         "node_id": answer.upstream.node_id,
         "tier": answer.upstream.tier,
         "model": answer.upstream.model,
+        "sha256": answer.sha256,
         "round_trip_ms": answer.round_trip_s * 1000,
         "timing": timing
         and UpperTiming(

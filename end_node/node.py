@@ -65,6 +65,9 @@ _NONE: Array = np.zeros((0, 1), np.float32)
 _MOST_SAID = 2000
 """Characters of what went wrong with upstream nodes that are passed on."""
 
+_DIGEST = 64
+"""Characters of a sha256."""
+
 _CLASS_BYTES = 8
 """Of a probability, at most."""
 
@@ -171,9 +174,7 @@ class EndNode(InferenceNode):
         """
         model = self.default_runner.model
         if not task.positions:
-            return in_place(
-                nothing_to_answer(task.task_id, self.settings.node_id, model.name), (), task.read.damaged
-            ), _NONE
+            return in_place(nothing_to_answer(task.task_id, self.settings.node_id, model), (), task.read.damaged), _NONE
         (images,) = model.inputs
         rows, left_s = task.read.rows, task.deadline - self.clock()
         result = await self.default_runner.answer(
@@ -186,7 +187,7 @@ class EndNode(InferenceNode):
         event = coarse_event(
             task.task_id,
             self.settings.node_id,
-            model.name,
+            model,
             probabilities,
             task.read.charged(result),
             below=task.stages[0].below if task.stages else None,
@@ -311,6 +312,7 @@ class EndNode(InferenceNode):
             upstream=upstream,
             probabilities=probabilities,
             round_trip_s=round_trip_s,
+            sha256=reply.response.model_version[:_DIGEST],
             timing=reply.response.timing,
             sent=reply.sent,
         )

@@ -50,6 +50,7 @@ BATCH = 50
 _SCHEMES = (Scheme.END, Scheme.END_EDGE)
 _DEADLINE_S = 600.0
 _POLL_S = 0.002
+_SHA256 = "0" * 64
 _TASK = re.compile(rb"^POST /v1/tasks/(\S+) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
@@ -76,7 +77,7 @@ IDLE = Heartbeat(incarnation="12345678", in_flight=0, queued_images=0, images_do
 
 def null_node(node_id: str, tier: Tier, port: int) -> Registration:
     """A node as it registers."""
-    offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=0.001)
+    offer = ModelOffer(name="null", sha256=_SHA256, ms_per_image=0.001)
     url = f"http://127.0.0.1:{port}"
     return Registration(node_id=node_id, incarnation=IDLE.incarnation, tier=tier, url=url, models=(offer,), version="0")
 
@@ -90,6 +91,7 @@ class _Null:
             task_id="TASK",
             node_id=f"end-{number}",
             model="null",
+            sha256=_SHA256,
             labels=zeros,
             confidences=sure,
             queue_ms=0.0,
@@ -100,6 +102,7 @@ class _Null:
             node_id="edge-0",
             tier=Tier.EDGE,
             model="null",
+            sha256=_SHA256,
             labels=zeros,
             confidences=sure,
             coarse_labels=zeros,

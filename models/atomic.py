@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from typing import IO
 
 from tierkit.errors import SetupError
 
-__all__ = ["alone_in", "finish_writing", "made_folder", "replace_file", "write_atomically"]
+__all__ = ["alone_in", "finish_writing", "made_folder", "replace_file", "write_atomically", "write_new"]
 
 _writing = threading.Lock()
 
@@ -88,6 +89,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or raise `SetupError` and leave it as it was."""
     with _writing, replace_file(path) as handle:
         handle.write(content)
+
+
+def write_new(folder: Path, name: str, content: bytes) -> str:
+    """Write a file into a folder without replacing another one, which a running service may use. Return its name, with
+    a digest in it if another file has the name already.
+
+    Raises:
+        SetupError: the file could not be written.
+    """
+    path = folder / name
+    if path.exists() and path.read_bytes() != content:
+        path = folder / f"{path.stem}.{hashlib.sha256(content).hexdigest()[:12]}{path.suffix}"
+    write_atomically(path, content)
+    return path.name
 
 
 def finish_writing() -> None:

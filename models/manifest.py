@@ -363,6 +363,21 @@ class Manifest(Frozen):
         """As JSON: what `manifest.json` holds."""
         return self.model_dump(mode="json", by_alias=True)
 
+    def as_json(self) -> bytes:
+        """The content of `manifest.json`."""
+        return (json.dumps(self.content(), indent=2) + "\n").encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of its content: two manifests with the same digest name the same networks and classes."""
+        return hashlib.sha256(self.as_json()).hexdigest()
+
+    @cached_property
+    def offered(self) -> frozenset[tuple[str, str]]:
+        """Name and sha256 of each network and of each encoder's tail that a node may serve."""
+        networks = ((entry.name, entry.sha256) for entry in self.models)
+        return frozenset((*networks, *((encoder.name, encoder.tail.sha256) for encoder in self.encoders)))
+
     def entry(self, name: str) -> ModelEntry:
         """The network called `name`.
 
@@ -498,7 +513,7 @@ def save_manifest(manifest: Manifest, folder: Path) -> None:
     Raises:
         SetupError: it could not be written; the old one is whole.
     """
-    write_atomically(folder / MANIFEST_NAME, (json.dumps(manifest.content(), indent=2) + "\n").encode())
+    write_atomically(folder / MANIFEST_NAME, manifest.as_json())
 
 
 def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelEntry, ...]:

@@ -98,10 +98,6 @@ class OnnxModel:
         return self._name
 
     @property
-    def version(self) -> str:
-        return "1"
-
-    @property
     def platform(self) -> str:
         return "onnxruntime_onnx"
 

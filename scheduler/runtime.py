@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +24,7 @@ from scheduler.dispatch.wire import HttpWire
 from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import DATABASE, DEVICES, UNFINISHED, WAITING
+from scheduler.measures import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.runs.service import Runs
@@ -49,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 _SWEEP_S = 0.05
 """Part of the time in which a silent node is noticed."""
+_SHOW_S = 1.0
+"""Between two updates of the figures that take longer to work out."""
 _PURGE_S = 3600.0
 _FLUSH_S = 5.0
 
@@ -182,7 +185,7 @@ async def _while_held(lease: Lease, work: Coroutine[Any, Any, None]) -> None:
 async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupCommit) -> None:
     """Notice silence; log, count and record every change of health, once. Set the gauges."""
     devices = scheduler.devices
-    doubting = False
+    doubting, shown = False, (-math.inf, -1)
     while True:
         await asyncio.sleep(_SWEEP_S)
         now = time.monotonic()
@@ -201,6 +204,11 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
         WAITING.set(dispatcher.waiting)
         DATABASE.set(commit.refused is None)
         dispatcher.record.look(now)
+        if now - shown[0] >= _SHOW_S:
+            scheduler.class_counts.show()
+            if devices.changes != shown[1]:
+                show_networks([*scheduler.fleet.alive_ends(now), *scheduler.fleet.uppers(now)])
+            shown = now, devices.changes
 
 
 async def _purge(scheduler: Scheduler) -> None:

@@ -7,12 +7,13 @@ import platform
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -194,17 +195,20 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
             yield Check("ports", str(port), Verdict.OK, "free")
 
 
-def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) -> Iterator[Check]:
+def check_fleet(
+    client: Client, *, asked_for: bool, models: Path | None = None, tls_ca: Path | None = None
+) -> Iterator[Check]:
     """The scheduler, those that stand by to take its place, and each node that it lists: reachable, ready, leased, of
     this version.
 
     Args:
         asked_for: the user has named this scheduler; without that, none at the default address is no fault.
+        models: the model set that the scheduler should serve; None if the user has not named one.
         tls_ca: file with the certificates to trust; None for the public authorities.
     """
     try:
         yield from _check_token(client)
-        info = client.info()
+        info, offered = client.info(), _networks_of(client.models())
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
@@ -231,8 +235,10 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
         if url != client.url:
             yield _check_standby(url, tls_ca)
             yield from _check_certificate("standby", url, tls_ca)
+    if models is not None:
+        yield from _check_set(offered, models)
     for device in devices:
-        yield _check_node(device, tls_ca)
+        yield _check_node(device, offered, tls_ca)
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
@@ -240,7 +246,35 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
         yield Check(_FLEET, "end nodes", Verdict.FAIL, "none is alive, so no job can run", advice)
 
 
-def _check_node(device: Device, tls_ca: Path | None) -> Check:
+def _networks_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """sha256 by name of the networks and encoders' tails of a manifest."""
+    tails = {f"{one['network']}.{one['kind']}": one["tail"]["sha256"] for one in manifest.get("encoders", ())}
+    return tails | {one["name"]: one["sha256"] for one in manifest["models"]}
+
+
+def _check_set(offered: Mapping[str, str], models: Path) -> Iterator[Check]:
+    """Compare the set that the scheduler has loaded with the one in a folder."""
+    try:
+        there = _networks_of(load_manifest(models).content())
+    except SetupError:
+        return  # reported by the check of the set
+    differing = sorted(name for name in offered.keys() | there.keys() if offered.get(name) != there.get(name))
+    if not differing:
+        yield Check(_FLEET, "model set", Verdict.OK, f"the scheduler serves the networks of {models}")
+        return
+    detail = "; ".join(
+        f"{name}: {_short(offered.get(name))} at the scheduler, {_short(there.get(name))} in {models}"
+        for name in differing
+    )
+    advice = "restart the scheduler to serve this set; nodes load new networks by themselves"
+    yield Check(_FLEET, "model set", Verdict.FAIL, detail, advice)
+
+
+def _short(sha256: str | None) -> str:
+    return "none" if sha256 is None else f"sha256 {sha256[:12]}…"
+
+
+def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None) -> Check:
     right = "" if device.accuracy is None else f" ({percent(device.accuracy)})"
     serves = f", serves {device.network}{right}" if device.network else ""
     place = f"{device.tier} at {device.url}{serves}"
@@ -252,6 +286,13 @@ def _check_node(device: Device, tls_ca: Path | None) -> Check:
         if device.health is Health.DEAD:
             advice += f"; if it is gone for good: terrace devices forget {device.node_id}"
         return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
+    for model in device.models:
+        if offered.get(str(model["name"])) != model["sha256"]:
+            detail = (
+                f"{place}: its {model['name']} is {_short(str(model['sha256']))}, the scheduler's "
+                f"{_short(offered.get(str(model['name'])))}"
+            )
+            return Check(_FLEET, device.node_id, Verdict.FAIL, detail, "restart the node without --models")
     try:
         ready = _health(device.url, tls_ca).is_success
         trouble, advice = ("", "") if ready else ("says that it is not ready", "look at its log")

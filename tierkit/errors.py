@@ -7,6 +7,7 @@
     │   └── TooLarge            more bytes, pixels or images than the limit
     ├── NotFound                no such job, model, device, route
     ├── Conflict                the request contradicts the present state (a finished job, an old incarnation)
+    │   ├── OtherNetworks       a node serves other networks than the fleet: bring it to the scheduler's model set
     │   └── EncoderMismatch     features of another encoder, or of another version of it, than is known here
     ├── Unauthenticated         no token, or one that is unknown, revoked or expired: get a valid one
     ├── Forbidden               the policy, or the role of the token, forbids it (pixels to an untrusted node)
@@ -26,6 +27,7 @@
         ├── MissingExtra        an optional dependency is not installed
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
+        │   └── WeightsMissing  the scheduler does not have it (any more): ask for its model set again
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
         ├── AddressUnavailable  the address to listen on is not there yet, or its name is unknown: start again later
         │   └── PortInUse       another process listens there
@@ -56,6 +58,7 @@ __all__ = [
     "MissingExtra",
     "NoNodeAvailable",
     "NotFound",
+    "OtherNetworks",
     "Overloaded",
     "PortInUse",
     "ProviderUnavailable",
@@ -71,6 +74,7 @@ __all__ = [
     "UpstreamTimeout",
     "UpstreamUnavailable",
     "WeightsError",
+    "WeightsMissing",
 ]
 
 
@@ -104,6 +108,10 @@ class Conflict(TerraceError):
 
 class EncoderMismatch(Conflict):
     """Head and tail of an encoder are not of one version: bring both sides to the same manifest."""
+
+
+class OtherNetworks(Conflict):
+    """A node serves other networks than the fleet: bring it to the scheduler's model set."""
 
 
 class Unauthenticated(TerraceError):
@@ -188,6 +196,10 @@ class ProviderUnavailable(SetupError):
 
 class WeightsError(SetupError):
     """A weights file is missing, damaged, or not the one that the manifest names."""
+
+
+class WeightsMissing(WeightsError):
+    """Neither this node nor the scheduler has the file: ask the scheduler for its model set again."""
 
 
 class DataError(SetupError):

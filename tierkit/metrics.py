@@ -41,14 +41,16 @@ _compute_duration = Histogram(
 _batch_size = Histogram("terrace_batch_size", "Images in one batch.", ["tier", "model"], buckets=_BATCH_SIZES)
 _upload_bytes = Counter("terrace_upload_bytes_total", "Bytes of inference request bodies received.", ["tier", "model"])
 
+_model_info = Gauge("terrace_model_info", "1 for each network that the node serves.", ["tier", "model", "sha256"])
 _queued_images = Gauge("terrace_queued_images", "Images that wait for their batch.", ["tier", "model"])
 
 
 class ModelMetrics:
     """The metrics of one model on one node, label values bound once."""
 
-    def __init__(self, tier: str, model: str) -> None:
+    def __init__(self, tier: str, model: str, sha256: str) -> None:
         self._labels = (tier, model)
+        _model_info.labels(tier, model, sha256).set(1)
         self._queue = _queue_duration.labels(tier, model)
         self._compute = _compute_duration.labels(tier, model)
         self._batch = _batch_size.labels(tier, model)

@@ -47,7 +47,6 @@ class MadeModel:
     """What a test's network says of itself, unless it says otherwise; a subclass adds its tensors and `run`."""
 
     name = "made"
-    version = "1"
     platform = "numpy_test"
     sha256 = "ab" * 32
     inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)

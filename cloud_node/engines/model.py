@@ -70,10 +70,6 @@ class EngineModel:
         return self._entry.name
 
     @property
-    def version(self) -> str:
-        return "1"
-
-    @property
     def platform(self) -> str:
         return self._platform
 

@@ -14,7 +14,7 @@ from encryption.packing import Quantiser
 from encryption.training.config import BottleneckConfig
 from encryption.training.learner import build_parts
 from encryption.training.record import EncoderRecord
-from models.atomic import write_atomically
+from models.atomic import write_atomically, write_new
 from models.calibration import fit_temperature
 from models.dataset import Dataset
 from models.evaluate import score
@@ -133,8 +133,9 @@ def export_encoder(
     )
     for record in made:
         save_record(record, records_folder(into), f"{record.config.name}.json")
-    write_atomically(into / entry.head.file, head_file)
-    write_atomically(into / entry.tail.file, tail_file)
+    entry = entry.model_copy(
+        update={"head": _written(into, entry.head, head_file), "tail": _written(into, entry.tail, tail_file)}
+    )
     encoders = merge_encoder(manifest.encoders, entry)
     save_manifest(manifest.model_copy(update={"encoders": encoders}), into)
     return entry
@@ -183,6 +184,10 @@ def _draft(
         parameters=count_parameters(parts),
         training=training,
     )
+
+
+def _written(folder: Path, part: PartFile, content: bytes) -> PartFile:
+    return part.model_copy(update={"file": write_new(folder, part.file, content)})
 
 
 def _part(file: str, content: bytes) -> PartFile:

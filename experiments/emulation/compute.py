@@ -146,7 +146,7 @@ class EmulatedModel:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = sleep_precisely,
     ) -> None:
-        self.name, self.version, self.platform, self.sha256 = model.name, model.version, model.platform, model.sha256
+        self.name, self.platform, self.sha256 = model.name, model.platform, model.sha256
         self.inputs, self.outputs, self.labels = model.inputs, model.outputs, model.labels
         # Tells clients that its speed is not real.
         self.parameters = {**model.parameters, "emulated_ms_per_image": ms_per_image}

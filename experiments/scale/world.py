@@ -335,6 +335,7 @@ class World:
                     task_id=order.task_id,
                     node_id=order.node_id,
                     model=end.model,
+                    sha256=order.sha256,
                     queue_ms=(begun - sent_at - half_s) * 1000,
                     compute_ms=seconds * 1000,
                     batch_images=tasks * BATCH,
@@ -369,6 +370,7 @@ class World:
                     node_id=upper.node_id,
                     tier=upper.tier,
                     model=upper.model,
+                    sha256=upstream.sha256 or "",
                     round_trip_ms=(ready_at + link_s / 2 - asked_at) * 1000,
                     timing=UpperTiming(
                         queue_ms=(begun - asked_at - link_s / 2) * 1000,

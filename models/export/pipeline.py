@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from torch import nn
 
-from models.atomic import write_atomically
+from models.atomic import write_atomically, write_new
 from models.calibration import fit_temperature
 from models.data import ImageSet
 from models.dataset import Dataset
@@ -122,7 +122,7 @@ def quantize_run(
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
     _keep_records(made, folder.parent, records)
-    write_atomically(weights / entry.file, content)
+    entry = entry.model_copy(update={"file": write_new(weights, entry.file, content)})
     save_manifest(
         Manifest(
             hierarchy=dataset.hierarchy.content(),

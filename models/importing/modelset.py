@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from models.atomic import alone_in, write_atomically
+from models.atomic import alone_in, write_new
 from models.hierarchy import Hierarchy
 from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
 from tierkit.errors import InvalidInput, SetupError
@@ -39,8 +38,8 @@ def check_folder(models: Path) -> None:
 
 
 def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path) -> ModelEntry:
-    """Write the network, then the manifest, which alone makes it one of the set; then what the set no longer uses goes.
-    Whenever this ends, the set is as before or as after it. Returns the entry with the name of the file.
+    """Write the network, then the manifest, which alone makes it one of the set. Whenever this ends, the set is whole.
+    Earlier files stay: running services offer and load them. Return the entry with the name of the file.
 
     Raises:
         InvalidInput: the set has been changed meanwhile, and this network does not fit it any more.
@@ -53,9 +52,8 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
         free_name(models, Tier(entry.tier), before, entry.name)
         for left in models.glob(".*.onnx.*"):  # of imports that were killed; no other writes now
             left.unlink(missing_ok=True)
-        entry = entry.model_copy(update={"file": _file_name(models, entry, content)})
-        new = not (models / entry.file).exists()
-        write_atomically(models / entry.file, content)
+        there = {path.name for path in models.iterdir()}
+        entry = entry.model_copy(update={"file": write_new(models, f"{entry.name}.onnx", content)})
         after = Manifest(
             hierarchy=hierarchy.content(),
             data_source=before.data_source if before else "imported networks; their authors say what they learnt from",
@@ -65,28 +63,10 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
         try:
             save_manifest(after, models)
         except SetupError:
-            if new:
+            if entry.file not in there:
                 (models / entry.file).unlink(missing_ok=True)
             raise
-        for file in _files(before) - _files(after):
-            with suppress(OSError):
-                (models / file).unlink()
     return entry
-
-
-def _file_name(models: Path, entry: ModelEntry, content: bytes) -> str:
-    """One at which no other file lies: until the manifest is written, the one before holds."""
-    plain = models / f"{entry.name}.onnx"
-    if not plain.exists() or plain.read_bytes() == content:
-        return plain.name
-    return f"{entry.name}.{entry.sha256[:12]}.onnx"
-
-
-def _files(manifest: Manifest | None) -> set[str]:
-    if manifest is None:
-        return set()
-    parts = (part.file for encoder in manifest.encoders for part in (encoder.head, encoder.tail))
-    return {*(entry.file for entry in manifest.models), *parts}
 
 
 def hierarchy_of(models: Path, before: Manifest | None, given: Path | None, labels: Sequence[str]) -> Hierarchy:

@@ -41,13 +41,14 @@ from scheduler.api.routing import (
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES, Scheduler
+from scheduler.measures import REFUSED
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
 from tierkit.access import SESSION_COOKIE, SESSION_PATH, Caller, Gate
-from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound, WeightsError
+from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound, OtherNetworks, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
 from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
@@ -83,7 +84,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
                     "outstanding": scheduler.dispatcher.outstanding(view.device.node_id),
                 }
             )
-            for view in scheduler.devices.view(now)
+            for view in (*scheduler.devices.view(now), *scheduler.devices.strangers(now))
         )
     )
 
@@ -91,7 +92,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
 @fleet.post(
     "/v1/devices",
     response_model=Lease,
-    responses={409: {"description": "The id is another node's, or the networks answer other classes or too few."}},
+    responses={409: {"description": "The id is another node's, or the networks are not those of the model set."}},
     summary="Register a node",
     dependencies=NODES,
 )
@@ -99,7 +100,11 @@ async def register(request: Request, scheduler: Service, caller: CallerOf, regis
     try:
         return await _register(request, scheduler, caller, registration)
     except (Conflict, Forbidden) as exc:
-        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic())
+        # A node whose token is for other names has proved nothing.
+        claim = registration if isinstance(exc, Conflict) else None
+        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic(), claim)
+        reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
+        REFUSED.labels(registration.tier, reason).inc()
         raise
 
 
@@ -112,7 +117,7 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
         server is not None and await own.is_at(registration.url, port=server[1])
     ):
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
-    scheduler.fleet.check_classes(registration)
+    scheduler.fleet.check_networks(registration)
     return scheduler.devices.register(registration, time.monotonic())
 
 
@@ -258,10 +263,18 @@ class _File(FileResponse):
 @about.get(
     "/v1/models",
     summary="The manifest: classes, and all networks and encoders that nodes may fetch",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {}}},
+        304: {"description": "The manifest that `If-None-Match` names is this one."},
+    },
     dependencies=USERS_AND_NODES,
 )
-async def list_models(scheduler: Service) -> dict[str, Any]:
-    return scheduler.manifest.content()
+async def list_models(request: Request, scheduler: Service) -> Response:
+    etag = f'"{scheduler.manifest.digest}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    return Response(scheduler.manifest.as_json(), media_type="application/json", headers={"ETag": etag})
 
 
 @about.get(

@@ -62,6 +62,9 @@ _LIST_FULL_S = 60.0
 _REFUSED_S = 60.0
 """How long it is told that a node was refused; one that goes on asking does so every few seconds."""
 
+_MOST_STRANGERS = 64
+"""Refused nodes that are remembered although they are not on the list."""
+
 _MOST_RETIRED = 64
 """Older incarnations that are remembered of each node."""
 
@@ -212,6 +215,8 @@ class DeviceList:
         """Nodes whose health is another than the listeners know."""
         self._dead: dict[str, None] = {}
         """Dead nodes that the list may forget, in the order of their deaths."""
+        self._strangers: dict[str, Device] = {}
+        """Nodes that were refused and are not on the list, the latest last."""
         self._unsaved: set[str] = set()
         """Nodes whose row in the database is out of date."""
 
@@ -472,11 +477,27 @@ class DeviceList:
         # Whether it may see pixels decides on the routes, which are worked out when this changes.
         self._moved(device)
 
-    def refused(self, node_id: str, why: str, now: float) -> None:
-        """Somebody of this name was refused a place, or a heartbeat. Told of a known node that is gone, and believed of
-        no other: the name alone proves nothing."""
+    def refused(self, node_id: str, why: str, now: float, claim: Registration | None = None) -> None:
+        """Note that a node was refused a place, or a heartbeat. A known node that is gone is shown with the reason; of
+        any other, the name alone proves nothing.
+
+        Args:
+            claim: what an unknown node has said of itself; it is shown for a minute.
+        """
         if (device := self._devices.get(node_id)) is not None:
             device.refusal = now, why[:_MOST_SAID]
+        elif claim is not None:
+            self._strangers.pop(node_id, None)
+            while len(self._strangers) >= _MOST_STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
+            stranger = self._strangers[node_id] = self._new(claim, NO_INTENT, now)
+            stranger.refusal = now, why[:_MOST_SAID]
+            stranger.death = "has no place on the list"
+
+    def strangers(self, now: float) -> list[DeviceView]:
+        """The nodes that were refused a place within the last minute and never had one, in order."""
+        recent = [one for one in self._strangers.values() if now - one.refusal[0] < _REFUSED_S]
+        return [self._opinion(one, now) for one in sorted(recent, key=_order) if one.node_id not in self._devices]
 
     def leave(self, node_id: str, incarnation: str, now: float) -> None:
         """The process of a node ends, and its tasks go to others. The node stays listed if an operator has drained or
@@ -694,7 +715,7 @@ class DeviceList:
             reason = f"{reason}; gets one task as a trial: {wrong.why}"
         refused_at, why = device.refusal
         if verdict.health is Health.DEAD and now - refused_at < _REFUSED_S:
-            reason = f"{reason}; who says to be it is refused: {why}"
+            reason = f"{reason}; it is refused: {why}"
         return DeviceView(
             death=verdict.reason if verdict.health.gone else None,
             device=device,

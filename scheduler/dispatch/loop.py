@@ -478,6 +478,7 @@ class Dispatcher:
             node_id=attempt.node_id,
             url=registration.url,
             model=registration.models[0].name,
+            sha256=registration.models[0].sha256,
             images=job.images[task.first_image : task.first_image + task.images],
             upstreams=attempt.upstreams,
             coarse_classes=self._coarse_classes,

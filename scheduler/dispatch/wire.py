@@ -74,6 +74,8 @@ class Order:
     url: str
     model: str
     """That the device has registered for its coarse answers."""
+    sha256: str
+    """Of that model."""
     images: Array
     """UINT8 pixels `[n, h, w, 3]`, or files `[n]`."""
     upstreams: tuple[Upstream, ...]
@@ -257,6 +259,11 @@ class _Expected:
                     raise self._wrong(
                         f"a coarse answer of the model {event.model!r}, and has registered {order.model!r}"
                     )
+                if event.sha256 != order.sha256:
+                    raise self._wrong(
+                        f"a coarse answer of {event.model!r} with sha256 {event.sha256!r}, and has registered "
+                        f"{order.sha256!r}"
+                    )
                 self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.images))
                 self._check_unsure(event.unsure)
                 self._check_damaged(event)
@@ -314,6 +321,11 @@ class _Expected:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
         if answer.model != upstream.model:
             raise self._wrong(f"a fine answer of the model {answer.model!r}, where {upstream.model!r} was asked for")
+        if answer.sha256 != upstream.sha256:
+            raise self._wrong(
+                f"a fine answer of {answer.model!r} with sha256 {answer.sha256!r}, where {upstream.sha256!r} was "
+                "asked for"
+            )
         if answer.sent is not None:
             self._check_sent(answer.sent, upstream)
         self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)

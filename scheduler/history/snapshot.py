@@ -143,7 +143,7 @@ class Snapshots:
 
     def _take(self) -> FleetSnapshot:
         now, scheduler = self._clock(), self._scheduler
-        views = scheduler.devices.view(now, _MOST_NODES)
+        views = [*scheduler.devices.view(now, _MOST_NODES), *scheduler.devices.strangers(now)]
         _, rows = self.record.seconds.since(self.record.wall(now) - 2)
         last = rows[-1].tolist() if len(rows) else []
         return FleetSnapshot(

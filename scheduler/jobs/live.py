@@ -10,7 +10,9 @@ from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.ingest.inputs import JobImages
 from scheduler.jobs.policy import JobPolicy
+from scheduler.jobs.progress import labels_of
 from scheduler.jobs.views import Renderer, Rows, grouped
+from scheduler.measures import ClassCounts
 from scheduler.store.jobs import new_job_id
 from tierkit.types import JobState
 from tierkit.wire.trace import Trace
@@ -46,6 +48,7 @@ async def answer_live(
     renderer: Renderer,
     policy: JobPolicy,
     images: JobImages,
+    class_counts: ClassCounts,
     *,
     content: str,
     request_id: str,
@@ -75,6 +78,7 @@ async def answer_live(
             if item is None or item.stage == "coarse":
                 coarse = item
             if item is not None:
+                class_counts.add(labels_of(item.event, renderer.readable(coarse, len(images))))
                 rows = renderer.task(0, len(images), coarse, item if item.stage == "final" else None)
                 yield [{"event": item.kind, **grouped(item, rows)}]
         state, reason = item

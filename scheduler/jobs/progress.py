@@ -22,7 +22,7 @@ from tierkit.wire.events import (
     TaskEvent,
 )
 
-__all__ = ["Progress", "sent_of"]
+__all__ = ["Progress", "labels_of", "sent_of"]
 
 _RANGES_SHOWN = 20
 _MOST_SHOWN = 1000
@@ -41,6 +41,22 @@ def sent_of(event: TaskEvent) -> list[Sent]:
         case _:
             answers = ()
     return [answer.sent for answer in answers if answer.sent is not None]
+
+
+def labels_of(event: TaskEvent, readable: NDArray[np.int64]) -> list[tuple[Tier, NDArray[np.int32], bool]]:
+    """Labels in an answer: the tier, int32 `[n]`, and True for classes, False for superclasses.
+
+    Args:
+        readable: positions in the task of the images that can be read.
+    """
+    match event:
+        case CoarseEvent():
+            return [(Tier.END, np.array(event.labels, np.int32)[readable], False)]
+        case FineEvent():
+            return [(event.tier, np.array(event.labels, np.int32)[readable], True)]
+        case RoutedEvent():
+            return [(part.tier, np.array(part.labels, np.int32), True) for part in event.answers]
+    return []
 
 
 class Progress:
@@ -85,7 +101,7 @@ class Progress:
         if isinstance(event, CoarseEvent):
             found = {first_image + item.index: item.reason for item in event.damaged}
             self.damaged = found | self.damaged
-        at = self._readable(answer)
+        at = self.readable(answer)
         images = len(at)
         if isinstance(event, CoarseEvent):
             self._latencies["coarse"].append((answer.ms, images))
@@ -118,12 +134,12 @@ class Progress:
     def take_back(self, answer: Answer) -> None:
         """Count a coarse answer no more, which was withdrawn."""
         assert isinstance(answer.event, CoarseEvent)
-        at = self._readable(answer)
+        at = self.readable(answer)
         self._latencies["coarse"].remove((answer.ms, len(at)))
         del self._coarse_labels[answer.first_image]
         self._count_coarse(answer.event, answer.first_image, at, times=-1)
 
-    def _readable(self, answer: Answer) -> NDArray[np.int64]:
+    def readable(self, answer: Answer) -> NDArray[np.int64]:
         """Positions in the task of the images that can be read."""
         first, at = answer.first_image, np.arange(answer.images)
         if not self.damaged:

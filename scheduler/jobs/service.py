@@ -31,9 +31,10 @@ from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.jobs.live import answer_live
 from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
-from scheduler.jobs.progress import Progress
+from scheduler.jobs.progress import Progress, labels_of
 from scheduler.jobs.sinks import DurableSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, grouped, job as view_of
+from scheduler.measures import ClassCounts
 from scheduler.news import News
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.runs.service import Runs
@@ -109,6 +110,7 @@ class Scheduler:
         self._copies = copies
         """Of the input files, for other schedulers; None where no other one shares the database."""
         self._sinks: dict[str, DurableSink] = {}
+        self.class_counts = ClassCounts(manifest.hierarchy)
         self._news = News()
         """By job id."""
         self._submissions = 0
@@ -597,7 +599,14 @@ class Scheduler:
         trace = current_trace()
         renderer = Renderer(self.manifest.hierarchy, facts, policy, trace)
         return answer_live(
-            self.dispatcher, renderer, policy, images, content=writer.sha256, request_id=request_id, trace=trace
+            self.dispatcher,
+            renderer,
+            policy,
+            images,
+            self.class_counts,
+            content=writer.sha256,
+            request_id=request_id,
+            trace=trace,
         )
 
     def _check_ends(self) -> None:
@@ -617,7 +626,9 @@ class Scheduler:
     def on_commit(self, group: Sequence[tuple[int, Answer]]) -> None:
         """Results have become durable: count them, and tell the followers."""
         for _, answer in group:
-            self._sinks[answer.job_id].progress.add(answer)
+            progress = self._sinks[answer.job_id].progress
+            progress.add(answer)
+            self.class_counts.add(labels_of(answer.event, progress.readable(answer)))
         for job_id in {answer.job_id for _, answer in group}:
             self._news.tell(job_id)
         self.dispatcher.wake()

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import Answer, AttemptReport
@@ -168,6 +170,11 @@ class Renderer:
             )
         return rows
 
+    def readable(self, coarse: Answer | None, images: int) -> NDArray[np.int64]:
+        """Positions of the images that can be read, of a job with one task."""
+        damaged = self._damaged(coarse, 0)
+        return np.array([place for place in range(images) if place not in damaged], np.int64)
+
     def _damaged(self, coarse: Answer | None, first_image: int) -> Mapping[int, str]:
         """What is wrong with the images that cannot be read, by number."""
         event = coarse.event if coarse else None
@@ -196,6 +203,8 @@ class Renderer:
             "label": self._hierarchy.coarse[event.labels[place]],
             "confidence": event.confidences[place],
             "node": event.node_id,
+            "model": event.model,
+            "sha256": event.sha256,
             "ms": round(answer.ms, 3),
         }
 
@@ -208,6 +217,8 @@ class Renderer:
             "coarse_label": self._hierarchy.coarse[answer.coarse_labels[place]],
             "node": answer.node_id,
             "tier": answer.tier,
+            "model": answer.model,
+            "sha256": answer.sha256,
             "ms": round(ms, 3),
         }
 

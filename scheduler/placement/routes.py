@@ -24,7 +24,7 @@ from scheduler.placement.mapping import (
     share_to_cloud,
 )
 from scheduler.settings import SchedulerSettings
-from tierkit.errors import Conflict, Forbidden
+from tierkit.errors import Conflict, Forbidden, OtherNetworks
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
@@ -104,6 +104,7 @@ class Fleet:
         self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
+        self._offered = manifest.offered
         self._accuracy = {entry.sha256: entry.accuracy for entry in manifest.models}
         hierarchy = manifest.hierarchy
         self._fine_classes = {"", classes_digest(hierarchy.fine)}
@@ -112,25 +113,36 @@ class Fleet:
         """What was worked out since the device list last changed."""
         self._known_at = -1
 
-    def check_classes(self, registration: Registration) -> None:
+    def check_networks(self, registration: Registration) -> None:
         """Refuse a node whose answers would be taken for others.
 
         Raises:
-            Conflict: its networks answer other classes than those of the manifest, or in another order; or it is of an
-                upper tier and answers superclasses alone.
+            OtherNetworks: its networks are not those of the manifest, by name and sha256; they answer other classes, or
+                in another order; or it is of an upper tier and answers superclasses alone.
         """
         strangers = [offer.name for offer in registration.models if offer.classes not in self._classes]
         if strangers:
-            raise Conflict(
+            raise OtherNetworks(
                 f"{', '.join(strangers)} of {registration.node_id} answers other classes than this fleet does: start "
                 "the node with --models for the scheduler's model set, or without --models to get it from there"
             )
+        other = next((offer for offer in registration.models if (offer.name, offer.sha256) not in self._offered), None)
+        if other is not None:
+            raise OtherNetworks(
+                f"{other.name} of {registration.node_id} is not in the model set of this scheduler: its sha256 is "
+                f"{other.sha256}{self._instead(other.name)}. Start the node without --models to get the set from the "
+                "scheduler, or bring its own set up to date"
+            )
         if registration.tier is not Tier.END and self._fine_classes.isdisjoint(o.classes for o in registration.models):
             names = ", ".join(offer.name for offer in registration.models)
-            raise Conflict(
+            raise OtherNetworks(
                 f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
                 "without --model, or with one that answers classes"
             )
+
+    def _instead(self, name: str) -> str:
+        known = next((sha256 for known, sha256 in self._offered if known == name), None)
+        return "" if known is None else f", and the set has {known}"
 
     def accuracy(self, device: Device) -> float | None:
         """Of the network that a node is asked for, as the manifest has it; None where that does not know the file."""
@@ -338,6 +350,7 @@ class Fleet:
                     url=present.url,
                     tier=target.tier,
                     model=present.model if encoder is None else encoder.name,
+                    sha256=present.sha256 if encoder is None else encoder.tail.sha256,
                     encoding=encoding,
                     relay=relay,
                     key=target.registration.key,

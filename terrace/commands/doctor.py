@@ -44,7 +44,7 @@ def doctor(
 ) -> None:
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
     with connect(scheduler or DEFAULT_URL, token_file, tls_ca) as client:
-        fleet = list(checks.check_fleet(client, asked_for=scheduler is not None, tls_ca=tls_ca))
+        fleet = list(checks.check_fleet(client, asked_for=scheduler is not None, models=models, tls_ca=tls_ca))
     # Only a scheduler that answers is followed by findings on its nodes.
     answers = any(check.name != "scheduler" for check in fleet)
     running = answers and any(checks.listens_here(url, DEFAULT_PORT) for url in client.urls)

@@ -373,6 +373,10 @@ class AsyncClient(Connection):
         """Version and limits of the scheduler, the networks' input shape and the label hierarchy."""
         return await self._get(dict[str, Any], "/v1/info")
 
+    async def models(self) -> dict[str, Any]:
+        """The manifest of the scheduler's model set: classes, networks with their sha256, and encoders."""
+        return await self._get(dict[str, Any], "/v1/models")
+
     async def _get(self, kind: type[T], path: str, **params: str | int | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}
         response = await self._request("GET", path, repeatable=True, params=given)

@@ -154,6 +154,7 @@ class Client:
     fleet = _blocking(AsyncClient.fleet)
     whoami = _blocking(AsyncClient.whoami)
     info = _blocking(AsyncClient.info)
+    models = _blocking(AsyncClient.models)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:
         with self._opening:

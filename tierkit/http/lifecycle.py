@@ -41,6 +41,10 @@ class Lifecycle:
         """Told of each request that the gate refuses."""
         self.standby: Callable[[], str | None] = lambda: None
         """Why the service does nothing now, while another one of its kind does; None otherwise."""
+        self.is_current: Callable[[], Awaitable[bool]] = _always
+        """Returns False once what the service has loaded has been replaced."""
+        self.restarting = False
+        """True if the process is to start again once it has drained."""
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None
@@ -72,6 +76,12 @@ class Lifecycle:
     def drain(self) -> None:
         """Take no new work from now on. May be called more than once."""
         self._drain.set()
+
+    def restart(self, why: str) -> None:
+        """Drain, then start the process again with the same command."""
+        log.warning("starting again: %s", why)
+        self.restarting = True
+        self.drain()
 
     async def wait_draining(self) -> None:
         """Return when the service begins to drain: endless answer streams end themselves then."""
@@ -137,6 +147,10 @@ class Lifecycle:
     async def run_checks(self) -> Mapping[str, str]:
         """Result of each check by name: "ok", or a sentence."""
         return dict(zip(self._checks, await asyncio.gather(*map(_outcome, self._checks.values())), strict=True))
+
+
+async def _always() -> bool:
+    return True
 
 
 async def _outcome(check: Check) -> str:

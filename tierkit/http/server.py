@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,8 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
     Args:
         node_id: name of the node in logs, health answers and the ready file; "" where the service is no node.
 
+    After `Lifecycle.restart` the process drains and then starts again with the same command.
+
     Returns:
         0 after a drain; 1 when a background loop of the service crashed.
 
@@ -80,11 +83,16 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
     spans.configure(settings.service, node_id)
     # uvicorn knows which event loop is the fast one here (uvloop where it is installed).
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
+    lifecycle = Lifecycle()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(build, settings, node_id))
+            code = runner.run(_serve(build, settings, lifecycle, node_id))
     finally:
         spans.close()
+    if lifecycle.restarting and lifecycle.crash is None:
+        # The same process for whoever watches it, with nothing left in memory. Sockets and files are closed by now.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return code
 
 
 def spare_collections() -> None:
@@ -98,8 +106,7 @@ def spare_collections() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-async def _serve(build: Build, settings: ServiceSettings, node_id: str) -> int:
-    lifecycle = Lifecycle()
+async def _serve(build: Build, settings: ServiceSettings, lifecycle: Lifecycle, node_id: str) -> int:
 
     async def run() -> None:
         async with running(build, settings, lifecycle=lifecycle, node_id=node_id):
@@ -312,6 +319,9 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def _signals(lifecycle: Lifecycle, settings: ServiceSettings) -> Iterator[None]:
     def stop(number: signal.Signals) -> None:
+        if lifecycle.restarting:
+            lifecycle.restarting = False  # it drains already, and stays away
+            return
         if lifecycle.draining:
             log.warning("second signal; stopping at once")
             if settings.ready_file is not None:

@@ -35,6 +35,7 @@ _JITTER = 0.1
 
 _REGISTER_BUDGET_S = 5.0
 _FAREWELL_BUDGET_S = 1.0
+_CURRENT_BUDGET_S = 5.0
 _MAX_ANSWER_BYTES = 64 * 1024
 
 
@@ -48,7 +49,7 @@ class HeartbeatSender:
         heartbeat: called for each one.
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
-            once.
+            once. Before each registration it is asked whether the service still has the right networks.
         token: gives what is shown to the scheduler; None where it asks for none.
     """
 
@@ -121,6 +122,9 @@ class HeartbeatSender:
         failures, asked = 0, Round(self._ring)
         while True:
             scheduler = self._ring.current
+            if self._registered is None and await self._outdated():
+                self._lifecycle.restart("the model set has been replaced")
+                return
             try:
                 if self._registered is None or (failures and await self._has_moved(self._registered)):
                     self._registered = await self._register()
@@ -153,6 +157,12 @@ class HeartbeatSender:
                 failures, self._refusal, asked = 0, "", Round(self._ring)
                 self._tell(logging.INFO, f"registered with the scheduler at {scheduler}")
             await self._pause(failures)
+
+    async def _outdated(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CURRENT_BUDGET_S):
+                return not await self._lifecycle.is_current()
+        return False
 
     def _refused(self, why: str) -> None:
         self._refusal = why

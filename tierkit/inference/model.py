@@ -61,18 +61,14 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     @property
-    def version(self) -> str:
-        """Version as the protocol shows it; "1" unless the manifest says otherwise."""
-        ...
-
-    @property
     def platform(self) -> str:
         """For example "onnxruntime_onnx"."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Digest of the weights file: two nodes with the same digest give the same answers."""
+        """Digest of the weights file, and the model's version in the protocol: two nodes with the same digest give the
+        same answers."""
         ...
 
     @property

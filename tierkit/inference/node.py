@@ -164,7 +164,7 @@ class InferenceNode:
         self.incarnation = secrets.token_hex(8)
         """Fresh at each start: work given to an earlier process of the same name is void."""
         everything = [*ready, *(model for others in standby.values() for model in others)]
-        self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in everything}
+        self.metrics = {model.name: ModelMetrics(self.tier, model.name, model.sha256) for model in everything}
         self.files = FileDecoder()
         """Decodes what comes as files, while the node is running."""
         self._thread = InferenceThread()

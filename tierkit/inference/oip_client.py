@@ -121,6 +121,7 @@ class OipClient:
         model: str,
         request: InferRequest,
         *,
+        sha256: str | None = None,
         budget_s: float | None = None,
         request_id: str = "",
         trace: Trace | None = None,
@@ -137,6 +138,7 @@ class OipClient:
             url: of the node, such as http://127.0.0.1:7401.
             model: name of the model there.
             request: the batch; names the outputs wanted.
+            sha256: version of the model that must answer, as Terrace's nodes name it; None for any.
             budget_s: for the whole exchange; sent along, so that the node can refuse what it cannot do in time.
             request_id: sent along; "" for none.
             trace: that the request belongs to; sent along.
@@ -188,6 +190,9 @@ class OipClient:
         if response.model_name != model:
             answered = response.model_name[:120]
             raise UpstreamError(f"{url} was asked for the model {model!r} and answered with {answered!r}")
+        if sha256 is not None and response.model_version != sha256:
+            answered = response.model_version[:64]
+            raise UpstreamError(f"{url} was asked for {model!r} of sha256 {sha256} and answered with {answered!r}")
         for wanted in request.outputs:
             data = response.output(wanted.name)
             if data is None or len(data) != rows:

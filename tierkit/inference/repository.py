@@ -42,7 +42,7 @@ class Repository:
         return [
             {
                 "name": name,
-                "version": runner.model.version,
+                "version": runner.model.sha256,
                 "state": "UNAVAILABLE" if runner.not_served else "READY",
                 "reason": runner.not_served,
             }

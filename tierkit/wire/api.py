@@ -53,6 +53,10 @@ class CoarseAnswer(_Value):
     label: str
     confidence: float
     node: str
+    model: str = ""
+    """Name of the network that answered."""
+    sha256: str = ""
+    """Of that network; "" in results of an older Terrace."""
     ms: float
     """From the dispatch of the image's task to the moment this answer reached the scheduler."""
 
@@ -67,6 +71,10 @@ class FineAnswer(_Value):
     coarse_label: str
     node: str
     tier: Tier
+    model: str = ""
+    """Name of the network that answered."""
+    sha256: str = ""
+    """Of that network, or of the encoder's tail that answered; "" in results of an older Terrace."""
     ms: float
 
 

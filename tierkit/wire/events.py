@@ -49,6 +49,8 @@ Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
 Id = Annotated[str, Meta(max_length=128)]
 ModelName = Annotated[str, Meta(max_length=120)]
 Detail = Annotated[str, Meta(max_length=16 * 1024)]
+Digest = Annotated[str, Meta(max_length=64)]
+"""sha256 of a network; it is compared with the one that was asked for."""
 Confidence = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -82,6 +84,8 @@ class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
     task_id: Id
     node_id: Name
     model: ModelName
+    sha256: Digest = ""
+    """Of the network that answered; "" in results of an older Terrace."""
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     queue_ms: Duration
@@ -132,6 +136,8 @@ class UpperAnswer(_Message, frozen=True, kw_only=True):
     node_id: Name
     tier: Tier
     model: ModelName
+    sha256: Digest = ""
+    """Of the network that answered; "" in results of an older Terrace."""
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     coarse_labels: tuple[Count, ...]

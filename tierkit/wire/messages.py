@@ -280,6 +280,8 @@ class Upstream(_Message):
     url: NodeUrl
     tier: UpperTier
     model: ModelName
+    sha256: Sha256 | None = None
+    """Of that model: another version of it must not answer. None: any may; the scheduler always names one."""
     encoding: Encoding | None
     """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
     relay: Relay | None = None

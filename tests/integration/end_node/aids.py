@@ -58,8 +58,8 @@ def images(*labels: int) -> Array:
     return array
 
 
-def to(url: str, node_id: str = "edge-1", model: str = "fine") -> Upstream:
-    return Upstream(node_id=node_id, url=url, tier=Tier.EDGE, model=model, encoding=None)
+def to(url: str, node_id: str = "edge-1", model: str = "fine", sha256: str = MadeModel.sha256) -> Upstream:
+    return Upstream(node_id=node_id, url=url, tier=Tier.EDGE, model=model, sha256=sha256, encoding=None)
 
 
 @dataclass

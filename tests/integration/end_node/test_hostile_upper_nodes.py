@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.end_node.aids import RunningEnd, images, to
 from tierkit.inference.model import Array
-from tierkit.testing import Say, talking, wait_for
+from tierkit.testing import MadeModel, Say, talking, wait_for
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent
 from tierkit.wire.messages import Encoding, Relay, Upstream
@@ -21,7 +21,9 @@ from tierkit.wire.messages import Encoding, Relay, Upstream
 GOOD = np.full((2, 4), 0.25, "<f4")
 
 
-def response(data: Array | bytes = GOOD, *, model: str = "fine", **changes: Any) -> tuple[bytes, bytes]:
+def response(
+    data: Array | bytes = GOOD, *, model: str = "fine", sha256: str = MadeModel.sha256, **changes: Any
+) -> tuple[bytes, bytes]:
     """Head and body of an answer as nodes give it, with these changes in the JSON of its tensor."""
     payload = data if isinstance(data, bytes) else data.tobytes()
     shape = [2, 4] if isinstance(data, bytes) else list(data.shape)
@@ -31,7 +33,7 @@ def response(data: Array | bytes = GOOD, *, model: str = "fine", **changes: Any)
         "shape": shape,
         "parameters": {"binary_data_size": len(payload)},
     }
-    text = json.dumps({"model_name": model, "model_version": "1", "outputs": [tensor | changes]}).encode()
+    text = json.dumps({"model_name": model, "model_version": sha256, "outputs": [tensor | changes]}).encode()
     head = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: %d\r\n" % len(text)
     return head, text + payload
 
@@ -102,7 +104,12 @@ NAN, INF = float("nan"), float("inf")
         (http(parameters={"binary_data_size": -1}), "upstream_error", "cannot be read"),
         (http(name="logits"), "upstream_error", "no such output"),
         (http().replace(b'"fine"', b'"tiny"'), "upstream_error", "asked for the model 'fine' and answered with 'tiny'"),
-        (http().replace(b"Length: 1", b"Length: 9", 1), "upstream_error", "cannot be read"),
+        (http(sha256="0" * 64), "upstream_error", "of sha256 abab.* and answered with '0000"),
+        (
+            http().replace(b"Header-Content-Length: ", b"Header-Content-Length: 9", 1),
+            "upstream_error",
+            "cannot be read",
+        ),
     ],
 )
 async def test_an_answer_that_cannot_be_true(end: RunningEnd, said: bytes, reason: str, words: str) -> None:
@@ -233,7 +240,13 @@ async def test_a_relay_that_did_something_else(end: RunningEnd, said: dict[str, 
     async with talking(saying(http(extra=extra))) as node:
         relay = Relay(node_id="edge-1", url=node.url)
         route = Upstream(
-            node_id="cloud-1", url="http://127.0.0.1:9", tier=Tier.CLOUD, model="fine", encoding=encoding, relay=relay
+            node_id="cloud-1",
+            url="http://127.0.0.1:9",
+            tier=Tier.CLOUD,
+            model="fine",
+            sha256=MadeModel.sha256,
+            encoding=encoding,
+            relay=relay,
         )
         _, event = await end.answer(images(0, 1), route)
     if words:

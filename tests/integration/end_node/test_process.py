@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from models.data import read_sample
-from models.manifest import load_manifest
+from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tests.integration.end_node.aids import never, to
 from tierkit.http.address import free_port
@@ -41,7 +41,7 @@ async def test_real_images_get_the_answers_that_the_networks_give(
     batch = read_sample().images[:50]
     manifest = load_manifest()
     entries = manifest.default_for("end"), manifest.default_for("edge")
-    upstream = to(edge_process.url, "edge-1", entries[1].name)
+    upstream = to(edge_process.url, "edge-1", entries[1].name, entries[1].sha256)
 
     coarse, fine = await answer(end_process, batch, upstream)
 
@@ -49,10 +49,11 @@ async def test_real_images_get_the_answers_that_the_networks_give(
     own, upper = (outputs["probabilities"] for outputs in expected)
     summed = manifest.hierarchy.coarse_probabilities(upper)
     assert isinstance(coarse, CoarseEvent)
-    assert (coarse.node_id, coarse.model) == ("end-1", entries[0].name)
+    assert (coarse.node_id, coarse.model, coarse.sha256) == ("end-1", entries[0].name, entries[0].sha256)
     np.testing.assert_array_equal(coarse.labels, own.argmax(axis=1))
     np.testing.assert_allclose(coarse.confidences, own.max(axis=1), rtol=1e-5)
     assert isinstance(fine, FineEvent)
+    assert fine.sha256 == entries[1].sha256
     np.testing.assert_array_equal(fine.labels, upper.argmax(axis=1))
     np.testing.assert_allclose(fine.confidences, upper.max(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(fine.coarse_labels, summed.argmax(axis=1))
@@ -63,7 +64,8 @@ async def test_real_images_get_the_answers_that_the_networks_give(
 async def test_a_killed_edge_node_leaves_the_coarse_answer(
     end_process: ServiceProcess, edge_process: ServiceProcess
 ) -> None:
-    upstream = to(edge_process.url, "edge-1", load_manifest().default_for("edge").name)
+    network = load_manifest().default_for("edge")
+    upstream = to(edge_process.url, "edge-1", network.name, network.sha256)
     batch = read_sample().images[:2]
     assert [event.event for event in await answer(end_process, batch, upstream)] == ["coarse", "fine"]
     edge_process.kill()
@@ -91,7 +93,7 @@ async def test_sigterm_finishes_the_task_under_way(end_process: ServiceProcess) 
 
 async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_path: Path) -> None:
     scheduler = f"http://127.0.0.1:{free_port()}"
-    command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler]
+    command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler, "--models", str(weights_folder())]
     async with service_process(command, ready_file=tmp_path / "ready.json") as end:
         await wait_for(lambda: f"no contact with the scheduler at {scheduler}" in end.log, what="the warning")
         assert [event.event for event in await answer(end, read_sample().images[:2])] == ["coarse"]

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, images, to
 from tierkit.logs import current_request_id
-from tierkit.testing import serve_app, wait_for
+from tierkit.testing import MadeModel, serve_app, wait_for
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FineEvent, read_event
 from tierkit.wire.oip import InferResponse, Tensor, encode_response
 from tierkit.wire.trace import Trace, read_trace
@@ -82,7 +82,7 @@ async def test_pixels_budget_priority_and_what_tells_requests_apart_reach_the_up
         body = await request.body()
         length = int(request.headers["inference-header-content-length"])
         seen["json"], seen["pixels"] = json.loads(body[:length]), body[length:]
-        answer = InferResponse("fine", "1", (Tensor("probabilities", np.full((2, 4), 0.25, np.float32)),))
+        answer = InferResponse("fine", MadeModel.sha256, (Tensor("probabilities", np.full((2, 4), 0.25, np.float32)),))
         chunks, headers = encode_response(answer, binary=["probabilities"])
         return Response(b"".join(chunks), headers=headers)
 

@@ -25,7 +25,7 @@ from tests.integration.end_node.aids import (
 )
 from tierkit.http.address import free_port
 from tierkit.inference.model import Array
-from tierkit.testing import FakeClock, listening, serve_app, wait_for
+from tierkit.testing import FakeClock, MadeModel, listening, serve_app, wait_for
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent
 from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Tensor, encode_response
@@ -97,7 +97,7 @@ async def test_it_drains(end: RunningEnd, upper: RunningUpper) -> None:
 def tensors(data: Array) -> Callable[[], Response]:
     def respond() -> Response:
         chunks, headers = encode_response(
-            InferResponse("fine", "1", (Tensor("probabilities", data),)), binary=["probabilities"]
+            InferResponse("fine", MadeModel.sha256, (Tensor("probabilities", data),)), binary=["probabilities"]
         )
         return Response(b"".join(chunks), headers=headers)
 

@@ -16,7 +16,7 @@ from tests.model_sets import COLOURS, colour_network, colour_pictures, colour_se
 from tierkit.client import Client
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.testing import service_process, wait_for
-from tierkit.types import Tier
+from tierkit.types import Health, Tier
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,8 @@ async def test_a_node_of_other_classes_is_refused(url: str, tmp_path: Path) -> N
         await wait_for(lambda: "the scheduler refuses this node" in node.log, what="the refusal")
         assert "answers other classes than this fleet does" in node.log
         with Client(url) as client:
-            assert "stranger" not in {device.node_id for device in client.devices()}
+            health = {device.node_id: device.health for device in client.devices()}
+            assert health["stranger"] is Health.DEAD
 
 
 def test_what_the_set_lacks_for_a_node_is_told_before_anything_starts(

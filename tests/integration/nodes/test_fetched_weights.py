@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from starlette.routing import Route
 
 from edge_node.settings import EdgeSettings
 from models.manifest import MANIFEST_NAME, ModelEntry, load_manifest, weights_folder
-from models.serving import load_models, obtain_manifest, obtain_weights, open_store
+from models.serving import load_models, obtain_weights, open_store
+from models.source import load_set, obtain_manifest
 from tierkit.errors import SetupError, WeightsError
 from tierkit.http.address import free_port
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import serve_app
 from tierkit.types import Tier
 
@@ -116,7 +119,7 @@ async def test_damaged_weights_in_the_given_folder_stop_the_node(
 
 
 @contextlib.asynccontextmanager
-async def gives(*answers: Response) -> AsyncIterator[EdgeSettings]:
+async def gives(cache: Path, *answers: Response) -> AsyncIterator[EdgeSettings]:
     """Settings of a node without a set, whose scheduler gives these answers for its own."""
     left = list(answers)
 
@@ -124,7 +127,7 @@ async def gives(*answers: Response) -> AsyncIterator[EdgeSettings]:
         return left.pop(0)
 
     async with serve_app(Starlette(routes=[Route("/v1/models", listed)])) as lifecycle:
-        yield EdgeSettings(scheduler=(lifecycle.url,))
+        yield EdgeSettings(scheduler=(lifecycle.url,), cache=cache)
 
 
 def renamed() -> dict[str, Any]:
@@ -133,18 +136,21 @@ def renamed() -> dict[str, Any]:
     return content
 
 
-async def test_a_node_without_a_set_takes_the_scheduler_s() -> None:
-    async with gives(JSONResponse(renamed()), Response(status_code=503)) as settings:
+async def test_a_node_without_a_set_takes_the_scheduler_s(tmp_path: Path) -> None:
+    portal = Response("<html>please sign in</html>")
+    async with gives(tmp_path, JSONResponse(renamed()), Response(status_code=503), portal) as settings:
         assert (await obtain_manifest(settings)).hierarchy.name == "another"
         own = settings.model_copy(update={"models": weights_folder()})
         assert (await obtain_manifest(own)).hierarchy.name == "cifar-100"
-        # One that cannot be reached, and none at all.
-        assert (await obtain_manifest(settings)).hierarchy.name == "cifar-100"
+        # One that is not ready, another server in its place, and none at all: what it gave last still holds.
+        for _ in range(2):
+            assert (await obtain_manifest(settings)).hierarchy.name == "another"
+    assert (await obtain_manifest(settings)).hierarchy.name == "another"
     assert (await obtain_manifest(EdgeSettings())).hierarchy.name == "cifar-100"
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b"no JSON", b"twice", b"path"])
-async def test_a_manifest_that_is_none_stops_the_node(wrong: bytes) -> None:
+async def test_a_manifest_that_is_none_stops_a_node_that_had_none(wrong: bytes, tmp_path: Path) -> None:
     content = renamed()
     if wrong == b"twice":
         content["models"] *= 2
@@ -152,9 +158,48 @@ async def test_a_manifest_that_is_none_stops_the_node(wrong: bytes) -> None:
     if wrong == b"path":
         content["models"][0]["file"] = "../../outside.onnx"
         wrong = json.dumps(content).encode()
-    async with gives(Response(wrong)) as settings:
+    async with gives(tmp_path, Response(wrong)) as settings:
         with pytest.raises(WeightsError, match="manifest"):
             await obtain_manifest(settings)
+
+
+async def test_without_a_scheduler_and_a_copy_a_node_waits_and_never_serves_the_bundled_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = Response(status_code=503)
+    async with gives(tmp_path, later, later, JSONResponse(renamed())) as settings:
+        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+    assert sum("trying again" in message for message in caplog.messages) == 1
+
+
+async def test_a_damaged_copy_is_no_set(tmp_path: Path) -> None:
+    async with gives(tmp_path, JSONResponse(renamed()), Response(status_code=503), JSONResponse(renamed())) as settings:
+        await obtain_manifest(settings)
+        (copy,) = (tmp_path / "sets").iterdir()
+        copy.write_bytes(copy.read_bytes()[:100])
+        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+
+
+async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
+    server: FileServer, tmp_path: Path, entry: ModelEntry
+) -> None:
+    """The first manifest names weights that are gone by the time they are fetched."""
+    old = load_manifest().content()
+    old["models"] = [{**entry.model_dump(mode="json"), "file": "old.onnx", "sha256": "0" * 64}]
+    old["encoders"] = []
+    answers = [JSONResponse(old), JSONResponse(load_manifest().content())]
+    server.answers = [Response(status_code=404)]
+    routes = [Route("/v1/models", lambda _: answers.pop(0)), Route("/v1/models/{name}/file", server.file)]
+    async with serve_app(Starlette(routes=routes)) as lifecycle:
+        settings = EdgeSettings(scheduler=(lifecycle.url,), cache=tmp_path)
+        node = Lifecycle()
+        (model,) = await load_set(settings, node, partial(load_models, settings, Tier.END))
+        assert model.sha256 == entry.sha256
+        answers.append(JSONResponse(load_manifest().content()))
+        assert await node.is_current()
+        answers.append(JSONResponse(renamed()))
+        assert not await node.is_current()
+    assert await node.is_current(), "while the scheduler is away, the node keeps what it has"
 
 
 async def test_bundled_files_are_not_taken_for_those_of_another_set(

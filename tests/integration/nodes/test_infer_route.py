@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tierkit.testing import connected, wait_for
+from tierkit.testing import MadeModel, connected, wait_for
 from tierkit.wire.messages import BUDGET_HEADER, REQUEST_ID_HEADER
 from tierkit.wire.oip import (
     BINARY_HEADER,
@@ -48,7 +48,7 @@ async def test_json_by_hand(running: Any) -> None:
     answer = await running.http.post(running.infer_path, json=body, headers={REQUEST_ID_HEADER: "abc"})
     assert answer.json() == {
         "model_name": "pixel",
-        "model_version": "1",
+        "model_version": MadeModel.sha256,
         "id": "42",
         "outputs": [{"name": "logits", "shape": [1, 3], "datatype": "FP32", "data": [7.0, 7.0, 7.0]}],
     }
@@ -72,7 +72,7 @@ async def test_a_raw_body(running: Any) -> None:
     assert logits.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-@pytest.mark.parametrize("version", ["", "/versions/1"])
+@pytest.mark.parametrize("version", ["", f"/versions/{MadeModel.sha256}"])
 async def test_routes_with_and_without_a_version(running: Any, version: str) -> None:
     body, headers = message(running.model.images((1, 2, 3)))
     path = f"/v2/models/pixel{version}"

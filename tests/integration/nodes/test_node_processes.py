@@ -49,7 +49,7 @@ def asked_by_a_stock_client(address: str, model: str, images: np.ndarray) -> lis
         assert client.is_server_live()
         assert client.is_server_ready()
         index = client.get_model_repository_index()
-        assert {"name": model, "version": "1", "state": "READY", "reason": ""} in index
+        assert {"name": model, "version": load_manifest().entry(model).sha256, "state": "READY", "reason": ""} in index
         client.unload_model(model)
         with pytest.raises(InferenceServerException, match="unloaded"):
             client.infer(model, [pixels(images)])

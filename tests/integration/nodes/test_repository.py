@@ -41,7 +41,7 @@ class Heavy(PixelModel):
 
 
 def entry(state: str, reason: str = "") -> dict[str, str]:
-    return {"name": "pixel", "version": "1", "state": state, "reason": reason}
+    return {"name": "pixel", "version": PixelModel.sha256, "state": state, "reason": reason}
 
 
 async def test_unload_and_load_with_the_blocking_client(start_node: Any) -> None:

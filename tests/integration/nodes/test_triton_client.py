@@ -10,6 +10,8 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tierkit.testing import MadeModel
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,7 @@ async def test_health_and_metadata(running: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("pixel")
-        assert client.is_model_ready("pixel", "1")
+        assert client.is_model_ready("pixel", MadeModel.sha256)
         assert not client.is_model_ready("nobody")
         server = client.get_server_metadata()
         assert server["name"] == "terrace-edge"
@@ -46,7 +48,7 @@ async def test_health_and_metadata(running: Any) -> None:
             "model_repository",
         ]
         model = client.get_model_metadata("pixel")
-        assert model["versions"] == ["1"]
+        assert model["versions"] == [MadeModel.sha256]
         assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, 4, 4, 3]}]
         assert [output["name"] for output in model["outputs"]] == ["logits", "probabilities"]
         assert model["parameters"]["precision"] == "exact"
@@ -62,9 +64,9 @@ async def test_config_and_statistics(running: Any) -> None:
         assert config["output"][0] == {"name": "logits", "data_type": "TYPE_FP32", "dims": [3]}
         for size in (1, 2, 2):
             client.infer("pixel", [images_input(running.model.images(*[(1, 2, 3)] * size))])
-        for stats in (client.get_inference_statistics("pixel", "1"), client.get_inference_statistics()):
+        for stats in (client.get_inference_statistics("pixel", MadeModel.sha256), client.get_inference_statistics()):
             (entry,) = stats["model_stats"]
-            assert (entry["name"], entry["version"]) == ("pixel", "1")
+            assert (entry["name"], entry["version"]) == ("pixel", MadeModel.sha256)
             assert (entry["inference_count"], entry["execution_count"]) == (5, 3)
             assert entry["inference_stats"]["success"]["count"] == 3
             assert entry["inference_stats"]["success"]["ns"] > entry["inference_stats"]["compute_infer"]["ns"] > 0
@@ -86,7 +88,7 @@ async def test_infer(running: Any, binary_in: bool, binary_out: bool) -> None:
     assert result.as_numpy("logits").tolist() == [[9, 8, 7], [1, 2, 3]]
     assert result.as_numpy("probabilities") is None
     assert result.get_response()["id"] == "my id"
-    assert result.get_response()["model_version"] == "1"
+    assert result.get_response()["model_version"] == MadeModel.sha256
 
 
 async def test_without_names_all_outputs_come(running: Any) -> None:

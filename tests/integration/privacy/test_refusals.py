@@ -119,7 +119,12 @@ def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
     encoder = load_manifest().encoder(TAIL)
     wanted = {"name": TAIL, "head": encoder.head.sha256, "tail": encoder.tail.sha256, **encoding}
     upstream = Upstream(
-        node_id="away", url=url, tier=tier, model=wanted["name"], encoding=Encoding.model_validate(wanted)
+        node_id="away",
+        url=url,
+        tier=tier,
+        model=wanted["name"],
+        sha256=encoder.tail.sha256,
+        encoding=Encoding.model_validate(wanted),
     )
     return {UPSTREAM_HEADER: UPSTREAMS.dump_json((upstream,)).decode()}
 
@@ -177,7 +182,7 @@ async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
             (route(url, Tier.CLOUD, **change), Tensor("images", IMAGES), status, words)
             for change, status, words in MISSING
         ]
-        plain = Upstream(node_id="away", url=url, tier=Tier.CLOUD, model=TAIL, encoding=None)
+        plain = Upstream(node_id="away", url=url, tier=Tier.CLOUD, model=TAIL, sha256="0" * 64, encoding=None)
         cases += [
             (route(url, Tier.CLOUD), features, 400, "takes one tensor, 'images'"),
             (route(url, Tier.CLOUD), Tensor("images", IMAGES[:, :16]), 400, "is UINT8 [-1, 32, 32, 3], not"),
@@ -202,7 +207,7 @@ async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeyp
         )
 
     def said(extra: bytes = b"", **changes: Any) -> bytes:
-        return hostile_http(extra=extra, model=TAIL, **changes)
+        return hostile_http(extra=extra, model=TAIL, sha256=load_manifest().encoder(TAIL).tail.sha256, **changes)
 
     good = b'Server-Timing: queue;dur=1.000, infer;dur=2.500;desc="2"\r\n'
     cases: list[tuple[bytes, int, str]] = [

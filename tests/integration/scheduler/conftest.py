@@ -40,12 +40,16 @@ from tierkit.wire.trace import Trace, read_trace
 SHAPE = (32, 32, 3)
 
 
+NETWORKS = {name: digit * 64 for name, digit in (("small", "0"), ("middle", "1"), ("large", "2"))}
+"""Name and sha256 of the networks of the model set."""
+
+
 def model_entry(name: str, tier: str, target: str) -> dict[str, Any]:
     return {
         "name": name,
         "tier": tier,
         "file": f"{name}.onnx",
-        "sha256": secrets.token_hex(32),
+        "sha256": NETWORKS[name],
         "size_bytes": 10,
         "target": target,
         "classes": 20 if target == "coarse" else 100,
@@ -173,6 +177,7 @@ class FakeEnd:
                 "task_id": task_id,
                 "node_id": self.node_id,
                 "model": "small",
+                "sha256": NETWORKS["small"],
                 "labels": coarse,
                 "confidences": sure,
                 "queue_ms": 0.1,
@@ -187,6 +192,7 @@ class FakeEnd:
                     "node_id": upstreams[0].node_id,
                     "tier": upstreams[0].tier,
                     "model": upstreams[0].model,
+                    "sha256": upstreams[0].sha256,
                     "labels": fine,
                     "confidences": sure,
                     "coarse_labels": coarse,
@@ -207,7 +213,7 @@ def registration(
         "incarnation": secrets.token_hex(8),
         "tier": tier,
         "url": url,
-        "models": [{"name": model, "sha256": "0" * 64, "ms_per_image": ms}],
+        "models": [{"name": model, "sha256": NETWORKS[model], "ms_per_image": ms}],
         "version": "0",
     }
 

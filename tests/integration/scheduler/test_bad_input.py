@@ -397,7 +397,7 @@ async def test_a_wrong_registration(scheduler, change):
         "incarnation": "a" * 16,
         "tier": "end",
         "url": "http://127.0.0.1:9",
-        "models": [{"name": "m", "sha256": "0" * 64, "ms_per_image": 1}],
+        "models": [{"name": "small", "sha256": "0" * 64, "ms_per_image": 1}],
         "version": "0",
     }
     response = await scheduler.http.post("/v1/devices", json={**registration, **change})
@@ -406,7 +406,7 @@ async def test_a_wrong_registration(scheduler, change):
     assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
 
 
-OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
+OFFER = {"name": "small", "sha256": "0" * 64, "ms_per_image": 1}
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
             "body.node_id: must not be the name of a tier, as 'edge' is: add a number or a name, such as edge-1",
         ),
         ({"models": 1}, "body.models should be a list"),
-        ({"models": [OFFER, OFFER]}, "body.models: must name each model once, and names 'm' twice"),
+        ({"models": [OFFER, OFFER]}, "body.models: must name each model once, and names 'small' twice"),
         (
             {"models": [{**OFFER, "name": "m\x1b[2J"}]},
             "body.models.0.name: must be 1 to 120 letters, digits, dots, dashes and underscores, beginning with a "
@@ -531,7 +531,13 @@ async def test_a_heartbeat_with_numbers_that_cannot_be_is_refused_and_costs_noth
 
 async def test_an_upper_node_that_answers_superclasses_alone_is_refused(scheduler):
     hierarchy = load_manifest().hierarchy
-    coarse, fine = ({**OFFER, "name": n, "classes": classes_digest(getattr(hierarchy, n))} for n in ("coarse", "fine"))
+    coarse, fine = (
+        {**OFFER, **network, "classes": classes_digest(classes)}
+        for network, classes in (
+            ({}, hierarchy.coarse),
+            ({"name": "middle", "sha256": "1" * 64}, hierarchy.fine),
+        )
+    )
     node = {"incarnation": "a" * 16, "url": "http://127.0.0.1:9", "version": "0"}
     for tier, offers, status in (
         ("end", [coarse], 200),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,6 @@ import pytest
 from models.escalation import TUNING_NAME, Network, Tuning, make_gate, save_tuning
 from models.manifest import load_manifest
 from tierkit.types import Tier
-
-SHA = "0" * 64
-"""What the nodes of these tests register with."""
-
 
 _GATES: list[tuple[Tier, Tier, Literal["coarse", "fine"]]] = [
     (Tier.EDGE, Tier.CLOUD, "fine"),
@@ -31,10 +26,6 @@ def tuned(settings, weights: Path, tmp_path: Path):
     """Settings of a scheduler whose weights have thresholds."""
     folder = tmp_path / "weights"
     shutil.copytree(weights, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for model in manifest["models"]:
-        model["sha256"] = SHA
-    (folder / "manifest.json").write_text(json.dumps(manifest))
     by_tier = {Tier(entry.tier): Network.of(entry) for entry in load_manifest(folder).models}
     gates = [
         make_gate(
@@ -55,13 +46,14 @@ def routed(task_id: str, lines: list[dict[str, Any]], cloud: list[int], *, lost:
     """An end node's answer: all images to edge-0, those at `cloud` on to cloud-0, which says class 99, or nothing."""
     fine = lines[1]
     names = ("labels", "confidences", "coarse_labels", "coarse_confidences")
-    edge = {"tier": "edge", "node_id": "edge-0", "model": "middle", "round_trip_ms": 1.0}
+    edge = {"tier": "edge", "node_id": "edge-0", "model": "middle", "sha256": "1" * 64, "round_trip_ms": 1.0}
     edge |= {"indices": list(range(len(fine["labels"]))), **{name: fine[name] for name in names}}
     above = {"tier": "cloud", "indices": cloud}
     higher = {
         **above,
         "node_id": "cloud-0",
         "model": "large",
+        "sha256": "2" * 64,
         "round_trip_ms": 1.0,
         "labels": [99] * len(cloud),
         "confidences": [0.9] * len(cloud),
@@ -246,7 +238,7 @@ async def test_without_thresholds_of_these_weights_there_is_no_escalation(kit, t
     elif there == "damaged":
         file.write_text("{")
     else:
-        file.write_text(file.read_text().replace(SHA, "1" * 64))
+        file.write_text(file.read_text().replace("0" * 64, "3" * 64))
     async with kit.scheduler(tuned) as scheduler:
         response = await scheduler.try_submit(kit.images(1), escalate="budget", scheme="mapping")
         assert (await scheduler.try_submit(kit.images(1), scheme="mapping")).status_code == 202

@@ -32,6 +32,7 @@ COARSE: dict[str, Any] = {
     "task_id": "t",
     "node_id": "end-0",
     "model": "small",
+    "sha256": "0" * 64,
     "labels": [1, 2],
     "confidences": [0.5, 0.5],
     "queue_ms": 0.0,
@@ -41,6 +42,7 @@ UPPER: dict[str, Any] = {
     "node_id": "edge-0",
     "tier": "edge",
     "model": "middle",
+    "sha256": "1" * 64,
     "labels": [1, 2],
     "confidences": [0.5, 0.5],
     "coarse_labels": [1, 2],
@@ -59,7 +61,8 @@ def routed(*answers: Any, losses: Sequence[Any] = ()) -> dict[str, Any]:
 
 def to(node_id: str = "edge-0", **parts: Any) -> Upstream:
     tier = Tier(node_id.split("-")[0])
-    return Upstream(node_id=node_id, url="http://127.0.0.1:9", tier=tier, model="middle", **{"encoding": None, **parts})
+    known = {"model": "middle", "sha256": "1" * 64, "encoding": None}
+    return Upstream(node_id=node_id, url="http://127.0.0.1:9", tier=tier, **{**known, **parts})
 
 
 def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> Order:
@@ -70,6 +73,7 @@ def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> Ord
         node_id="end-0",
         url=url,
         model="small",
+        sha256="0" * 64,
         images=np.zeros((2, 4, 4, 3), np.uint8),
         upstreams=upstreams or (to(),),
         coarse_classes=20,
@@ -115,6 +119,8 @@ async def told(say: Say, *upstreams: Upstream, stages: tuple[Stage, ...] = (), c
         ((), (), [FINE, COARSE], "a final answer before the coarse one"),
         ((), (), [{**COARSE, "model": "large"}], "a coarse answer of the model 'large', and has registered 'small'"),
         ((), (), [COARSE, {**FINE, "model": "m"}], "a fine answer of the model 'm', where 'middle' was asked for"),
+        ((), (), [{**COARSE, "sha256": "3" * 64}], "a coarse answer of 'small' with sha256 '3"),
+        ((), (), [COARSE, {**FINE, "sha256": ""}], "a fine answer of 'middle' with sha256 '', where '1"),
         ((), (), [COARSE, {**FALLBACK, "tried": ["edge-1"]}], "that it had tried 'edge-1', which was not asked"),
         (
             (),

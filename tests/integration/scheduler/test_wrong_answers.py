@@ -213,7 +213,8 @@ def nonsense_from(*liars: str) -> Any:
         asked = upstreams[: upstreams.index(rest[0])] if rest else upstreams
         wrong = [{"node_id": upstream.node_id, "detail": "no probabilities"} for upstream in asked]
         if rest:
-            who = {"node_id": rest[0].node_id, "tier": rest[0].tier, "model": rest[0].model}
+            first = rest[0]
+            who = {"node_id": first.node_id, "tier": first.tier, "model": first.model, "sha256": first.sha256}
             return [lines[0], {**lines[1], **who, "wrong": wrong}]
         tried = [upstream.node_id for upstream in asked]
         fallback = {"reason": "upstream_error", "detail": "no probabilities", "tried": tried, "wrong": wrong}

@@ -26,7 +26,14 @@ def encoder_entry(name: str, shape: tuple[int, int, int]) -> EncoderEntry:
 
 
 ENCODER, OTHER = encoder_entry("resnet-34", (64, 16, 16)), encoder_entry("wrn-16-4", (16, 32, 32))
-UPSTREAM = Upstream(node_id="a", url="http://127.0.0.1:1", tier=Tier.CLOUD, model=ENCODER.name, encoding=None)
+UPSTREAM = Upstream(
+    node_id="a",
+    url="http://127.0.0.1:1",
+    tier=Tier.CLOUD,
+    model=ENCODER.name,
+    sha256=ENCODER.tail.sha256,
+    encoding=None,
+)
 ENCODING = Encoding(name=ENCODER.name, head=ENCODER.head.sha256, tail=ENCODER.tail.sha256)
 
 

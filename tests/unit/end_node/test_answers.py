@@ -1,5 +1,7 @@
 """From probabilities to answers, and what is no answer."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.inference.model import Array
 from tierkit.inference.runner import RunResult
+from tierkit.testing import MadeModel
 from tierkit.types import Tier
 from tierkit.wire.events import (
     CoarseEvent,
@@ -35,7 +38,18 @@ from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Tensor, Timing
 
 HIERARCHY = Hierarchy(name="h", fine=("a", "b", "c"), coarse=("x", "y"), parent=(0, 1, 1))
-UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m", encoding=None)
+UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m", sha256="0" * 64, encoding=None)
+
+
+class Named(MadeModel):
+    name = "m"
+    outputs = ()
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        raise AssertionError("nothing is computed here")
+
+
+MODEL = Named()
 GOOD = np.array([[0.4, 0.3, 0.3], [0.0, 0.0, 1.0]], np.float32)
 
 
@@ -69,16 +83,17 @@ def test_a_confidence_is_at_most_one_whatever_the_rounding() -> None:
 
 def test_a_coarse_event_tells_what_it_cost() -> None:
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
-    event = read(coarse_event("t", "end-1", "m", np.array([[0.25, 0.75]], np.float32), cost))
+    event = read(coarse_event("t", "end-1", MODEL, np.array([[0.25, 0.75]], np.float32), cost))
     assert isinstance(event, CoarseEvent)
     assert (event.labels, event.confidences) == ((1,), (0.75,))
     assert (event.queue_ms, event.compute_ms) == (1.0, 2.0)
+    assert (event.model, event.sha256) == (MODEL.name, MODEL.sha256)
 
 
 def test_a_coarse_event_names_the_unsure_images() -> None:
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
     probabilities = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
-    event = read(coarse_event("t", "end-1", "m", probabilities, cost, below=0.2))
+    event = read(coarse_event("t", "end-1", MODEL, probabilities, cost, below=0.2))
     assert isinstance(event, CoarseEvent)
     assert event.unsure == (1,)
 
@@ -86,7 +101,7 @@ def test_a_coarse_event_names_the_unsure_images() -> None:
 def test_a_network_that_gives_nan_has_no_coarse_answer() -> None:
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
     with pytest.raises(RuntimeError, match="'m' gave probabilities that are no numbers"):
-        coarse_event("t", "end-1", "m", np.array([[0.25, 0.75], [np.nan, 0.5]], np.float32), cost)
+        coarse_event("t", "end-1", MODEL, np.array([[0.25, 0.75], [np.nan, 0.5]], np.float32), cost)
 
 
 def test_a_fine_event_tells_how_it_was_had() -> None:
@@ -134,7 +149,7 @@ def test_answers_stand_at_the_positions_of_the_images_that_could_be_read() -> No
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
     probabilities = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
     damaged = {0: "no picture", 2: "x" * 1000}
-    event = read(in_place(coarse_event("t", "end-1", "m", probabilities, cost, below=0.2), [1, 3], damaged))
+    event = read(in_place(coarse_event("t", "end-1", MODEL, probabilities, cost, below=0.2), [1, 3], damaged))
     assert isinstance(event, CoarseEvent)
     assert event.labels == (0, 1, 0, 1)
     assert event.confidences == pytest.approx((0, 0.75, 0, 0.55))
@@ -159,6 +174,6 @@ def test_finer_answers_stand_there_as_well() -> None:
 
 
 def test_without_any_image_there_is_an_answer_all_the_same() -> None:
-    event = read(in_place(nothing_to_answer("t", "end-1", "m"), [], {0: "a", 1: "b"}))
+    event = read(in_place(nothing_to_answer("t", "end-1", MODEL), [], {0: "a", 1: "b"}))
     assert isinstance(event, CoarseEvent)
     assert (event.labels, event.confidences, len(event.damaged)) == ((0, 0), (0.0, 0.0), 2)

@@ -57,7 +57,9 @@ def test_an_image_goes_up_once_or_stays(images: list[tuple[float, bool]], thresh
 
 
 def node(tier: str) -> Upstream:
-    return Upstream(node_id=f"{tier}-1", url="http://127.0.0.1:1", tier=Tier(tier), model="m", encoding=None)
+    return Upstream(
+        node_id=f"{tier}-1", url="http://127.0.0.1:1", tier=Tier(tier), model="m", sha256="0" * 64, encoding=None
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tierkit.inference.upstreams import MAX_UPSTREAMS, read_upstreams
 
 
 def header(*urls: str) -> str:
-    rest = {"tier": "edge", "model": "m", "encoding": None}
+    rest = {"tier": "edge", "model": "m", "sha256": "0" * 64, "encoding": None}
     return json.dumps([{"node_id": f"n{i}", "url": url, **rest} for i, url in enumerate(urls)])
 
 

@@ -108,7 +108,8 @@ class World:
         """Send the next task, or once more the one that is given."""
         task = task or self.job.begin(self.now)
         nodes = tuple(
-            Upstream(node_id=name, tier=Tier.EDGE, url=f"http://{name}", model="m", encoding=None) for name in uppers
+            Upstream(node_id=name, tier=Tier.EDGE, url=f"http://{name}", model="m", sha256="0" * 64, encoding=None)
+            for name in uppers
         )
         attempt = Attempt(
             job=self.job,

@@ -64,6 +64,9 @@ class FakeClient:
             raise self._error
         return {"version": __version__}
 
+    def models(self) -> dict[str, Any]:
+        return {"models": [{"name": "small", "sha256": "0" * 64}]}
+
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 

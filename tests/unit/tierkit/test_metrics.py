@@ -10,7 +10,7 @@ RECORD = BatchRecord(queue_s=(0.1, 0.2), input_s=0.0, runs=(ModelRun(3, 0.5),), 
 
 
 def test_metrics_hold_everything_that_was_observed() -> None:
-    metrics = ModelMetrics("end", "counted")
+    metrics = ModelMetrics("end", "counted", "0" * 64)
     for _ in range(5):
         metrics.observe_batch(RECORD)
         metrics.observe_request(0.7, 1000, None)

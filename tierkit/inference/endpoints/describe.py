@@ -15,7 +15,7 @@ def metadata(runner: ModelRunner) -> dict[str, Any]:
     model = runner.model
     return {
         "name": model.name,
-        "versions": [model.version],
+        "versions": [model.sha256],
         "platform": model.platform,
         "inputs": [_tensor(spec) for spec in model.inputs],
         "outputs": [_tensor(spec) for spec in model.outputs],
@@ -44,7 +44,7 @@ def config(runner: ModelRunner) -> dict[str, Any]:
 
 def statistics(runner: ModelRunner) -> dict[str, Any]:
     """One entry of `model_stats` in Triton's extension `statistics`."""
-    return {"name": runner.model.name, "version": runner.model.version, **runner.statistics.as_json()}
+    return {"name": runner.model.name, "version": runner.model.sha256, **runner.statistics.as_json()}
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class InferEndpoint:
             if output.classification:
                 data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
             tensors.append(Tensor(output.name, data))
-        response = InferResponse(model.name, model.version, tuple(tensors), request.id)
+        response = InferResponse(model.name, model.sha256, tuple(tensors), request.id)
         chunks, fields = encode_response(response, binary=len(binary) == len(wanted) or binary)
         answer = b"".join(chunks)
         raw = [(b"server-timing", server_timing(result))]

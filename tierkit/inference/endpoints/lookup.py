@@ -31,7 +31,7 @@ class Models:
         runner = self._runners.get(name)
         if runner is None:
             raise NotFound(f"no model {name[:100]!r} here; this node serves {', '.join(self._runners) or 'none'}")
-        version: str = scope["path_params"].get("version", runner.model.version)
-        if version != runner.model.version:
-            raise NotFound(f"model '{name}' has no version {version[:100]!r}, only '{runner.model.version}'")
+        version: str = scope["path_params"].get("version", runner.model.sha256)
+        if version != runner.model.sha256:
+            raise NotFound(f"model '{name}' has no version {version[:100]!r}, only '{runner.model.sha256}'")
         return runner

@@ -111,7 +111,7 @@ class Repetition:
         """Header lines and body of the answer."""
         model = self._runner.model
         tensors = tuple(Tensor(name, result.outputs[name]) for name in self._outputs)
-        chunks, headers = encode_response(InferResponse(model.name, model.version, tensors, self._id))
+        chunks, headers = encode_response(InferResponse(model.name, model.sha256, tensors, self._id))
         lines = [b"%b: %b\r\n" % (RAW_NAMES[name], value.encode()) for name, value in headers.items()]
         lines.append(b"server-timing: %b\r\n" % server_timing(result))
         return b"".join(lines), b"".join(chunks)

@@ -1,0 +1,274 @@
+"""Where a node's model set comes from: a folder, the scheduler, or what the scheduler gave last time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import anyio
+from pydantic import ValidationError
+
+from models.atomic import write_atomically
+from models.manifest import Manifest, checked_manifest, load_manifest
+from models.store import Fetch
+from tierkit.documents import faults
+from tierkit.errors import (
+    DeadlineExceeded,
+    SetupError,
+    Standby,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    WeightsError,
+    WeightsMissing,
+)
+from tierkit.http.client import authorization, calling, open_client, read_at_most
+from tierkit.http.errors import error_of
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.ring import Ring, Round
+from tierkit.pacing import backoff_s
+from tierkit.settings import NodeSettings
+
+__all__ = ["fetch_from", "load_set", "obtain_manifest", "pause"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STALL_S = 10.0
+"""A download that brings nothing for this long is started again."""
+_SHOWN = 200
+"""Characters of a refusal that a message repeats."""
+_REFUSAL_BYTES = 4096
+_MANIFEST_BYTES = 64 * 1024**2
+"""Upper bound for a manifest: one of a hundred thousand classes has a few million bytes."""
+
+
+async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[[Manifest], Awaitable[T]]) -> T:
+    """Load the node's networks. If the set is the scheduler's and has been replaced meanwhile, start over with the new
+    one.
+
+    Args:
+        lifecycle: of the node, which starts again when the set has been replaced later.
+        load: loads what the node serves from a manifest.
+
+    Raises:
+        SetupError: as `obtain_manifest`, or by `load`.
+    """
+    failures = 0
+    while True:
+        manifest = await obtain_manifest(settings)
+        lifecycle.is_current = partial(_is_current, settings, manifest)
+        try:
+            return await load(manifest)
+        except WeightsMissing as exc:
+            if not _from_scheduler(settings):
+                raise
+            failures += 1
+            if failures == 1:
+                log.warning("asking the scheduler for its model set again: %s", exc)
+            await pause(failures)
+
+
+async def obtain_manifest(settings: NodeSettings) -> Manifest:
+    """Return the manifest of the model set that the node serves from.
+
+    It is that of the folder `models`, if the node has one. Otherwise it is the scheduler's, so that the whole fleet
+    answers with the same networks. A copy stays in the cache and is used while the scheduler is away. Without a copy
+    the node waits. A node without a scheduler serves the bundled set.
+
+    Raises:
+        SetupError: the manifest cannot be read or is wrong, or the scheduler refuses this node.
+    """
+    if not _from_scheduler(settings):
+        return load_manifest(settings.models)
+    failures = 0
+    while True:
+        try:
+            manifest = await _given(settings)
+        except (Unavailable, DeadlineExceeded, UpstreamError, WeightsError) as exc:
+            kept = None if isinstance(exc, Standby) else await anyio.to_thread.run_sync(_recall, settings)
+            if kept is not None:
+                log.warning("no model set from the scheduler, so this node serves the one it had last: %s", exc)
+                return kept
+            if isinstance(exc, WeightsError):
+                raise
+            failures += 1
+            if failures == 1:
+                log.warning("no model set from the scheduler yet, trying again: %s", exc)
+            await pause(failures)
+        else:
+            await anyio.to_thread.run_sync(_remember, settings, manifest)
+            return manifest
+
+
+async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
+    """True if the node would load the same set again; also if that cannot be found out.
+
+    Args:
+        served: what the node has loaded.
+    """
+    try:
+        if not _from_scheduler(settings):
+            found = await anyio.to_thread.run_sync(load_manifest, settings.models)
+        else:
+            found = await _given(settings, known=served)
+    except TerraceError as exc:
+        log.info("the model set cannot be compared with the one served: %s", exc)
+        return True
+    return found.digest == served.digest
+
+
+def _from_scheduler(settings: NodeSettings) -> bool:
+    return settings.models is None and settings.scheduler is not None
+
+
+async def _given(settings: NodeSettings, known: Manifest | None = None) -> Manifest:
+    """The manifest of the scheduler.
+
+    Args:
+        known: is returned if it is still the scheduler's, without sending it again.
+
+    Raises:
+        WeightsError: it is wrong.
+        TerraceError: as `_asked`.
+    """
+    headers = {} if known is None else {"If-None-Match": f'"{known.digest}"'}
+    async with _asked(settings, "/v1/models", what="the model set", headers=headers) as (scheduler, answer):
+        if known is not None and answer.status == 304:
+            return known
+        content = await read_at_most(answer, _MANIFEST_BYTES)
+    return _parsed(content, f"of {scheduler}")
+
+
+def _parsed(content: bytes, source: str) -> Manifest:
+    try:
+        return checked_manifest(Manifest.model_validate_json(content), source)
+    except ValidationError as exc:
+        raise WeightsError(f"the manifest {source} is wrong: {faults(exc, Manifest)}") from exc
+
+
+def _copy_of(settings: NodeSettings) -> Path:
+    """Where the last manifest of these schedulers is kept; nodes of several fleets may share a cache."""
+    schedulers = " ".join(sorted(settings.scheduler or ()))
+    return settings.cache / "sets" / f"{hashlib.sha256(schedulers.encode()).hexdigest()[:16]}.json"
+
+
+def _remember(settings: NodeSettings, manifest: Manifest) -> None:
+    """Keep a copy for a start without the scheduler. Without a place for it the node works all the same."""
+    path, content = _copy_of(settings), manifest.as_json()
+    try:
+        if not path.is_file() or path.read_bytes() != content:
+            write_atomically(path, content)
+    except (SetupError, OSError) as exc:
+        log.warning("no copy of the model set is kept, so this node cannot start without its scheduler: %s", exc)
+
+
+def _recall(settings: NodeSettings) -> Manifest | None:
+    """The copy; None if there is none that can be used."""
+    path = _copy_of(settings)
+    try:
+        return _parsed(path.read_bytes(), f"in {path}")
+    except FileNotFoundError:
+        return None
+    except (OSError, WeightsError) as exc:
+        log.warning("the copy of the model set cannot be used: %s", exc)
+        return None
+
+
+async def pause(failures: int) -> None:
+    """Wait before the next try."""
+    await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
+
+
+def fetch_from(settings: NodeSettings) -> Fetch:
+    """Return a function that fetches weights from the scheduler."""
+
+    async def fetch(name: str, sha256: str) -> AsyncIterator[bytes]:
+        if settings.scheduler is None:
+            raise WeightsError(
+                f"the weights of model '{name}' are not here; give the folder that has them with --models, or a "
+                "scheduler to fetch them from with --scheduler"
+            )
+        path, what = f"/v1/models/{quote(name, safe='')}/file", f"the weights of model '{name}' ({sha256})"
+        async with _asked(settings, path, what=what, params={"sha256": sha256}) as (scheduler, answer):
+            log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
+            async for block in answer.content.iter_any():
+                yield block
+
+    return fetch
+
+
+@asynccontextmanager
+async def _asked(
+    settings: NodeSettings,
+    path: str,
+    *,
+    what: str,
+    params: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> AsyncIterator[tuple[str, aiohttp.ClientResponse]]:
+    """The URL of the scheduler that leads, and its answer to a GET, of which the body is still to come; `what` names
+    it in messages.
+
+    Raises:
+        SetupError: it refuses this node's token.
+        WeightsMissing: it has no such thing.
+        Standby: none leads at the moment.
+        TerraceError: as `calling`.
+    """
+    ring = Ring(settings.scheduler or ())
+    asked = Round(ring)
+    async with open_client(tls_ca=settings.tls_ca) as http:
+        while True:
+            scheduler = ring.current
+            try:
+                answer = await _ask(http, scheduler + path, settings, what=what, params=params, headers=headers or {})
+                break
+            except TerraceError as exc:
+                trouble = asked.failed(scheduler, exc)
+            if trouble is not None:
+                raise trouble
+        async with calling("the scheduler", budget_s=None), answer:
+            yield scheduler, answer
+
+
+async def _ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    settings: NodeSettings,
+    *,
+    what: str,
+    params: dict[str, str] | None,
+    headers: dict[str, str],
+) -> aiohttp.ClientResponse:
+    async with calling("the scheduler", budget_s=None):
+        answer = await http.get(
+            url,
+            params=params,
+            headers={**authorization(settings.own_token()()), **headers},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
+            allow_redirects=False,
+        )
+        if answer.status in (200, 304):
+            return answer
+        async with answer:
+            said = await read_at_most(answer, _REFUSAL_BYTES)
+    if answer.status in (401, 403):
+        shown = said.decode("utf-8", "replace")[:_SHOWN]
+        raise SetupError(f"the scheduler gives this node no weights: {answer.status} {shown}; see --token-file")
+    if answer.status == 404:
+        raise WeightsMissing(f"neither this node nor the scheduler has {what}")
+    error = error_of("the scheduler", answer.status, said)
+    if isinstance(error, Standby):
+        raise error
+    raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
