@@ -80,7 +80,7 @@ wheel:
 	touch $(BUILT)/elsewhere/models/__init__.py $(BUILT)/elsewhere/scheduler/__init__.py
 	$(PYTHON) -m venv $(BUILT)/venv
 	$(BUILT)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILT) .
-	$(BUILT)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo $(BUILT)/terrace-*.whl)[$(EXTRA)]"
+	$(BUILT)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo $(BUILT)/terrace_inference-*.whl)[$(EXTRA)]"
 	cd $(BUILT)/elsewhere && $(BUILT)/venv/bin/terrace demo --json
 
 check: $(VENV)/.dev

@@ -25,6 +25,7 @@ from PIL import (
 
 from models.heic import decoded_pixels
 from models.manifest import Fit
+from tierkit.distribution import install_command
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.inference.model import Array, Decode
 from tierkit.memory import give_back
@@ -347,7 +348,7 @@ def _kind(start: bytes, name: str) -> str:
         try:
             from pillow_heif import register_heif_opener
         except ImportError:
-            raise UnsupportedMedia(f"{name}: a HEIC image; to read these, pip install 'terrace[heic]'") from None
+            raise UnsupportedMedia(f"{name}: a HEIC image; to read these, {install_command('heic')}") from None
         register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
     return kind
 

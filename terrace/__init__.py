@@ -23,9 +23,9 @@ __all__ = ["AsyncClient", "Client", "__version__"]
 def __getattr__(name: str) -> Any:
     # On demand: every command passes through this package, and most have no use for these.
     if name == "__version__":
-        from importlib.metadata import version
+        from tierkit.distribution import installed_version
 
-        return version("terrace")
+        return installed_version()
     if name in ("AsyncClient", "Client"):
         import tierkit.client
 

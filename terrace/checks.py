@@ -26,6 +26,7 @@ from terrace import __version__
 from terrace.console import node_order, percent
 from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device
+from tierkit.distribution import DISTRIBUTION, install_command
 from tierkit.errors import (
     CertificateError,
     Forbidden,
@@ -83,14 +84,14 @@ def check_installation() -> Iterator[Check]:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check(group, "python", Verdict.OK, detail)
     if missing := _missing_requirements():
-        advice = "install it again: pip install --force-reinstall terrace"
+        advice = f"install it again: {install_command()}"
         yield Check(group, "terrace", Verdict.FAIL, f"{__version__}, without {', '.join(missing)}", advice)
     else:
         yield Check(group, "terrace", Verdict.OK, f"{__version__}, with all it requires")
     try:
         import onnxruntime
     except ImportError as exc:
-        advice = "pip install 'terrace[cpu]', or 'terrace[gpu]' for CUDA"
+        advice = f"{install_command('cpu')}; with the extra 'gpu' instead for CUDA"
         yield Check(group, "onnxruntime", Verdict.FAIL, f"not installed ({exc})", advice)
     else:
         usable = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
@@ -378,7 +379,7 @@ def _versioned(name: str, place: str, version: str | None) -> Check:
 def _missing_requirements() -> list[str]:
     """Names of required distributions that are not installed; extras do not count."""
     missing = []
-    for requirement in importlib.metadata.requires("terrace") or []:
+    for requirement in importlib.metadata.requires(DISTRIBUTION) or []:
         name, _, condition = requirement.partition(";")
         found = re.match(r"[A-Za-z0-9._-]+", name)
         if found is None or "extra" in condition:

@@ -40,6 +40,8 @@ The HTTP layer has the one table from these classes to status codes (`tierkit.ht
 
 from __future__ import annotations
 
+from tierkit.distribution import install_command
+
 __all__ = [
     "AddressUnavailable",
     "CertificateError",
@@ -186,7 +188,7 @@ class MissingExtra(SetupError):
     """An optional dependency is not installed."""
 
     def __init__(self, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the extra '{extra}': pip install 'terrace[{extra}]'")
+        super().__init__(f"{purpose} needs the extra '{extra}': {install_command(extra)}")
         self.extra = extra
 
 

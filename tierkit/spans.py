@@ -17,6 +17,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tierkit.distribution import install_command
 from tierkit.wire.trace import Trace, new_span_id, new_trace
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def configure(service: str, node_id: str, exporter: SpanExporter | None = None) 
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError:
-            log.warning("no spans are recorded: that needs the extra 'otel': pip install 'terrace[otel]'")
+            log.warning("no spans are recorded: that needs the extra 'otel': %s", install_command("otel"))
             return
         _recorder = _Recorder(OTLPSpanExporter(), _resource(service, node_id), at_once=False)
     else:

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 
 import aiohttp
 from fastapi import FastAPI
@@ -25,6 +24,7 @@ from scheduler.jobs.service import Scheduler
 from scheduler.leadership import leading
 from scheduler.settings import SchedulerSettings
 from scheduler.web.pages import pages
+from tierkit.distribution import installed_version
 from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted
 from tierkit.http.lifecycle import Lifecycle
@@ -55,7 +55,7 @@ def create_app(
     app = FastAPI(
         title="Terrace scheduler",
         summary="Image classification over end devices, edge nodes and the cloud: coarse at once, fine a little later.",
-        version=version("terrace"),
+        version=installed_version(),
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their scripts from elsewhere
         redoc_url=None,

@@ -8,7 +8,6 @@ import io
 import logging
 import time
 from functools import cache
-from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -48,6 +47,7 @@ from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
 from tierkit.access import SESSION_COOKIE, SESSION_PATH, Caller, Gate
+from tierkit.distribution import installed_version
 from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound, OtherNetworks, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
@@ -402,7 +402,7 @@ def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
 async def get_info(scheduler: Service) -> dict[str, Any]:
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
     return {
-        "version": version("terrace"),
+        "version": installed_version(),
         "limits": {
             "max_images": limits.max_images,
             "max_upload_bytes": limits.max_body_bytes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scheduler.api.routing import CHECKS, NOSNIFF
+from tierkit.distribution import installed_version
 from tierkit.errors import NotFound
 
 __all__ = ["PAGES", "pages"]
@@ -80,7 +80,7 @@ def _rendered(template: str, page: str = "", module: str = "") -> str:
         pages=PAGES,
         first=next(iter(PAGES)),
         files=f"/ui/files/{_digest()}",
-        version=version("terrace"),
+        version=installed_version(),
     )
 
 

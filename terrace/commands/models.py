@@ -44,6 +44,7 @@ from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name
 from terrace.stoppable import interruptible
+from tierkit.distribution import install_command
 from tierkit.errors import NotFound, WeightsError
 from tierkit.extras import training_extra
 
@@ -543,7 +544,7 @@ def _print_tuning(report: TuningReport, *, flat: bool) -> None:
         out.print(table)
     _print_paths(report.files)
     if not report.plot:
-        out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
+        _print_note(f"no plot: that needs the extra 'plots' ({install_command('plots')})")
 
 
 def _print_note(text: str) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tierkit import errors
+from tierkit.distribution import install_command
 
 
 def _drawn() -> dict[str, str]:
@@ -46,4 +47,4 @@ def test_unavailable_says_when_to_come_back(cls: type[errors.Unavailable]) -> No
 
 def test_missing_extra_names_the_command() -> None:
     error = errors.MissingExtra("train", "Training")
-    assert "pip install 'terrace[train]'" in str(error)
+    assert install_command("train") in str(error)

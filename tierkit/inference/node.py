@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from typing import Protocol, TypeVar
 
 import aiohttp
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from tierkit.distribution import installed_version
 from tierkit.errors import Unavailable
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
@@ -160,7 +160,7 @@ class InferenceNode:
         self.settings = settings
         self.tier = Tier(settings.service)
         self.lifecycle = lifecycle
-        self.version = version("terrace")
+        self.version = installed_version()
         self.incarnation = secrets.token_hex(8)
         """Fresh at each start: work given to an earlier process of the same name is void."""
         everything = [*ready, *(model for others in standby.values() for model in others)]

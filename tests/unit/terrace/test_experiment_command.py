@@ -22,6 +22,7 @@ from experiments.table5 import TABLE5
 from experiments.tables import RECORDS
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
+from tierkit.distribution import install_command
 from tierkit.errors import DeadlineExceeded, MissingExtra
 
 
@@ -138,7 +139,7 @@ def test_missing_plots_are_told_once_and_before_the_measurement(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # importing it raises ImportError
     monkeypatch.setitem(EXPERIMENTS, "table3", Toy("table3", measure))
     result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / "run")])
-    assert result.stderr.count("terrace[plots]") == 1
+    assert result.stderr.count("[plots]") == 1
 
 
 def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == f"record and table: {folder}"
     assert "read from [red]here[/b] :cloud:" in result.stdout.splitlines()
-    assert result.stderr.endswith("pip install 'terrace[plots]'\n")
+    assert result.stderr.endswith(f"{install_command('plots')}\n")
 
     damaged = tmp_path / "[" / "z]"
     damaged.mkdir(parents=True)
@@ -164,7 +165,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
     result = CliRunner().invoke(command.app, ["report", str(tmp_path)])
     assert result.exit_code == 0
     assert f"{damaged / RECORD} is no whole record" in result.stderr
-    assert "pip install 'terrace[plots]'" in result.stderr
+    assert install_command("plots") in result.stderr
 
 
 @pytest.mark.parametrize("name", ["table1", "table3"])

@@ -12,6 +12,7 @@ from encryption.audit.rows import Row
 from models.manifest import MANIFEST_NAME, Manifest, load_manifest
 from terrace.cli import run
 from terrace.commands.privacy import _show, _subjects, _table
+from tierkit.distribution import install_command
 from tierkit.types import EncoderKind
 
 ROW = Row(
@@ -96,7 +97,7 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert run(["privacy", "audit", "--encoder", "conv1"]) == 1
-    assert "attacking an encoder needs the extra 'train': pip install 'terrace[train]'" in capsys.readouterr().err
+    assert f"attacking an encoder needs the extra 'train': {install_command('train')}" in capsys.readouterr().err
 
 
 @pytest.mark.train
