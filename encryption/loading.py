@@ -12,8 +12,9 @@ from typing import Protocol
 from encryption.features import check_features
 from encryption.serving import Head, Network, Tail
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
-from models.serving import chosen_entries, decode_of, load_models, obtain_weights, open_store
+from models.serving import decode_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
+from models.source import chosen_entries
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.inference.endpoints import Guard
 from tierkit.inference.model import Model

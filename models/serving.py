@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,14 @@ import anyio
 
 from models.manifest import Manifest, ModelEntry, WeightsFile, weights_folder
 from models.session import OnnxModel, load_model
-from models.source import fetch_from, pause
+from models.source import chosen_entries, fetch_from, pause
 from models.store import ModelStore
-from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError
+from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
 from tierkit.inference.model import Decode
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
-__all__ = ["chosen_entries", "decode_of", "load_models", "obtain_weights", "open_store"]
+__all__ = ["decode_of", "load_models", "obtain_weights", "open_store"]
 
 log = logging.getLogger(__name__)
 
@@ -65,29 +64,6 @@ def open_store(settings: NodeSettings) -> ModelStore:
         # The set is the scheduler's (`models.source`), and may be another than the bundled one.
         return ModelStore([], settings.cache, others=[weights_folder()])
     return ModelStore([settings.models or weights_folder()], settings.cache)
-
-
-def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier, *, gpu: bool = False) -> list[ModelEntry]:
-    """The networks of these names, or the default of the tier; see `Manifest.default_for`.
-
-    Raises:
-        SetupError: a name that the manifest does not have, or none for this tier.
-    """
-    if not names:
-        try:
-            return [manifest.default_for(tier, gpu=gpu)]
-        except NotFound as exc:
-            raise SetupError(
-                f"{exc}: 'terrace models import FILE.onnx --models SET --tier {tier} --labels labels.txt' enters one, "
-                "--model names one of another tier"
-            ) from exc
-    known = {entry.name: entry for entry in manifest.models}
-    for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
-            raise SetupError(f"the manifest has no model '{name}'; {hint}")
-    return [known[name] for name in dict.fromkeys(names)]
 
 
 async def obtain_weights(

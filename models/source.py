@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import hashlib
 import logging
 import random
@@ -18,11 +19,12 @@ import anyio
 from pydantic import ValidationError
 
 from models.atomic import write_atomically
-from models.manifest import Manifest, checked_manifest, load_manifest
+from models.manifest import Manifest, ModelEntry, checked_manifest, load_manifest
 from models.store import Fetch
 from tierkit.documents import faults
 from tierkit.errors import (
     DeadlineExceeded,
+    NotFound,
     SetupError,
     Standby,
     TerraceError,
@@ -37,8 +39,9 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
+from tierkit.types import Tier
 
-__all__ = ["fetch_from", "load_set", "obtain_manifest", "pause"]
+__all__ = ["chosen_entries", "fetch_from", "load_set", "obtain_manifest", "pause"]
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +115,8 @@ async def obtain_manifest(settings: NodeSettings) -> Manifest:
 
 
 async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
-    """True if the node would load the same set again; also if that cannot be found out.
+    """True if the node would load the same set again. Also true if that cannot be found out, or if the other set has no
+    network for this node: then it keeps what it has, and the scheduler refuses it.
 
     Args:
         served: what the node has loaded.
@@ -122,10 +126,34 @@ async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
             found = await anyio.to_thread.run_sync(load_manifest, settings.models)
         else:
             found = await _given(settings, known=served)
+        chosen_entries(found, settings.model, Tier(settings.service), gpu=settings.provider == "cuda")
     except TerraceError as exc:
-        log.info("the model set cannot be compared with the one served: %s", exc)
+        log.debug("the model set cannot be compared with the one served: %s", exc)
         return True
     return found.digest == served.digest
+
+
+def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier, *, gpu: bool = False) -> list[ModelEntry]:
+    """The networks of these names, or the default of the tier; see `Manifest.default_for`.
+
+    Raises:
+        SetupError: a name that the manifest does not have, or none for this tier.
+    """
+    if not names:
+        try:
+            return [manifest.default_for(tier, gpu=gpu)]
+        except NotFound as exc:
+            raise SetupError(
+                f"{exc}: 'terrace models import FILE.onnx --models SET --tier {tier} --labels labels.txt' enters one, "
+                "--model names one of another tier"
+            ) from exc
+    known = {entry.name: entry for entry in manifest.models}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+            raise SetupError(f"the manifest has no model '{name}'; {hint}")
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _from_scheduler(settings: NodeSettings) -> bool:

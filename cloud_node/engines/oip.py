@@ -24,8 +24,9 @@ from encryption.features import Features, features_tensor, unpack
 from encryption.loading import load_served
 from encryption.serving import Network
 from models.manifest import EncoderEntry, Manifest, ModelEntry
-from models.serving import chosen_entries, decode_of
+from models.serving import decode_of
 from models.session import entry_of
+from models.source import chosen_entries
 from models.split import FEATURES
 from tierkit.access import TokenFile
 from tierkit.errors import (

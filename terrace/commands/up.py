@@ -15,7 +15,7 @@ from rich.text import Text
 
 from encryption.loading import encoders_of
 from models.manifest import load_manifest
-from models.serving import chosen_entries
+from models.source import chosen_entries
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
 from terrace.options import DEFAULT_PORT, ModelSet, TlsCa, TokenFile, Untrusted, on_command_line, token_from

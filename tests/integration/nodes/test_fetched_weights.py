@@ -199,6 +199,13 @@ async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
         assert await node.is_current()
         answers.append(JSONResponse(renamed()))
         assert not await node.is_current()
+        answers.append(JSONResponse(renamed()))
+        named = settings.model_copy(update={"model": (entry.name,)})
+        without = renamed()
+        without["models"] = [one for one in without["models"] if one["name"] != entry.name]
+        await load_set(named, node, partial(load_models, named, Tier.END))
+        answers.append(JSONResponse(without))
+        assert await node.is_current(), "a set without its network is no reason to start again"
     assert await node.is_current(), "while the scheduler is away, the node keeps what it has"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.manifest import MANIFEST_NAME, begin_weights, load_manifest, merge_entry, save_manifest, weights_folder
-from models.serving import chosen_entries
+from models.source import chosen_entries
 from tierkit.errors import NotFound, SetupError, WeightsError
 from tierkit.types import Tier
 

@@ -14,7 +14,12 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = CONFIG["project"]
 PACKAGES = CONFIG["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *filter(Path.is_file, (ROOT / "deploy").rglob("*"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").rglob("*.md"),
+    *filter(Path.is_file, (ROOT / "deploy").rglob("*")),
+]
 
 
 def origin(url: str, **facts: object) -> str:
