@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.atomic import replace_file, write_atomically
+from models.atomic import replace_file, write_atomically, write_new
 from tierkit.errors import SetupError
 
 
@@ -42,3 +42,14 @@ def test_an_error_of_the_writer_passes_through_and_leaves_no_trace(tmp_path: Pat
     with pytest.raises(KeyError):
         write_half()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_new_file_never_replaces_another(tmp_path: Path):
+    assert write_new(tmp_path, "net.onnx", b"first") == "net.onnx"
+    second = write_new(tmp_path, "net.onnx", b"second")
+    assert second not in ("net.onnx", "")
+    assert (tmp_path / "net.onnx").read_bytes() == b"first"
+    assert (tmp_path / second).read_bytes() == b"second"
+    assert write_new(tmp_path, "net.onnx", b"first") == "net.onnx"
+    assert write_new(tmp_path, "net.onnx", b"second") == second
+    assert len(list(tmp_path.iterdir())) == 2
