@@ -32,6 +32,7 @@ __all__ = [
     "ModelEntry",
     "PartFile",
     "PlainName",
+    "Resample",
     "ResizeRule",
     "Side",
     "TrainingFacts",
@@ -56,6 +57,9 @@ PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_le
 ResizeRule = Literal["shortest-side", "squash", "pad"]
 """shortest-side: the shortest side gets a length and the middle is cut out; squash: both sides are resized, whatever
 becomes of the aspect ratio; pad: the longest side fits, and black fills the rest."""
+
+Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+"""A filter of Pillow."""
 
 Side = Literal["head", "tail"]
 """Of an encoder: what runs below, and what answers to it."""
@@ -118,7 +122,9 @@ class Fit(NamedTuple):
     width: int
     rule: ResizeRule = "squash"
     resize_to: int | None = None
-    """With shortest-side: its length before the middle is cut out; the longer side of what is taken unless given."""
+    """Length to which the shortest side (shortest-side) or both sides (squash) are resized before the middle is cut
+    out. None: to the longer side of what is taken (shortest-side), or nothing is cut out (squash)."""
+    resample: Resample = "bicubic"
 
     @property
     def turned(self) -> Fit:
@@ -143,7 +149,9 @@ class ModelEntry(Frozen):
     resize: ResizeRule = "squash"
     """How a picture of another size gets this one."""
     resize_to: PositiveInt | None = None
-    """With shortest-side: its length before the middle is cut out."""
+    """Length of the shortest side (shortest-side) or of both sides (squash) before the middle is cut out."""
+    resample: Resample = "bicubic"
+    """Filter by which a picture is resized."""
     precision: Literal["int8", "fp32"]
     parameters: PositiveInt
     """Trained values of the network, before normalisation was folded into its convolutions."""
@@ -175,7 +183,7 @@ class ModelEntry(Frozen):
     @property
     def fit(self) -> Fit:
         """The pixels that it takes."""
-        return Fit(*self.input_shape[:2], self.resize, self.resize_to)
+        return Fit(*self.input_shape[:2], self.resize, self.resize_to, self.resample)
 
     @property
     def trained(self) -> TrainingFacts:
@@ -213,6 +221,8 @@ class ModelEntry(Frozen):
         height, width, _ = self.input_shape
         if self.resize == "shortest-side":
             return f"{width} x {height}, shortest side to {self.resize_to or max(height, width)}"
+        if self.resize == "squash" and self.resize_to is not None:
+            return f"{width} x {height}, squashed to {self.resize_to} x {self.resize_to}, middle"
         return f"{width} x {height}, {'padded' if self.resize == 'pad' else 'squashed'}"
 
     def with_file(self, path: Path, *, precision: Literal["int8", "fp32"]) -> ModelEntry:

@@ -24,7 +24,7 @@ from PIL import (
 )
 
 from models.heic import decoded_pixels
-from models.manifest import Fit
+from models.manifest import Fit, Resample
 from tierkit.distribution import install_command
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.inference.model import Array, Decode
@@ -90,6 +90,15 @@ _one_large = threading.Lock()
 _DRAFT = 8
 """A JPEG is decoded at a half to an eighth of its size where this leaves so many times the width and height that are
 needed."""
+
+_FILTERS: dict[Resample, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -255,28 +264,34 @@ def within(height: int, width: int, longest: int) -> Fit:
 def resized(image: Image.Image, fit: Fit) -> Array:
     """UINT8 RGB `[height, width, 3]` of a picture in any mode that converts to RGB."""
     width, height = fit.width, fit.height
-    if image.size == (width, height):
+    if image.size == (width, height) and fit.resize_to in (None, width, height):
         return _rgb(image)
+    filter_ = _FILTERS[fit.resample]
     match fit.rule:
-        case "squash":
-            return _rgb(image.resize((width, height), Image.Resampling.BICUBIC))
-        case "shortest-side":
-            factor = (fit.resize_to or max(width, height)) / min(image.size)
-            # At least as large as what is cut out, whatever is lost in rounding.
-            scaled = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+        case "squash" if fit.resize_to is None:
+            return _rgb(image.resize((width, height), filter_))
+        case "squash" | "shortest-side":
+            side = fit.resize_to or max(width, height)
+            scaled = (side, side) if fit.rule == "squash" else _by_shortest_side(image.size, side)
             left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
             # Only what is left of the picture is computed.
             across, down = image.width / scaled[0], image.height / scaled[1]
             box = (left * across, top * down, (left + width) * across, (top + height) * down)
-            return _rgb(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
+            return _rgb(image.resize((width, height), filter_, box=box))
         case "pad":
             factor = min(width / image.width, height / image.height)
             scaled = max(1, round(image.width * factor)), max(1, round(image.height * factor))
             pixels = np.zeros((height, width, 3), np.uint8)
             left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
-            small = _rgb(image.resize(scaled, Image.Resampling.BICUBIC))
+            small = _rgb(image.resize(scaled, filter_))
             pixels[top : top + scaled[1], left : left + scaled[0]] = small
             return pixels
+
+
+def _by_shortest_side(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """The size whose shortest side has that length; the longer one is rounded down, as training libraries do it."""
+    width, height = size
+    return (side, side * height // width) if width <= height else (side * width // height, side)
 
 
 def _rgb(image: Image.Image) -> Array:

@@ -125,7 +125,7 @@ def networks_see(info: Mapping[str, Any]) -> str:
         size = f"{network['width']} x {network['height']}"
         match network["resize"]:
             case "squash":
-                how = "all of it, squashed"
+                how = "all of it, squashed" if network.get("resize_to") is None else "the middle, squashed"
             case "pad":
                 how = "all of it, on black"
             case _:

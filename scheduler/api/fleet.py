@@ -387,7 +387,7 @@ def _sample(index: int) -> tuple[bytes, str]:
 
 def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
     """What a network sees of a picture."""
-    height, width, rule, resize_to = entry.fit
+    height, width, rule, resize_to, resample = entry.fit
     return {
         "name": entry.name,
         "tier": entry.tier,
@@ -395,6 +395,7 @@ def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
         "width": width,
         "resize": rule,
         "resize_to": resize_to,
+        "resample": resample,
     }
 
 

@@ -259,31 +259,46 @@ def test_what_lies_within_a_thumbnail(height, width, longest, fit):
 # --- resize rules -----------------------------------------------------------------------------------------------------
 
 
-def squashed(image: Image.Image, height: int, width: int, _resize_to: int | None) -> Image.Image:
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+FILTERS = {name.name.lower(): name for name in Image.Resampling}
 
 
-def padded(image: Image.Image, height: int, width: int, _resize_to: int | None) -> Image.Image:
-    return ImageOps.pad(image, (width, height), Image.Resampling.BICUBIC, color=(0, 0, 0))
+def middle(image: Image.Image, fit: Fit) -> Image.Image:
+    left, top = (image.width - fit.width) // 2, (image.height - fit.height) // 2
+    return image.crop((left, top, left + fit.width, top + fit.height))
 
 
-def cut(image: Image.Image, height: int, width: int, resize_to: int | None) -> Image.Image:
+def squashed(image: Image.Image, fit: Fit) -> Image.Image:
+    sides = (fit.width, fit.height) if fit.resize_to is None else (fit.resize_to, fit.resize_to)
+    return middle(image.resize(sides, FILTERS[fit.resample]), fit)
+
+
+def padded(image: Image.Image, fit: Fit) -> Image.Image:
+    return ImageOps.pad(image, (fit.width, fit.height), FILTERS[fit.resample], color=(0, 0, 0))
+
+
+def cut(image: Image.Image, fit: Fit) -> Image.Image:
     """As torchvision's Resize and CenterCrop do it."""
-    factor = (resize_to or max(height, width)) / min(image.size)
-    size = max(width, round(image.width * factor)), max(height, round(image.height * factor))
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return image.resize(size, Image.Resampling.BICUBIC).crop((left, top, left + width, top + height))
+    side = fit.resize_to or max(fit.height, fit.width)
+    short, long = sorted(image.size)
+    longer = int(side * long / short)
+    size = (side, longer) if image.width <= image.height else (longer, side)
+    return middle(image.resize(size, FILTERS[fit.resample]), fit)
 
 
 PLAINLY = {"squash": squashed, "pad": padded, "shortest-side": cut}
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (33, 400), (20, 10), (1, 1)])
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (32, 32), (33, 400), (20, 10), (1, 1)])
 @pytest.mark.parametrize(
     "fit",
     [
         Fit(32, 32, "squash"),
         Fit(24, 48, "squash"),
+        Fit(24, 32, "squash", 40),
+        Fit(32, 32, "squash", None, "bilinear"),
+        Fit(32, 32, "squash", None, "nearest"),
+        Fit(32, 32, "shortest-side", 36, "lanczos"),
+        Fit(24, 48, "pad", None, "box"),
         Fit(32, 32, "pad"),
         Fit(24, 48, "pad"),
         Fit(32, 32, "shortest-side", 36),
@@ -295,7 +310,7 @@ PLAINLY = {"squash": squashed, "pad": padded, "shortest-side": cut}
 )
 def test_a_picture_is_resized_by_the_rule(size: tuple[int, int], fit: Fit):
     image = smooth(*size)
-    expected = PLAINLY[fit.rule](image, fit.height, fit.width, fit.resize_to)
+    expected = PLAINLY[fit.rule](image, fit)
     assert difference(resized(image, fit), np.asarray(expected)) <= 2
     assert difference(decoded(encoded(image), fit), np.asarray(expected)) <= 2
 
