@@ -30,6 +30,7 @@ __all__ = [
     "load_model",
     "open_session",
     "plain",
+    "run_session",
     "softmax",
     "verify_file",
 ]
@@ -60,6 +61,8 @@ class OnnxModel:
     own way, all threads on each operator in turn, has them wait for one another some hundred times a batch, which costs
     processor time, and more of it on cores that others use as well. A single image takes one thread.
 
+    A network whose graph fixes the batch at one image runs one image after another, and takes batches as the others.
+
     Args:
         opened: makes ONNX Runtime's session; called at once, and for each load after an unload.
     """
@@ -85,10 +88,13 @@ class OnnxModel:
         self._sha256 = sha256
         self._opened = opened
         self._session = opened()
+        self._by_one = takes_one(self._session)
         self._labels = labels
         self._threads = threads
         height, width, _ = entry.input_shape
         self._piece = max(_LEAST_SLICE, _PIECE_PIXELS // (height * width)) if provider == "cpu" else _UNCUT
+        if self._by_one:
+            self._piece = 1
         self._helpers = ThreadPoolExecutor(threads - 1, thread_name_prefix="slice") if threads > 1 else None
 
     @property
@@ -114,12 +120,12 @@ class OnnxModel:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """`images`, or `features` for a tail."""
-        return tuple(replace(_spec(each), decode=self._decode) for each in self._session.get_inputs())
+        return tuple(replace(_any_batch(_spec(each)), decode=self._decode) for each in self._session.get_inputs())
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`logits` and `probabilities`, or `features` for a head."""
-        stored = tuple(map(_spec, self._session.get_outputs()))
+        stored = tuple(_any_batch(_spec(each)) for each in self._session.get_outputs())
         if self.part == "head":
             return stored
         return (*stored, TensorSpec(name="probabilities", datatype="FP32", shape=stored[0].shape))
@@ -165,7 +171,7 @@ class OnnxModel:
             starts = range(0, images, piece)
             cut = ({name: array[at : at + piece] for name, array in inputs.items()} for at in starts)
             return np.concatenate([self._run(output, part) for part in cut])
-        slices = min(self._threads, images // _LEAST_SLICE)
+        slices = min(self._threads, images if self._by_one else images // _LEAST_SLICE)
         if self._helpers is None or slices < 2:
             (value,) = self._session.run([output], inputs)
             return np.asarray(value)
@@ -177,6 +183,21 @@ class OnnxModel:
         finally:
             wait(others)
         return np.concatenate([own[0], *(other.result()[0] for other in others)])
+
+
+def takes_one(session: Any) -> bool:
+    """True if a graph fixes the batch at one image."""
+    return bool(session.get_inputs()[0].shape[0] == 1)
+
+
+def run_session(session: Any, output: str, inputs: Mapping[str, Array]) -> Array:
+    """An output for a batch; one image after another if the graph takes no more at once."""
+    images = len(next(iter(inputs.values())))
+    if images <= 1 or not takes_one(session):
+        (value,) = session.run([output], dict(inputs))
+        return np.asarray(value)
+    singles = ({name: array[at : at + 1] for name, array in inputs.items()} for at in range(images))
+    return np.concatenate([session.run([output], one)[0] for one in singles])
 
 
 def facts_of(entry: ModelEntry) -> dict[str, str | int | float | bool]:
@@ -414,6 +435,11 @@ def _check_fit(model: OnnxModel, path: Path) -> None:
         raise WeightsError(
             f"{entry.name!r} gives {entry.classes} classes, the hierarchy names {len(model.labels['logits'])}"
         )
+
+
+def _any_batch(spec: TensorSpec) -> TensorSpec:
+    """The same for any number of images: a graph that takes one is run once for each."""
+    return replace(spec, shape=(-1, *spec.shape[1:]))
 
 
 def _spec(tensor: Any) -> TensorSpec:

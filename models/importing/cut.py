@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from models.importing.graph import IMAGES, LOGITS
 from models.manifest import Cut
-from models.session import open_session
+from models.session import open_session, run_session
 from models.split import FEATURES, HEAD_NODES_KEY, extract_part
 from tierkit.errors import WeightsError
 from tierkit.inference.model import Array
@@ -60,7 +60,8 @@ def with_cut(model: onnx.ModelProto, images: Array) -> tuple[onnx.ModelProto, Cu
         tail = [again, *(_renamed(node, given, back) for node in tail)]
     del graph.node[:]
     graph.node.extend([*head, *tail])
-    graph.value_info.append(helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, ["n", "c", "h", "w"]))
+    first = _first_axis(model)
+    graph.value_info.append(helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [first, "c", "h", "w"]))
     changed.metadata_props.add(key=HEAD_NODES_KEY, value=str(len(head)))
     try:
         return _checked(changed, sides.convolution, images)
@@ -78,7 +79,8 @@ def _checked(model: onnx.ModelProto, convolution: onnx.NodeProto, images: Array)
     if features.ndim != 4 or len(features) != len(images):
         raise WeightsError(f"the features have the shape {features.shape}")
     channels, height, width = (int(size) for size in features.shape[1:])
-    noted = helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, ["n", channels, height, width])
+    first = _first_axis(model)
+    noted = helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [first, channels, height, width])
     (stale,) = (value for value in model.graph.value_info if value.name == FEATURES)
     stale.CopyFrom(noted)
     content = model.SerializeToString()
@@ -89,14 +91,19 @@ def _checked(model: onnx.ModelProto, convolution: onnx.NodeProto, images: Array)
     return model, Cut((channels, height, width), _parameters(convolution, model.graph))
 
 
+def _first_axis(model: onnx.ModelProto) -> int | str:
+    """Images that the network takes at once: "n", or 1."""
+    axis = model.graph.output[0].type.tensor_type.shape.dim[0]
+    return int(axis.dim_value) or "n"
+
+
 def _run(network: bytes, inputs: dict[str, Array], output: str) -> Array:
     try:
-        (value,) = open_session(network, "a part of the network").run([output], inputs)
+        return run_session(open_session(network, "a part of the network"), output, inputs)
     except WeightsError:
         raise
     except Exception as exc:  # the runtime's own classes
         raise WeightsError(str(exc)) from exc
-    return np.asarray(value)
 
 
 def _sides(graph: onnx.GraphProto) -> _Sides | None:

@@ -1,38 +1,32 @@
-"""A stranger's ONNX file: read without trust, and fed with plain pixels.
-
-Needs the extra `import` (onnx). Nothing in the file is executed here but by ONNX Runtime.
-"""
+"""A stranger's network: what it takes and gives, and the same network fed with plain pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
+from models.importing.outputs import LOGITS, Ending, Form, logits_of
 from models.importing.preprocess import MOST_SIDE, Preprocess
-from models.session import plain
 from models.split import FEATURES
-from tierkit.errors import DataError, InvalidInput
+from tierkit.errors import InvalidInput
 
-__all__ = ["IMAGES", "LOGITS", "Signature", "first_line", "fold", "read_onnx", "signature"]
+__all__ = ["GREY", "IMAGES", "LOGITS", "Signature", "class_numbers", "fold", "signature"]
 
-IMAGES, LOGITS = "images", "logits"
+IMAGES = "images"
 _OURS = {IMAGES, "pixels", FEATURES, LOGITS, "network"}
 """First parts of the names that we give."""
 
-_MAX_BYTES = 2 * 1024**3 - 1
-"""Of a network: the bound of the file format."""
+GREY = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in a grey value (ITU-R BT.601, as Pillow takes them)."""
 
 _FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
+_GIVEN = (*_FLOATS, TensorProto.DOUBLE)
+"""Types of outputs that can be scores or probabilities."""
 _KINDS = {number: name for name, number in TensorProto.DataType.items()}
-_OLDEST_OPSET, _NEWEST_IR = 7, 13
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,118 +38,45 @@ class Signature:
     """`onnx.TensorProto` type of the input: FLOAT, FLOAT16 or UINT8."""
     layout: str
     """nchw | nhwc"""
+    channels: int | None
+    """1 or 3; None if the file leaves them open."""
+    batch: int | None
+    """Pictures at once; None if the file leaves them open."""
     size: tuple[int, int] | None
-    """Height and width; None where the file leaves them open."""
+    """Height and width; None if the file leaves them open."""
     output: str
     classes: int
+    single: bool
+    """True if one output stands for two classes."""
+    half: bool
+    """True if the output is FP16."""
 
 
-def read_onnx(path: Path) -> onnx.ModelProto:
-    """A network with all its weights, checked.
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor that may hold an answer; no shape, and 0 for the type, if the file does not say."""
 
-    Raises:
-        DataError: the file cannot be read, is no ONNX, is too large or damaged, or names weights in a file outside of
-            its folder.
-    """
-    try:
-        if not path.is_file():
-            raise DataError(f"cannot read {path}: it is {'no file' if path.exists() else 'not there'}")
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise DataError(f"{path} has {size} bytes; a network may have {_MAX_BYTES}")
-        content = path.read_bytes()
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(content)
-    except DecodeError as exc:
-        raise DataError(f"{path} is no ONNX file: {exc}") from exc
-    if not model.graph.node or not model.opset_import:
-        raise DataError(f"{path} is no ONNX file: it holds no graph")
-    _load_external(model, path)
-    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    opset, newest = versions.get("ai.onnx", _OLDEST_OPSET), onnx.defs.onnx_opset_version()
-    if not _OLDEST_OPSET <= opset <= newest or model.ir_version > _NEWEST_IR:
-        raise DataError(
-            f"{path} is of opset {opset} and IR version {model.ir_version}: export it with an opset from "
-            f"{_OLDEST_OPSET} to {newest}, and IR version {_NEWEST_IR} or older"
-        )
-    if unknown := sorted({str(node.op_type) for node in model.graph.node if not _is_known(node, opset)}):
-        named = ", ".join(unknown[:_MOST_NAMED]) + (" and others" if len(unknown) > _MOST_NAMED else "")
-        raise DataError(
-            f"{path} uses operators that opset {opset} of ONNX does not have: {named}; export it with another opset "
-            f"(up to {newest}), or without them"
-        )
-    try:
-        onnx.checker.check_model(model)
-    except Exception as exc:  # the checker's own class, UnicodeDecodeError, and whatever its C++ raises
-        raise DataError(f"{path} is damaged, or uses operators that ONNX does not know: {first_line(exc)}") from exc
-    return model
+    name: str
+    element: int
+    shape: list[int | None] | None
 
+    def is_of(self, classes: int) -> bool:
+        """True for `[n, classes]`, with axes of length 1 before and after the classes, or for `[n]` and one class."""
+        if not self.shape:
+            return False
+        return [size for size in self.shape[1:] if size != 1] == [classes] * (classes != 1)
 
-def _is_known(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether ONNX has the operator; those of other domains are ONNX Runtime's to know."""
-    if node.domain not in ("", "ai.onnx"):
-        return True
-    if not isinstance(node.op_type, str):  # bytes that are no UTF-8
-        return False
-    try:
-        onnx.defs.get_schema(node.op_type, opset)
-    except onnx.defs.SchemaError:
-        return False
-    return True
-
-
-def _load_external(model: onnx.ModelProto, path: Path) -> None:
-    """Read weights that lie in files of their own, beside the network and nowhere else."""
-    folder = path.resolve().parent
-    outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
-    places: set[Path] = set()
-    for tensor in outside:
-        said = {entry.key: entry.value for entry in tensor.external_data}
-        location = said.get("location", "")
-        try:
-            place = (folder / location).resolve()
-            is_file = place.is_file()
-        except (TypeError, ValueError, OSError) as exc:  # not UTF-8, with a NUL in it, too long
-            raise DataError(f"{path} has weights in {location!r:.100}, which no file is called") from exc
-        if not location or Path(location).is_absolute() or not place.is_relative_to(folder) or place == folder:
-            raise DataError(f"{path} has weights in {location!r}: only files in its own folder are read")
-        if not is_file:
-            raise DataError(f"{path} has weights in {location!r}, which is not there: put it beside the network")
-        places.add(place)
-    try:
-        total = sum(place.stat().st_size for place in places)
-        if total > _MAX_BYTES:
-            raise DataError(f"the weights of {path} have {total} bytes; a network may have {_MAX_BYTES}")
-        for tensor in outside:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
-    except DataError:
-        raise
-    except Exception as exc:  # what odd offsets, lengths and types raise is not one family
-        raise DataError(f"cannot read the weights of {path}: {first_line(exc)}") from exc
-
-
-def _tensors(message: Any) -> Iterator[TensorProto]:
-    """All stored tensors, wherever in the file they are: in sub-graphs, attributes, functions or sparse tensors."""
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        for inner in [value] if hasattr(value, "ListFields") else value:
-            if isinstance(inner, TensorProto):
-                yield inner
-            else:
-                yield from _tensors(inner)
+    @property
+    def is_open(self) -> bool:
+        """True if it may turn out to be `[n, classes]`."""
+        return self.shape is None or (len(self.shape) == 2 and self.shape[1] is None)
 
 
 def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -> Signature:
     """What the file takes and gives, for pictures and this many classes.
 
     Args:
-        layout: nchw or nhwc, where somebody says so.
+        layout: nchw or nhwc, if a source says so.
 
     Raises:
         InvalidInput: it is no image classifier of these classes.
@@ -175,43 +96,96 @@ def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -
             f"the network takes {_KINDS.get(element, element)} {_shown(shape)}: an image classifier takes FLOAT, "
             "FLOAT16 or UINT8 [n, 3, height, width] or [n, height, width, 3]"
         )
-    fits = [name for name, at in (("nchw", 1), ("nhwc", 3)) if shape[at] in (3, None)]
-    exact = [name for name, at in (("nchw", 1), ("nhwc", 3)) if shape[at] == 3]
-    chosen = layout or next(iter(exact if len(exact) == 1 else fits), None)
+    channels = {"nchw": shape[1], "nhwc": shape[3]}
+    fits = [name for name, count in channels.items() if count in (1, 3, None)]
+    exact = [name for name, count in channels.items() if count in (1, 3)]
+    if layout is None and len(exact) == 2:
+        raise InvalidInput(f"the network takes {_shown(shape)}: say layout = nchw or nhwc in a preprocess.toml")
+    chosen = layout or next(iter(exact or fits), None)
     if chosen not in fits:
-        raise InvalidInput(f"the network takes {_shown(shape)}, which has no 3 colours where {chosen or 'they'} belong")
-    if shape[0] not in (None, 1) and shape[0] > 0:
         raise InvalidInput(
-            f"the network takes batches of {shape[0]} images and no others: export it with a dynamic first axis"
+            f"the network takes {_shown(shape)}, which has no 3 colours, or 1 channel, where {chosen or 'they'} belong"
         )
     height, width = shape[2:] if chosen == "nchw" else shape[1:3]
     if (height is None) != (width is None):
         raise InvalidInput(f"the network takes {_shown(shape)}: either height and width are fixed, or neither is")
-    given = [(value.name, _shape(value)) for value in graph.output]
-    ends = [name for name, shape in given if len(shape) in (2, 4) and shape[1] == classes]
-    ends = ends or [name for name, shape in given if len(shape) == 2 and shape[1] is None]
-    if len(ends) != 1:
-        have = ", ".join(f"{name} {_shown(shape)}" for name, shape in given)
-        raise InvalidInput(
-            f"there are {classes} labels, and the network gives {have}: one output must be [n, {classes}]"
-        )
+    output = _answer(graph, classes)
     return Signature(
         input=taken.name,
         element=element,
         layout=chosen,
+        channels=channels[chosen],
+        batch=shape[0],
         size=_size(height, width),
-        output=ends[0],
+        output=output.name,
         classes=classes,
+        single=not output.is_of(classes) and output.is_of(1),
+        half=output.element == TensorProto.FLOAT16,
     )
 
 
-def fold(model: onnx.ModelProto, known: Signature, preprocess: Preprocess, *, probabilities: bool) -> onnx.ModelProto:
+def _answer(graph: onnx.GraphProto, classes: int) -> _Output:
+    """The output that answers."""
+    given = [_behind(graph, value) for value in graph.output]
+    able = [each for each in given if each.element in (*_GIVEN, 0)]
+    ends = [each for each in able if each.is_of(classes)]
+    if not ends and classes == 2:
+        ends = [each for each in able if each.is_of(1)]
+    ends = ends or [each for each in able if each.is_open]
+    if len(ends) == 1:
+        return ends[0]
+    have = ", ".join(f"{each.name} {_KINDS.get(each.element, '?')} {_shown(each.shape or [])}" for each in given)
+    raise InvalidInput(
+        f"there are {classes} labels, and the network gives {have}: one output must be [n, {classes}], of FLOAT"
+    )
+
+
+def _behind(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> _Output:
+    """The tensor of an output; that before it if it goes into a ZipMap or is quantised at the end."""
+    shape = _shape(value) if value.type.tensor_type.HasField("shape") else None
+    element = value.type.tensor_type.elem_type
+    node = next((node for node in graph.node if value.name in node.output), None)
+    if node is not None and node.op_type == "ZipMap":
+        numbers = _classes_of(node)
+        return _Output(node.input[0], 0, [None, len(numbers)] if numbers else None)
+    if node is not None and node.op_type == "QuantizeLinear":
+        return _Output(node.input[0], 0, shape)
+    return _Output(value.name, element, shape)
+
+
+def class_numbers(model: onnx.ModelProto) -> list[str] | list[int]:
+    """The classes that a ZipMap at the end of a network names, in the order of its outputs."""
+    outputs = {value.name for value in model.graph.output}
+    ends = [node for node in model.graph.node if node.op_type == "ZipMap" and outputs.intersection(node.output)]
+    return _classes_of(ends[0]) if len(ends) == 1 else []
+
+
+def _classes_of(zipmap: onnx.NodeProto) -> list[str] | list[int]:
+    for attribute in zipmap.attribute:
+        if attribute.name == "classlabels_strings":
+            return [text.decode("utf-8", "replace") for text in attribute.strings]
+        if attribute.name == "classlabels_int64s":
+            return list(attribute.ints)
+    return []
+
+
+def fold(
+    model: onnx.ModelProto,
+    known: Signature,
+    preprocess: Preprocess,
+    *,
+    read_as: Form = "scores",
+    end: Ending,
+    batch: int | None = None,
+) -> onnx.ModelProto:
     """The network with its preprocessing inside: `images` UINT8 `[n, height, width, 3]`, RGB, to `logits` FP32
-    `[n, classes]`, any `n`.
+    `[n, classes]`.
 
     Args:
-        model: left as it is.
-        probabilities: what it gives is a softmax already; its logarithm serves as logits.
+        model: Left as it is.
+        read_as: Where its scores are.
+        end: How it ends.
+        batch: Pictures that it takes at once; None for any number.
     """
     folded = onnx.ModelProto()
     folded.CopyFrom(model)
@@ -220,15 +194,17 @@ def fold(model: onnx.ModelProto, known: Signature, preprocess: Preprocess, *, pr
     taken, given = _apart(known.input), _apart(known.output)
     _store_constants(graph)
     before = _pixels_to(taken, known, preprocess, graph)
-    after = _to_logits(given, probabilities, graph)
+    end = replace(end, before=tuple(map(_apart, end.before)))
+    after = logits_of(given, read_as, end, single=known.single, graph=graph)
     nodes = [*before, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node), *after]
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(_needed(nodes, LOGITS))
     height, width = preprocess.size
+    first = "n" if batch is None else batch
     stored = {tensor.name for tensor in graph.initializer}
     _replace(graph.input, [value for value in graph.input if value.name in stored and value.name != taken])
-    graph.input.append(onnx.helper.make_tensor_value_info(IMAGES, TensorProto.UINT8, ["n", height, width, 3]))
-    _replace(graph.output, [onnx.helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["n", known.classes])])
+    graph.input.append(onnx.helper.make_tensor_value_info(IMAGES, TensorProto.UINT8, [first, height, width, 3]))
+    _replace(graph.output, [onnx.helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, [first, known.classes])])
     # Shapes that were noted for one batch size do not hold for others.
     del graph.value_info[:]
     del folded.metadata_props[:]
@@ -240,9 +216,9 @@ def _pixels_to(taken: str, known: Signature, preprocess: Preprocess, graph: onnx
     nodes: list[onnx.NodeProto] = []
     last = IMAGES
 
-    def add(kind: str, *more: str, **attributes: object) -> None:
+    def add(kind: str, *more: str, name: str | None = None, **attributes: object) -> None:
         nonlocal last
-        out = f"pixels/{kind}"
+        out = f"pixels/{name or kind}"
         nodes.append(make(kind, [last, *more], [out], name=out, **attributes))
         last = out
 
@@ -250,40 +226,28 @@ def _pixels_to(taken: str, known: Signature, preprocess: Preprocess, graph: onnx
         graph.initializer.append(numpy_helper.from_array(values, f"pixels/{name}"))
         return f"pixels/{name}"
 
+    if preprocess.colour == "grey":
+        add("Cast", to=TensorProto.FLOAT)
+        add("MatMul", store("grey", np.array(GREY, np.float32).reshape(3, 1)))
+        # Rounded, as Pillow's: so a grey picture keeps its values.
+        add("Add", store("half", np.array(0.5, np.float32)))
+        add("Floor")
     if preprocess.colour == "bgr":
         add("Gather", store("bgr", np.array([2, 1, 0], np.int64)), axis=3)
     if known.layout == "nchw":
         add("Transpose", perm=[0, 3, 1, 2])
     if known.element != TensorProto.UINT8:
-        add("Cast", to=TensorProto.FLOAT)
-        shape = (1, 3, 1, 1) if known.layout == "nchw" else (1, 1, 1, 3)
+        if preprocess.colour != "grey":
+            add("Cast", to=TensorProto.FLOAT)
+        channels = preprocess.channels
+        shape = (1, channels, 1, 1) if known.layout == "nchw" else (1, 1, 1, channels)
         factor, offset = (np.array(values, np.float64).astype(np.float32).reshape(shape) for values in preprocess.steps)
         if (factor != 1).any():
             add("Mul", store("factor", factor))
         if offset.any():
-            add("Add", store("offset", offset))
+            add("Add", store("offset", offset), name="Offset")
     # The last one gives the network's own input; the cast to its type does no harm where it is that already.
     nodes.append(make("Cast", [last], [taken], name="pixels/input", to=known.element))
-    return nodes
-
-
-def _to_logits(given: str, probabilities: bool, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    make = onnx.helper.make_node
-    nodes = [
-        make("Flatten", [given], ["logits/flat"], name="logits/flat", axis=1),
-        make(
-            "Cast",
-            ["logits/flat"],
-            ["logits/float" if probabilities else LOGITS],
-            name="logits/float",
-            to=TensorProto.FLOAT,
-        ),
-    ]
-    if probabilities:
-        least = numpy_helper.from_array(np.array(1e-12, np.float32), "logits/least")
-        graph.initializer.append(least)
-        nodes.append(make("Max", ["logits/float", "logits/least"], ["logits/positive"], name="logits/positive"))
-        nodes.append(make("Log", ["logits/positive"], [LOGITS], name="logits/log"))
     return nodes
 
 
@@ -318,6 +282,26 @@ def _store_constants(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
 
 
+def _needed(nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
+    """The nodes that an output depends on, in their order."""
+    wanted, kept = {output}, []
+    for node in reversed(nodes):  # which the file sorts by what they need
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(_taken_by(node))
+    return kept[::-1]
+
+
+def _taken_by(node: onnx.NodeProto) -> Iterable[str]:
+    """Names that a node takes, and those that its inner graphs take from outside."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for each in inner.node:
+                yield from _taken_by(each)
+            yield from (value.name for value in inner.output)
+
+
 def _replace(field: object, values: list[onnx.ValueInfoProto]) -> None:
     copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values]
     del field[:]  # type: ignore[attr-defined]
@@ -332,12 +316,6 @@ def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
 
 def _shown(shape: list[int | None]) -> str:
     return str(["?" if size is None else size for size in shape]).replace("'", "")
-
-
-def first_line(exc: Exception) -> str:
-    """What a foreign library says of an error, as part of a sentence."""
-    lines = str(exc).strip().splitlines()
-    return (plain(lines[0]) if lines else type(exc).__name__)[:300]
 
 
 def _size(height: int | None, width: int | None) -> tuple[int, int] | None:

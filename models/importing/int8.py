@@ -11,7 +11,8 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from models.importing.graph import IMAGES, first_line
+from models.importing.graph import IMAGES
+from models.importing.reading import first_line
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
@@ -21,21 +22,22 @@ _BATCH = 10
 
 
 class _Pictures(CalibrationDataReader):  # type: ignore[misc]  # the runtime has no types
-    def __init__(self, pictures: Array) -> None:
-        self._batches = iter(np.array_split(pictures, max(1, len(pictures) // _BATCH)))
+    def __init__(self, pictures: Array, batch: int) -> None:
+        self._batches = iter(np.array_split(pictures, max(1, len(pictures) // batch)))
 
     def get_next(self) -> dict[str, Array] | None:
         part = next(self._batches, None)
         return None if part is None else {IMAGES: part}
 
 
-def quantised(model: onnx.ModelProto, pictures: Array) -> onnx.ModelProto:
+def quantised(model: onnx.ModelProto, pictures: Array, batch: int | None = None) -> onnx.ModelProto:
     """INT8 weights by output channel and UINT8 activations by tensor; the first and the last steps, which turn pixels
     into the network's input and its output into logits, stay in FP32.
 
     Args:
         model: with its preprocessing inside.
         pictures: UINT8 `[n, height, width, 3]`.
+        batch: Pictures that it takes at once; None for any number.
 
     Raises:
         DataError: the network has an operator that cannot be quantised.
@@ -51,7 +53,7 @@ def quantised(model: onnx.ModelProto, pictures: Array) -> onnx.ModelProto:
             quantize_static(
                 ready,
                 target,
-                _Pictures(pictures),
+                _Pictures(pictures, batch or _BATCH),
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,33 +19,39 @@ import onnx
 from models.calibration import expected_calibration_error, fit_temperature
 from models.folders import Pictures
 from models.hierarchy import Hierarchy
+from models.importing import metadata as onnx_metadata
 from models.importing.cut import with_cut
-from models.importing.graph import IMAGES, LOGITS, Signature, first_line, fold, read_onnx, signature
+from models.importing.graph import GREY, IMAGES, LOGITS, Signature, class_numbers, fold, signature
 from models.importing.int8 import quantised
-from models.importing.labels import Place, place_in, read_labels
+from models.importing.labels import Place, agreed, names_in, names_in_metadata, place_in, read_labels
 from models.importing.modelset import check_folder, enter, free_name, hierarchy_of, present
-from models.importing.preprocess import (
-    Preprocess,
-    PreprocessFacts,
-    assumed,
-    beside,
-    from_metadata,
-    from_toml,
-    joined,
+from models.importing.neighbours import CONFIG, PROCESSORS, neighbour, pixels_by_config, pixels_by_processor, read_json
+from models.importing.outputs import Form, ending, form, own_answers
+from models.importing.preprocess import Preprocess, PreprocessFacts, assumed, from_toml, joined
+from models.importing.reading import first_line, read_onnx
+from models.importing.validation import (
+    Mistake,
+    batches,
+    evenly,
+    labelled_in,
+    left_out,
+    likely_mistake,
+    pictures_in,
 )
-from models.importing.validation import Mistake, batches, labelled_in, left_out, likely_mistake, pictures_in
 from models.manifest import ModelEntry
-from models.session import open_session, softmax
+from models.session import import_runtime, open_session, run_session, softmax
 from models.speed import least_ms_per_image
-from tierkit.errors import DataError
+from tierkit.errors import DataError, InvalidInput, TerraceError
 from tierkit.inference.model import Array
 from tierkit.types import Tier
 
 __all__ = ["ImportReport", "Wish", "import_network"]
 
-_PROBES = 3
+_PROBES = 4
 _TOLERANCE = 1e-3
-"""Of the largest logit: by how much preprocessing inside the graph may change an answer."""
+"""Of the largest score: by how much preprocessing inside the graph may change an answer."""
+_BATCH_TOLERANCE = 2e-3
+"""Of the largest output: by how much the other pictures of a batch may change an answer."""
 _CALIBRATION = 200
 _LEAST_FITTED = 50
 """Labelled pictures by which a temperature is fitted; by fewer it would say more of them than of the network."""
@@ -63,7 +70,8 @@ class Wish:
     models: Path
     """The model set."""
     tier: Tier
-    labels: Path
+    labels: Path | None = None
+    """Class names; None for those that the network's files have."""
     hierarchy: Path | None = None
     preprocess: Path | None = None
     name: str | None = None
@@ -84,12 +92,14 @@ class ImportReport:
     ms_per_image: float
     """On one core of this machine, in batches of eight."""
     difference: float
-    """Largest change of a logit by the folding, as a share of the largest logit."""
+    """Largest change by the folding: of a score, as a share of the largest one, or of a probability."""
     same_answers: float | None = None
     """Share of the calibration pictures that the INT8 form answers as FP32 does."""
     mistake: Mistake | None = None
     assumed: tuple[str, ...] = ()
     """What no source says of the preprocessing, as lines of `preprocess.toml`."""
+    one_by_one: bool = False
+    """True if the network runs one picture after another."""
 
 
 def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
@@ -102,40 +112,47 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         SetupError: a file cannot be written; the set is as it was.
         MissingExtra: ONNX Runtime is not installed.
     """
-    labels = read_labels(wish.labels)
+    given = None if wish.labels is None else read_labels(wish.labels)
+    stated = None if wish.preprocess is None else from_toml(wish.preprocess)
+    say(f"reading {wish.file}")
+    model = read_onnx(wish.file)
+    labels = agreed(given, _class_names(wish, model, say), say)
     before = present(wish.models)
     hierarchy = hierarchy_of(wish.models, before, wish.hierarchy, labels)
     place = place_in(hierarchy, labels, wish.tier, source="the set" if wish.hierarchy is None else str(wish.hierarchy))
     name = free_name(wish.file, wish.tier, before, wish.name)
     check_folder(wish.models)
-    say(f"reading {wish.file}")
-    model = read_onnx(wish.file)
-    stated = None if wish.preprocess is None else from_toml(wish.preprocess)
     known = signature(model, len(labels), layout=None if stated is None else stated.layout)
-    sources = _sources(wish, model, known, stated)
+    sources = _sources(wish, model, known, stated, say)
     preprocess = joined(sources)
+    if known.channels not in (None, preprocess.channels):
+        raise InvalidInput(
+            f"the network takes {known.channels} channels, and colour = {preprocess.colour} is said of it"
+        )
     say("comparing the network with and without its preprocessing inside")
     plain = _Plain(model, known, wish.file)
-    probes = np.random.default_rng(0).integers(0, 256, (_PROBES, *preprocess.size, 3), dtype=np.uint8)
-    expected = plain.run(probes, preprocess)
-    probabilities = _are_probabilities(expected)
-    folded = _in_order(fold(model, known, preprocess, probabilities=probabilities), place)
+    probes = _probes(preprocess.size)
+    values = plain.tried(probes, preprocess, say)
+    end = ending(model.graph, known.output)
+    if known.half:
+        end = replace(end, rounded=True)
+    read_as = form(end, values, len(labels))
+    if known.single:
+        what = "score" if read_as == "scores" else "probability"
+        say(f"one output for two classes: it is read as the {what} of {labels[1]!r}, the second one")
+    batch = 1 if plain.one_by_one else None
+    folded = _in_order(fold(model, known, preprocess, read_as=read_as, end=end, batch=batch), place)
     running = _Folded(folded)
-    answers = running.run(probes)
-    if probabilities:
-        expected = np.log(np.maximum(expected, 1e-12))
-    if place.order is not None:
-        expected = expected[:, place.order]
-    difference = float(np.abs(answers - expected).max() / max(1.0, float(np.abs(expected).max())))
-    if difference > _TOLERANCE:
+    difference = _difference(running.run(probes), own_answers(values, read_as), read_as, place)
+    if difference > (_TOLERANCE if read_as == "scores" else end.tolerance):
         raise DataError(
-            f"{wish.file} answers otherwise once its preprocessing is inside: logits differ by {difference:.2%} of the "
-            "largest one"
+            f"{wish.file} answers otherwise once its preprocessing is inside: its answers differ by {difference:.2%}. "
+            "If it ends with a softmax or sigmoid, it must be over its classes"
         )
     same = None
     if wish.calibrate is not None:
         say("quantising to INT8")
-        folded, same = _quantised(folded, running, pictures_in(wish.calibrate, preprocess), say)
+        folded, same = _quantised(folded, running, pictures_in(wish.calibrate, preprocess), say, batch)
         running = _Folded(folded)
     folded, cut = with_cut(folded, probes)
     running = _Folded(folded)
@@ -152,7 +169,8 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         classes=len(labels),
         input_shape=(*preprocess.size, 3),
         resize=preprocess.resize,
-        resize_to=preprocess.resize_to if preprocess.resize == "shortest-side" else None,
+        resize_to=preprocess.resize_to,
+        resample=preprocess.resample,
         precision=_precision(folded),
         parameters=_parameters(model),
         temperature=1.0,
@@ -173,7 +191,9 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         logits, pictures, truth = _answered(running, pictures, truth, say)
         entry = _measured(entry, logits, truth, hierarchy)
         order = list(place.order) if place.order is not None else list(range(len(labels)))
-        mistake = likely_mistake(lambda images, other: plain.run(images, other)[:, order], pictures, truth, preprocess)
+        mistake = likely_mistake(
+            lambda images, other: own_answers(plain.run(images, other), read_as)[:, order], pictures, truth, preprocess
+        )
     entry = enter(entry, content, hierarchy, wish.models)
     return ImportReport(
         entry=entry,
@@ -184,6 +204,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         same_answers=same,
         mistake=mistake,
         assumed=assumed(sources, preprocess),
+        one_by_one=plain.one_by_one,
     )
 
 
@@ -197,17 +218,66 @@ def _licence(model: onnx.ModelProto) -> str:
     return f"{said} (as the file says)" if said.isprintable() and said else "unknown: ask whoever made the network"
 
 
-def _sources(
-    wish: Wish, model: onnx.ModelProto, known: Signature, stated: PreprocessFacts | None
-) -> dict[str, PreprocessFacts]:
-    found = {
-        "the shape of the network's input": PreprocessFacts(size=known.size),
-        "the metadata of the file": from_metadata({each.key: each.value for each in model.metadata_props}),
-        **beside(wish.file),
+def _class_names(wish: Wish, model: onnx.ModelProto, say: Say) -> dict[str, tuple[str, ...] | None]:
+    """What the network's files call its classes.
+
+    Raises:
+        InvalidInput: the numbers of its classes are in no order.
+        DataError: a file cannot be read.
+    """
+    numbers = class_numbers(model)
+    if any(type(each) is int for each in numbers) and numbers != sorted(numbers):
+        raise InvalidInput(
+            f"the ZipMap of {wish.file} numbers its outputs {numbers[:10]}: their names are in no clear order"
+        )
+    config = neighbour(wish.file, CONFIG)
+    return {
+        "the ZipMap of the network": tuple(map(str, numbers)) or None,
+        "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
+        CONFIG: None if config is None else names_in(read_json(config)),
     }
+
+
+def _sources(
+    wish: Wish, model: onnx.ModelProto, known: Signature, stated: PreprocessFacts | None, say: Say
+) -> dict[str, PreprocessFacts]:
+    """What each source says about pixels.
+
+    Raises:
+        TerraceError: one is not understood, and `preprocess.toml` leaves something to it.
+    """
+    readers: dict[str, Callable[[], PreprocessFacts]] = {
+        "the metadata of the file": lambda: onnx_metadata.facts_of(
+            {each.key: each.value for each in model.metadata_props}
+        )
+    }
+    for file in PROCESSORS:
+        if (path := neighbour(wish.file, file)) is not None:
+            readers[file] = partial(pixels_by_processor, path)
+    if (path := neighbour(wish.file, CONFIG)) is not None:
+        readers[CONFIG] = partial(pixels_by_config, path, known.size)
+    found = {"the shape of the network's input": _by_shape(known)}
+    for source, read in readers.items():
+        try:
+            found[source] = read()
+        except TerraceError as exc:
+            if stated is None or not stated.is_whole:
+                raise type(exc)(
+                    f"{exc}. To import the network nevertheless, say resize, resize_to, resample, colour, scale, mean "
+                    "and std in a preprocess.toml, and give it with --preprocess"
+                ) from exc
+            say(f"{source} is not followed, as --preprocess says it all: {exc}")
     if wish.preprocess is not None and stated is not None:
         found[wish.preprocess.name] = stated
     return {name: facts for name, facts in found.items() if facts != PreprocessFacts()}
+
+
+def _by_shape(known: Signature) -> PreprocessFacts:
+    """What the type and the shape of the input say: UINT8 is for pixels as they are."""
+    facts = PreprocessFacts(size=known.size, colour="grey" if known.channels == 1 else None)
+    if known.element == onnx.TensorProto.UINT8:
+        return facts.model_copy(update={"scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3})
+    return facts
 
 
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -235,40 +305,81 @@ class _Plain:
 
     def __init__(self, model: onnx.ModelProto, known: Signature, path: Path) -> None:
         self._known = known
+        self.one_by_one = False
+        """True if each picture must be given to it by itself."""
         open_ended = onnx.ModelProto()
         open_ended.CopyFrom(model)
-        for value in (*open_ended.graph.input, *open_ended.graph.output):
+        graph = open_ended.graph
+        for value in graph.input:
             if value.type.tensor_type.shape.dim:
                 value.type.tensor_type.shape.dim[0].dim_param = "n"
-        del open_ended.graph.value_info[:]
+        del graph.output[:]
+        graph.output.append(onnx.ValueInfoProto(name=known.output))
+        del graph.value_info[:]
         self._path = path
         self._session = open_session(open_ended.SerializeToString(), str(path))
+        self._quiet = import_runtime().RunOptions()
+        self._quiet.log_severity_level = 4  # what fails is raised, and need not be logged
 
-    def run(self, images: Array, preprocess: Preprocess) -> Array:
-        """Its output `[n, classes]` for UINT8 images `[n, height, width, 3]`.
+    def tried(self, probes: Array, preprocess: Preprocess, say: Say) -> Array:
+        """Its outputs for some different pictures, each given by itself. If it does not answer the same for all of them
+        at once, it runs one by one from now on.
 
         Raises:
-            DataError: it fails, takes no batches, or gives no finite numbers of that shape.
+            DataError: see `run`.
         """
+        alone = np.concatenate([self._answers(probes[at : at + 1], preprocess) for at in range(len(probes))])
+        try:
+            together = self._answers(probes, preprocess)
+        except DataError as exc:
+            why = f"it does not take several ({exc})"
+        else:
+            change = float(np.abs(together - alone).max() / max(1.0, float(np.abs(alone).max())))
+            if change <= _BATCH_TOLERANCE:
+                return alone
+            why = f"the other pictures of a batch change its answers, by {change:.1%}"
+        self.one_by_one = True
+        say(
+            f"warning: {self._path} will run one picture at a time, because {why}; with a dynamic first axis it may be "
+            "faster"
+        )
+        return alone
+
+    def run(self, images: Array, preprocess: Preprocess) -> Array:
+        """Its output `[n, outputs]` for UINT8 images `[n, height, width, 3]`.
+
+        Raises:
+            DataError: it fails, or gives no finite numbers of that shape.
+        """
+        if not self.one_by_one:
+            return self._answers(images, preprocess)
+        return np.concatenate([self._answers(images[at : at + 1], preprocess) for at in range(len(images))])
+
+    def _answers(self, images: Array, preprocess: Preprocess) -> Array:
         known = self._known
         values = images[..., ::-1] if preprocess.colour == "bgr" else images
-        if known.element != onnx.TensorProto.UINT8:
+        if preprocess.colour == "grey":
+            values = np.floor(images.astype(np.float32) @ np.array(GREY, np.float32).reshape(3, 1) + np.float32(0.5))
+        if known.element == onnx.TensorProto.UINT8:
+            values = values.astype(np.uint8)
+        else:
             factor, offset = (np.array(each, np.float32) for each in preprocess.steps)
             kind = np.float16 if known.element == onnx.TensorProto.FLOAT16 else np.float32
             values = (values.astype(np.float32) * factor + offset).astype(kind)
         if known.layout == "nchw":
             values = values.transpose(0, 3, 1, 2)
         try:
-            (given,) = self._session.run([known.output], {known.input: np.ascontiguousarray(values)})
+            (given,) = self._session.run([known.output], {known.input: np.ascontiguousarray(values)}, self._quiet)
         except Exception as exc:  # the runtime's own classes
+            others = f"; it takes batches of {known.batch}" if known.batch not in (None, 1) else ""
             raise DataError(
-                f"{self._path} fails on a batch of {len(images)} images of {preprocess.size[0]} x {preprocess.size[1]} "
-                f"({first_line(exc)}): export it with a dynamic first axis, and for this size"
+                f"{self._path} fails on {len(images)} images of {preprocess.size[0]} x {preprocess.size[1]} "
+                f"({first_line(exc)}){others}: export it with a dynamic first axis, and for this size"
             ) from exc
-        answers = np.asarray(given, np.float32).reshape(len(given), -1)
-        if answers.shape != (len(images), known.classes):
+        answers = np.asarray(given, np.float32).reshape(np.shape(given)[0] if np.ndim(given) else 1, -1)
+        if answers.shape != (len(images), 1 if known.single else known.classes):
             raise DataError(
-                f"{self._path} gives {list(given.shape)} for {len(images)} images and {known.classes} classes"
+                f"{self._path} gives {list(np.shape(given))} for {len(images)} images and {known.classes} classes"
             )
         if not np.isfinite(answers).all():
             raise DataError(f"{self._path} gives values that are no numbers (NaN or infinite) for plain pictures")
@@ -283,12 +394,24 @@ class _Folded:
 
     def run(self, images: Array) -> Array:
         """Logits FP32 `[n, classes]` of UINT8 images."""
-        (logits,) = self._session.run([LOGITS], {IMAGES: images})
-        return np.asarray(logits)
+        return run_session(self._session, LOGITS, {IMAGES: images})
 
 
-def _are_probabilities(answers: Array) -> bool:
-    return bool((answers >= 0).all() and np.allclose(answers.sum(axis=1), 1, atol=1e-3))
+def _probes(size: tuple[int, int]) -> Array:
+    """Noise of several colours and contrasts, so that what is the same for all of it is no chance."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (_PROBES, *size, 3))
+    colours = rng.integers(0, 256, (_PROBES, 1, 1, 3))
+    share = np.linspace(1, 0.3, _PROBES).reshape(-1, 1, 1, 1)
+    return np.asarray(share * noise + (1 - share) * colours).astype(np.uint8)
+
+
+def _difference(logits: Array, own: Array, read_as: Form, place: Place) -> float:
+    """Largest change of an answer by the folding: of a score, as a share of the largest one, or of a probability."""
+    expected = own if place.order is None else own[:, place.order]
+    if read_as == "scores":
+        return float(np.abs(logits - expected).max() / max(1.0, float(np.abs(expected).max())))
+    return float(np.abs(softmax(logits) - expected).max())
 
 
 def _in_order(model: onnx.ModelProto, place: Place) -> onnx.ModelProto:
@@ -305,13 +428,14 @@ def _in_order(model: onnx.ModelProto, place: Place) -> onnx.ModelProto:
     return model
 
 
-def _quantised(model: onnx.ModelProto, plain: _Folded, chosen: Pictures, say: Say) -> tuple[onnx.ModelProto, float]:
+def _quantised(
+    model: onnx.ModelProto, plain: _Folded, chosen: Pictures, say: Say, batch: int | None
+) -> tuple[onnx.ModelProto, float]:
     """The INT8 form, and the share of pictures that it answers as before."""
-    step = max(1, len(chosen) // _CALIBRATION)
-    pictures, numbers, damage = chosen.readable(slice(0, step * _CALIBRATION, step))
+    pictures, numbers, damage = chosen.take(evenly(len(chosen), _CALIBRATION)).readable(slice(None))
     if warning := left_out(damage, len(numbers), "for the calibration"):
         say(warning)
-    integer = quantised(model, pictures)
+    integer = quantised(model, pictures, batch)
     running = _Folded(integer)
     same = [
         (running.run(part).argmax(axis=1) == plain.run(part).argmax(axis=1)).mean()

@@ -16,7 +16,16 @@ from models.importing.preprocess import Preprocess
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
-__all__ = ["Mistake", "batches", "labelled_in", "left_out", "likely_mistake", "pictures_in"]
+__all__ = [
+    "Mistake",
+    "batches",
+    "evenly",
+    "evenly_by_class",
+    "labelled_in",
+    "left_out",
+    "likely_mistake",
+    "pictures_in",
+]
 
 _BATCH = 25
 _MOST_NAMED = 20
@@ -93,6 +102,26 @@ def left_out(damage: Sequence[str], left: int, purpose: str) -> str | None:
     return f"left out {len(damage)} of the {len(damage) + left} pictures {purpose}, which cannot be read: {named}"
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """The numbers of at most so many of a row of things, spread over the whole of it."""
+    return sorted({int(at) for at in np.linspace(0, count - 1, min(count, most)).round()})
+
+
+def evenly_by_class(labels: Array, most: int) -> list[int]:
+    """The numbers of at most so many pictures: as many of each class as there are, chosen by chance, always the same.
+
+    Args:
+        labels: Of the pictures, int64 `[n]`.
+    """
+    turn: dict[int, int] = {}
+    order: list[tuple[int, int, int]] = []
+    for place, number in enumerate(np.random.default_rng(0).permutation(len(labels))):
+        label = int(labels[number])
+        turn[label] = turn.get(label, 0) + 1
+        order.append((turn[label], place, int(number)))
+    return sorted(number for _, _, number in sorted(order)[:most])
+
+
 def likely_mistake(
     run: Callable[[Array, Preprocess], Array], chosen: Pictures, labels: Array, given: Preprocess
 ) -> Mistake | None:
@@ -102,8 +131,8 @@ def likely_mistake(
         run: logits FP32 `[n, classes]` of UINT8 pictures under some preprocessing.
         labels: of the pictures, int64 `[n]`.
     """
-    step = max(1, len(chosen) // _MOST_TRIED)
-    pictures, labels = chosen[::step][:_MOST_TRIED], labels[::step][:_MOST_TRIED]
+    some = evenly_by_class(labels, _MOST_TRIED)
+    pictures, labels = chosen.take(some)[:], labels[some]
 
     def right(preprocess: Preprocess) -> Array:
         parts = [run(pictures[start : start + _BATCH], preprocess) for start in range(0, len(pictures), _BATCH)]
@@ -128,10 +157,11 @@ def clearly_more(then: Array, now: Array) -> bool:
 
 def _alternatives(given: Preprocess) -> Iterator[tuple[str, Preprocess]]:
     """What people get wrong, one thing at a time."""
-    swapped = "rgb" if given.colour == "bgr" else "bgr"
-    yield f'colour = "{swapped}"', given.model_copy(update={"colour": swapped})
+    if given.colour != "grey":
+        swapped = "rgb" if given.colour == "bgr" else "bgr"
+        yield f'colour = "{swapped}"', given.model_copy(update={"colour": swapped})
     for scale in (255.0, 1.0):
-        for values in (_NONE, _IMAGENET, _HALF):
+        for values in (_NONE, _HALF) if given.colour == "grey" else (_NONE, _IMAGENET, _HALF):
             if scale == 1.0 and values is not _NONE:
                 continue
             other = given.model_copy(update={"scale": scale, **values})

@@ -29,9 +29,14 @@ def import_network(
     ],
     tier: Annotated[Tier, typer.Option(help="Where it is to run.")],
     labels: Annotated[
-        Path,
-        typer.Option(help="Class names, one in each line, in the order of the outputs.", exists=True, dir_okay=False),
-    ],
+        Path | None,
+        typer.Option(
+            help="Class names in the order of the outputs: one in each line, or JSON such as a config.json with "
+            "id2label. Default: those in the network's own files.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     hierarchy: Annotated[
         Path | None,
         typer.Option(help="Superclasses (TOML), if an end network answers those.", exists=True, dir_okay=False),
@@ -91,7 +96,8 @@ def import_network(
     entry = report.entry
     height, width, _ = entry.input_shape
     screen().print(
-        f"{entry.name}: {entry.classes} classes on the {entry.tier} tier, {width} x {height} pixels ({entry.resize}), "
+        f"{entry.name}: {entry.classes} classes on the {entry.tier} tier, {width} x {height} pixels "
+        f"({entry.resize}, {entry.resample}), "
         f"{entry.precision.upper()}, {entry.size_bytes / 1e6:.1f} MB, {report.ms_per_image:.2f} ms/image",
         soft_wrap=True,
         markup=False,
@@ -107,6 +113,8 @@ def import_network(
         )
     screen().print(f"licence: {entry.licence}", style="dim", markup=False, soft_wrap=True)
     screen().print(f"preprocessing from {', '.join(report.sources)}", style="dim", markup=False, soft_wrap=True)
+    if report.one_by_one:
+        screen().print("runs one picture at a time", style="dim", markup=False, soft_wrap=True)
     if report.assumed:
         said = f"assumed, as nothing says otherwise: {'; '.join(report.assumed)} (--validate tells whether it fits)"
         screen().print(said, style="dim", markup=False, soft_wrap=True)

@@ -40,6 +40,29 @@ def test_it_says_what_it_has_entered(place: Path, capsys: pytest.CaptureFixture[
     assert [entry.name for entry in load_manifest(place / "set").models] == ["net-end", "net"]
 
 
+def test_names_and_pixels_are_read_from_the_files_of_the_network(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "config.json").write_text(json.dumps({"id2label": dict(enumerate(COLOURS))}))
+    processor = {"image_processor_type": "ViTImageProcessor", "size": 32, "resample": 2}
+    (place / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert run(["models", "import", "net.onnx", "--models", "set", "--tier", "end"]) == 0
+    shown = capsys.readouterr().out
+    assert "preprocessor_config.json" in shown
+    assert "assumed" not in shown
+    manifest = load_manifest(place / "set")
+    assert manifest.labels(manifest.models[0]) == COLOURS
+
+
+def _unknown_key(place: Path) -> None:
+    processor = {"image_processor_type": "ViTImageProcessor", "size": 32, "do_sharpen": True}
+    (place / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
+def _other_names(place: Path) -> None:
+    (place / "config.json").write_text(json.dumps({"id2label": dict(enumerate(reversed(COLOURS)))}))
+
+
 def _no_network(place: Path) -> None:
     (place / "net.onnx").write_bytes(b"\x00no network")
 
@@ -76,6 +99,8 @@ def _nothing(_place: Path) -> None: ...
 @pytest.mark.parametrize(
     ("spoil", "more", "words"),
     [
+        (_unknown_key, [], "'do_sharpen'"),
+        (_other_names, [], "contradict"),
         (_no_network, [], "net.onnx is no ONNX file"),
         (_latin, [], "no UTF-8"),
         (_few, [], "2 labels"),

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,6 +76,9 @@ def test_large_images_run_in_pieces(side, provider, expected):
     sizes = []
 
     class Session:
+        def get_inputs(self):
+            return [SimpleNamespace(shape=["n", side, side, 3])]
+
         def run(self, _outputs, inputs):
             sizes.append(len(inputs["images"]))
             return [inputs["images"][:, 0, 0, :1].astype(np.float32)]
@@ -84,6 +88,25 @@ def test_large_images_run_in_pieces(side, provider, expected):
     numbered = np.broadcast_to(np.arange(12, dtype=np.uint8).reshape(12, 1, 1, 1), (12, side, side, 3))
     assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(12))
     assert sizes == expected
+
+
+@pytest.mark.parametrize(("provider", "threads"), [("cpu", 1), ("cpu", 3), ("cuda", 1)])
+def test_a_graph_for_one_image_gets_one_at_a_time(provider, threads):
+    sizes = []
+
+    class Session:
+        def get_inputs(self):
+            return [SimpleNamespace(shape=[1, 32, 32, 3])]
+
+        def run(self, _outputs, inputs):
+            sizes.append(len(inputs["images"]))
+            return [inputs["images"][:, 0, 0, :1].astype(np.float32)]
+
+    entry = load_manifest().default_for(Tier.END)
+    model = OnnxModel(entry, "whole", "0" * 64, Session, (), provider, threads=threads)
+    numbered = np.broadcast_to(np.arange(11, dtype=np.uint8).reshape(11, 1, 1, 1), (11, 32, 32, 3))
+    assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(11))
+    assert sizes == [1] * 11
 
 
 def test_an_unloaded_network_answers_the_same_when_it_is_loaded_again(images, tmp_path):

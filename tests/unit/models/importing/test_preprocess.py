@@ -1,13 +1,12 @@
 """What a network expects of its pixels, from the places where exporters say it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models.importing.preprocess import PreprocessFacts, beside, from_metadata, from_toml, joined
-from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
+from models.importing.preprocess import PreprocessFacts, from_toml, joined
+from tierkit.errors import InvalidInput, SetupError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,6 +32,8 @@ def test_several_sources_add_up() -> None:
         ({"a": {"size": (8, 8), "mean": (0.5,) * 3}, "b": {"mean": (0.4,) * 3}}, "a says mean = .*b says"),
         ({"a": {"size": (8, 8), "mean": (123.7, 116.3, 103.5)}}, "scale = 1"),
         ({"a": {"size": (8, 8), "resize_to": 4}}, "resize_to 4"),
+        ({"a": {"size": (8, 8), "resize": "pad", "resize_to": 9}}, "pad"),
+        ({"a": {"size": (8, 8), "resample": "bilinear"}, "b": {"resample": "nearest"}}, "a says resample = .*b says"),
     ],
 )
 def test_contradictions_name_who_says_what(sources: dict[str, Any], words: str) -> None:
@@ -67,89 +68,30 @@ def test_a_wrong_toml_file_says_where(tmp_path: Path, text: str, words: str) -> 
         from_toml(path)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "said"),
-    [
-        ({}, {}),
-        ({"Image.BitmapPixelFormat": "Bgr8"}, {"colour": "bgr"}),
-        ({"Image.NominalPixelRange": "NominalRange_0_255"}, {"scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3}),
-        ({"Image.NominalPixelRange": "Normalized_1_1"}, {"scale": 255.0, "mean": (0.5,) * 3, "std": (0.5,) * 3}),
-    ],
-)
-def test_the_metadata_of_a_file(metadata: dict[str, str], said: dict[str, Any]) -> None:
-    assert from_metadata(metadata) == PreprocessFacts(**said)
+def test_one_number_stands_for_all_colours(tmp_path: Path) -> None:
+    path = tmp_path / "preprocess.toml"
+    path.write_text("mean = [0.5]\nstd = 0.25\n")
+    assert from_toml(path) == PreprocessFacts(mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
-@pytest.mark.parametrize("key", ["Image.BitmapPixelFormat", "Image.NominalPixelRange"])
-def test_metadata_that_cannot_be_served(key: str) -> None:
-    with pytest.raises(InvalidInput, match=r"(?i)gray8"):
-        from_metadata({key: "Gray8"})
+def test_grey_has_one_channel() -> None:
+    known = joined({"x": PreprocessFacts(size=(8, 8), colour="grey", mean=(0.5,) * 3, std=(0.25,) * 3)})
+    assert (known.channels, known.steps) == (1, ((4 / 255,), (-2.0,)))
+    with pytest.raises(InvalidInput, match="one channel"):
+        joined({"x": PreprocessFacts(size=(8, 8), colour="grey", mean=MEAN)})
 
 
-HUGGING_FACE = {
-    "image_processor_type": "ConvNextFeatureExtractor",
-    "image_mean": list(MEAN),
-    "image_std": list(STD),
-    "rescale_factor": 0.00392156862745098,
-}
-TIMM = {"input_size": [3, 224, 192], "mean": list(MEAN), "std": list(STD), "crop_pct": 0.875}
+WHOLE = {"resize": "squash", "resample": "bilinear", "colour": "rgb", "scale": 255, "mean": MEAN, "std": STD}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("said", "whole"),
     [
-        (
-            "preprocessor_config.json",
-            {**HUGGING_FACE, "size": {"height": 224, "width": 192}},
-            {"size": (224, 192), "resize": "squash", "scale": 255.0, "mean": MEAN, "std": STD},
-        ),
-        (
-            "preprocessor_config.json",
-            {**HUGGING_FACE, "size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}},
-            {"size": (224, 224), "resize": "shortest-side", "resize_to": 256, "scale": 255.0, "mean": MEAN, "std": STD},
-        ),
-        (
-            "preprocessor_config.json",
-            {**HUGGING_FACE, "size": 224, "do_normalize": False, "do_rescale": False},
-            {"size": (224, 224), "resize": "shortest-side", "scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3},
-        ),
-        (
-            "config.json",
-            {"architecture": "x", "pretrained_cfg": TIMM},
-            {"size": (224, 192), "resize": "shortest-side", "resize_to": 219, "scale": 255.0, "mean": MEAN, "std": STD},
-        ),
-        (
-            "config.json",
-            {**TIMM, "crop_mode": "squash"},
-            {"size": (224, 192), "resize": "squash", "scale": 255.0, "mean": MEAN, "std": STD},
-        ),
+        (WHOLE, True),
+        (WHOLE | {"resize": "shortest-side"}, False),
+        (WHOLE | {"resize": "shortest-side", "resize_to": 256}, True),
+        *[({key: value for key, value in WHOLE.items() if key != left}, False) for left in WHOLE],
     ],
 )
-def test_configuration_beside_the_file(tmp_path: Path, name: str, content: Any, said: dict[str, Any]) -> None:
-    (tmp_path / name).write_text(json.dumps(content))
-    assert beside(tmp_path / "net.onnx") == {name: PreprocessFacts(**said)}
-
-
-def test_configuration_of_something_else_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["ResNetForImageClassification"]}')
-    assert beside(tmp_path / "net.onnx") == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "[" * 100_000,
-        '{"image_mean": "no", "image_std": [1, 1, 1], "size": 3}',
-        '{"image_mean": [0, 0, 0], "size": 3}',
-        '{"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "size": {"depth": 3}}',
-        '{"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "size": 3, "rescale_factor": 0}',
-        '{"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "size": -3}',
-    ],
-)
-def test_configuration_that_makes_no_sense_is_one_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "preprocessor_config.json").write_text(text)
-    with pytest.raises(TerraceError, match=r"preprocessor_config\.json") as caught:
-        beside(tmp_path / "net.onnx")
-    assert isinstance(caught.value, DataError)
+def test_what_leaves_nothing_to_others(said: dict[str, Any], whole: bool) -> None:
+    assert PreprocessFacts(**said).is_whole is whole

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.importing.preprocess import Preprocess, PreprocessFacts, assumed, joined
-from models.importing.validation import clearly_more
+from models.importing.validation import clearly_more, evenly, evenly_by_class
 from tierkit.errors import InvalidInput
 
 
@@ -29,10 +29,25 @@ def test_what_is_clearly_more(gained: int, lost: int, same: int, expected: bool)
     assert clearly_more(then, now) is expected
 
 
+def test_pictures_are_tried_evenly_by_class() -> None:
+    labels = np.array([0] * 150 + [1] * 150 + [2] * 20)
+    chosen = evenly_by_class(labels, 200)
+    assert len(set(chosen)) == 200
+    assert np.bincount(labels[chosen]).tolist() == [90, 90, 20]
+    assert evenly_by_class(labels[:5], 200) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("count", [1, 3, 199, 200, 201, 399, 400, 5000])
+def test_pictures_are_calibrated_with_evenly(count: int) -> None:
+    chosen = evenly(count, 200)
+    assert (len(chosen), chosen[0], chosen[-1]) == (min(count, 200), 0, count - 1)
+    assert max(np.diff(chosen), default=1) <= -(-count // 199)
+
+
 def test_what_no_source_says_is_told() -> None:
     sources = {"a": PreprocessFacts(size=(8, 8)), "b": PreprocessFacts(colour="bgr", mean=(0.5, 0.5, 0.5))}
     said = assumed(sources, joined(sources))
-    assert [line.split(" = ")[0] for line in said] == ["resize", "scale", "std"]
+    assert [line.split(" = ")[0] for line in said] == ["resize", "resample", "scale", "std"]
     assert 'resize = "shortest-side"' in said or "resize = shortest-side" in said
 
 

@@ -1,0 +1,92 @@
+"""The configuration files next to a network, where exporters say what it expects and what its classes are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from models.importing import hugging_face, timm_config
+from models.importing.preprocess import PreprocessFacts
+from tierkit.documents import faults
+from tierkit.errors import DataError
+
+__all__ = ["CONFIG", "PROCESSORS", "neighbour", "pixels_by_config", "pixels_by_processor", "read_json"]
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Files of Hugging Face about pixels."""
+CONFIG = "config.json"
+"""File of timm or Hugging Face about the network."""
+
+_MAX_BYTES = 4 * 1024 * 1024
+"""Configurations have a few hundred bytes, but for the names of many classes."""
+
+
+def neighbour(network: Path, name: str) -> Path | None:
+    """The file of that name in the network's folder, or in the folder above one called `onnx`; None if there is
+    none."""
+    folders = [network.parent, *([network.parent.parent] if network.absolute().parent.name == "onnx" else [])]
+    return next((path for folder in folders if (path := folder / name).is_file()), None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file.
+
+    Raises:
+        DataError: it cannot be read, or is not a JSON object.
+    """
+    try:
+        with path.open("rb") as handle:
+            raw = handle.read(_MAX_BYTES + 1)
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    if len(raw) > _MAX_BYTES:
+        raise DataError(f"{path} has more than {_MAX_BYTES} bytes: it is not a configuration")
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise DataError(f"{path} does not hold a JSON object")
+    return content
+
+
+def pixels_by_processor(path: Path) -> PreprocessFacts:
+    """What a file of `PROCESSORS` says.
+
+    Raises:
+        DataError: it has a class, key or value that is not understood.
+    """
+    content = read_json(path)
+    for key in ("preprocessor_config", "image_processor"):
+        if isinstance(inner := content.get(key), Mapping):
+            if outside := [name for name in content if hugging_face.is_image_processor({name: None})]:
+                raise DataError(f"cannot follow {path}: {outside[0]!r} is outside of {key!r}")
+            content = dict(inner)
+    if path.name == PROCESSORS[1] and not hugging_face.is_image_processor(content):
+        return PreprocessFacts()  # of texts
+    return _understood(path, lambda: hugging_face.facts_of(content) if content else PreprocessFacts())
+
+
+def pixels_by_config(path: Path, size: tuple[int, int] | None) -> PreprocessFacts:
+    """What a `config.json` says; `size` as in `timm_config.facts_of`.
+
+    Raises:
+        DataError: it has a key or value that is not understood.
+    """
+    content = read_json(path)
+    return _understood(path, lambda: timm_config.facts_of(content, size))
+
+
+def _understood(path: Path, read: Any) -> PreprocessFacts:
+    try:
+        facts = read()
+    except ValidationError as exc:
+        raise DataError(f"{path} is wrong: {faults(exc, PreprocessFacts)}") from exc
+    except ValueError as exc:
+        raise DataError(f"cannot follow {path}: {exc}") from exc
+    assert isinstance(facts, PreprocessFacts)
+    return facts

@@ -1,0 +1,180 @@
+"""Configuration files next to a network: what is understood of them, and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.importing.neighbours import neighbour, pixels_by_config, pixels_by_processor
+from models.importing.preprocess import PreprocessFacts
+from tierkit.errors import DataError
+
+VIT = {"image_processor_type": "ViTImageProcessor", "size": 24, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 24}, "resample": 3}
+CLIP = {"image_processor_type": "CLIPImageProcessor", "size": 24, "crop_size": 24}
+TIMM = {"input_size": [3, 24, 24], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.75}
+
+
+def written(folder: Path, content: Any, name: str = "preprocessor_config.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"image_processor": VIT, "processor_class": "CLIPProcessor"},
+        {"preprocessor_config": {"image_processor": VIT}},
+        VIT | {"crop_size": None, "do_pad": False, "_valid_processor_keys": ["images"], "do_convert_rgb": None},
+        VIT | {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first"},
+    ],
+    ids=["nested", "nested twice", "keys without effect", "fast"],
+)
+def test_other_forms_of_one_processor(tmp_path: Path, content: dict[str, Any]) -> None:
+    plain = pixels_by_processor(written(tmp_path, VIT))
+    other = pixels_by_processor(written(tmp_path, content))
+    assert other.model_copy(update={"layout": None}) == plain
+    assert (plain.size, plain.resize, plain.resample, plain.colour) == ((24, 24), "squash", "bilinear", "rgb")
+
+
+def test_the_processor_of_texts_says_nothing_about_pixels(tmp_path: Path) -> None:
+    path = written(tmp_path, {"processor_class": "CLIPProcessor"}, "processor_config.json")
+    assert pixels_by_processor(path) == PreprocessFacts()
+
+
+def test_one_mean_is_for_one_channel(tmp_path: Path) -> None:
+    facts = pixels_by_processor(written(tmp_path, VIT | {"image_mean": [0.5], "image_std": [0.25]}))
+    assert (facts.colour, facts.std) == ("grey", (0.25,) * 3)
+
+
+def test_a_default_that_changed_between_versions_stays_open(tmp_path: Path) -> None:
+    facts = pixels_by_processor(written(tmp_path, {key: CONVNEXT[key] for key in CONVNEXT if key != "resample"}))
+    assert facts.resample is None
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (VIT | {"gamma": 2.2}, "'gamma'"),
+        (VIT | {"do_sharpen": True}, "'do_sharpen'"),
+        (VIT | {"image_processor_type": "MyImageProcessor"}, "'MyImageProcessor'"),
+        (VIT | {"image_processor_type": "ImageGPTImageProcessor"}, "'ImageGPTImageProcessor'"),
+        (VIT | {"image_processor_type": "DonutImageProcessor"}, "'DonutImageProcessor'"),
+        (VIT | {"image_processor_type": "Siglip2ImageProcessor"}, "'Siglip2ImageProcessor'"),
+        (VIT | {"feature_extractor_type": "CLIPFeatureExtractor"}, "two classes"),
+        (VIT | {"auto_map": {"AutoImageProcessor": "code.Mine"}}, "'auto_map'"),
+        ({"size": 24, "image_mean": [0.5] * 3}, "'image_processor_type' is missing"),
+        ({"feature_extractor_type": "Wav2Vec2FeatureExtractor"}, "'Wav2Vec2FeatureExtractor'"),
+        (VIT | {"do_resize": False}, "'do_resize'"),
+        (VIT | {"size": {"shortest_edge": 24}}, "another size"),
+        (VIT | {"size": {"shortest_edge": 24, "longest_edge": 99}}, "'longest_edge'"),
+        (VIT | {"size": {"max_height": 24, "max_width": 24}}, "'max_height'"),
+        (VIT | {"size": [24, 32]}, "'size'"),
+        (VIT | {"size": "24"}, "'size'"),
+        (VIT | {"size": -3}, "'size'"),
+        (VIT | {"size": {"depth": 3}}, "'depth'"),
+        (VIT | {"do_center_crop": True, "crop_size": 16}, "'do_center_crop'"),
+        (VIT | {"resample": 9}, "'resample'"),
+        (VIT | {"resample": "bilinear"}, "'resample'"),
+        (VIT | {"do_normalize": "yes"}, "'do_normalize'"),
+        (VIT | {"image_mean": "no"}, "'image_mean'"),
+        (VIT | {"image_mean": [0.5, 0.5]}, "'image_mean'"),
+        (VIT | {"image_std": [0, 1, 1]}, "std"),
+        (VIT | {"rescale_factor": 0}, "'rescale_factor'"),
+        (VIT | {"do_pad": True}, "'do_pad'"),
+        (VIT | {"data_format": "sideways"}, "'data_format'"),
+        (CLIP | {"size": 20}, "black borders"),
+        (CLIP | {"do_center_crop": False}, "another size"),
+        (CLIP | {"size": {"height": 32, "width": 40}}, "no square"),
+        (CLIP | {"crop_size": {"shortest_edge": 24}}, "'crop_size'"),
+        (CONVNEXT | {"size": {"height": 24, "width": 24}}, "shortest edge"),
+        (CONVNEXT | {"crop_pct": "0.9"}, "'crop_pct'"),
+        (CONVNEXT | {"do_center_crop": True}, "'do_center_crop'"),
+        ({"image_processor_type": "BeitImageProcessor", "size": 24}, "'do_center_crop' is missing"),
+        ({"image_processor_type": "BeitImageProcessor", "do_center_crop": False}, "'size' is missing"),
+        ({"image_processor_type": "PoolFormerImageProcessor", "crop_pct": None}, "'crop_pct'"),
+        ({"image_processor_type": "MobileViTImageProcessor", "do_normalize": True, "size": 256}, "'do_normalize'"),
+        ({"image_processor_type": "PPLCNetImageProcessor", "size_divisor": 32}, "'size_divisor'"),
+        ({"image_processor": VIT, "image_mean": [0.1] * 3}, "'image_mean' is outside"),
+        ("{", "JSON"),
+        ("[]", "object"),
+        ("[" * 100_000, "JSON"),
+    ],
+)
+def test_what_is_not_understood_is_named(tmp_path: Path, content: Any, named: str) -> None:
+    with pytest.raises(DataError, match=named) as caught:
+        pixels_by_processor(written(tmp_path, content))
+    assert "preprocessor_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "size", "said"),
+    [
+        ({"pretrained_cfg": TIMM}, None, {"size": (24, 24), "resize": "shortest-side", "resize_to": 32}),
+        ({"architecture": "x", **TIMM}, None, {"size": (24, 24), "resize": "shortest-side", "resize_to": 32}),
+        (
+            {"pretrained_cfg": TIMM | {"crop_mode": "squash"}},
+            None,
+            {"size": (24, 24), "resize": "squash", "resize_to": 32},
+        ),
+        (
+            {"pretrained_cfg": TIMM | {"crop_mode": "squash", "crop_pct": 1}},
+            None,
+            {"size": (24, 24), "resize": "squash"},
+        ),
+        ({"pretrained_cfg": TIMM | {"interpolation": "bilinear"}}, None, {"resample": "bilinear"}),
+        ({"pretrained_cfg": {}}, None, {"size": (224, 224), "resize_to": 256, "resample": "bicubic"}),
+        ({"pretrained_cfg": TIMM, "model_args": {"in_chans": 1}}, None, {"colour": "grey"}),
+        (
+            {"pretrained_cfg": TIMM | {"test_input_size": [3, 32, 32], "test_crop_pct": 1.0}},
+            (32, 32),
+            {"size": (32, 32), "resize": "shortest-side", "resize_to": 32},
+        ),
+        (
+            {"pretrained_cfg": TIMM | {"test_input_size": [3, 32, 32], "test_crop_pct": 1.0}},
+            (24, 24),
+            {"size": (24, 24), "resize_to": 32},
+        ),
+    ],
+)
+def test_timm(tmp_path: Path, content: dict[str, Any], size: tuple[int, int] | None, said: dict[str, Any]) -> None:
+    facts = pixels_by_config(written(tmp_path, content, "config.json"), size)
+    assert {name: getattr(facts, name) for name in said} == said
+
+
+def test_a_configuration_that_is_not_of_timm_says_nothing_about_pixels(tmp_path: Path) -> None:
+    for content in ({"architectures": ["ResNetForImageClassification"], "image_size": 224}, {"input_size": 3}, {}):
+        assert pixels_by_config(written(tmp_path, content, "config.json"), None) == PreprocessFacts()
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"gamma": 2.2}, "'gamma'"),
+        ({"input_size": [4, 24, 24]}, "4 colours"),
+        ({"input_size": [3, 24]}, "'input_size'"),
+        ({"input_size": [3, 24, 32]}, "squares"),
+        ({"crop_mode": "border"}, "'border'"),
+        ({"crop_pct": 1.2}, "'crop_pct'"),
+        ({"crop_pct": "0.9"}, "'crop_pct'"),
+        ({"interpolation": "random"}, "'random'"),
+        ({"mean": [0.5, 0.5]}, "mean"),
+    ],
+)
+def test_what_is_not_understood_of_timm_is_named(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+    with pytest.raises(DataError, match=named) as caught:
+        pixels_by_config(written(tmp_path, {"pretrained_cfg": TIMM | more}, "config.json"), None)
+    assert "config.json" in str(caught.value)
+
+
+def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "other").mkdir()
+    above = written(tmp_path, {}, "config.json")
+    assert neighbour(tmp_path / "net.onnx", "config.json") == above
+    assert neighbour(tmp_path / "onnx" / "net.onnx", "config.json") == above
+    assert neighbour(tmp_path / "other" / "net.onnx", "config.json") is None
+    near = written(tmp_path / "onnx", {}, "config.json")
+    assert neighbour(tmp_path / "onnx" / "net.onnx", "config.json") == near
