@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,25 @@ from pydantic import ValidationError
 from models.importing import hugging_face, timm_config
 from models.importing.preprocess import PreprocessFacts
 from tierkit.documents import faults
-from tierkit.errors import DataError
+from tierkit.errors import DataError, InvalidInput
 
-__all__ = ["CONFIG", "PROCESSORS", "neighbour", "pixels_by_config", "pixels_by_processor", "read_json"]
+__all__ = [
+    "CONFIG",
+    "PROCESSORS",
+    "check_exclusive",
+    "neighbour",
+    "pixels_by_config",
+    "pixels_by_processor",
+    "read_json",
+]
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files of Hugging Face about pixels."""
 CONFIG = "config.json"
 """File of timm or Hugging Face about the network."""
+
+_SEVERAL = {"multi_label_classification", "regression"}
+"""Values of `problem_type` in a file of Hugging Face for networks whose classes do not exclude each other."""
 
 _MAX_BYTES = 4 * 1024 * 1024
 """Configurations have a few hundred bytes, but for the names of many classes."""
@@ -29,7 +41,8 @@ def neighbour(network: Path, name: str) -> Path | None:
     """The file of that name in the network's folder, or in the folder above one called `onnx`; None if there is
     none."""
     folders = [network.parent, *([network.parent.parent] if network.absolute().parent.name == "onnx" else [])]
-    return next((path for folder in folders if (path := folder / name).is_file()), None)
+    # A broken link is there, and cannot be read.
+    return next((path for folder in folders if os.path.lexists(path := folder / name)), None)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -79,6 +92,22 @@ def pixels_by_config(path: Path, size: tuple[int, int] | None) -> PreprocessFact
     """
     content = read_json(path)
     return _understood(path, lambda: timm_config.facts_of(content, size))
+
+
+def check_exclusive(path: Path) -> None:
+    """Refuse a `config.json` of a network whose classes do not exclude each other.
+
+    Raises:
+        InvalidInput: it is one.
+        DataError: the file cannot be read.
+    """
+    content = read_json(path)
+    for key, values in (("problem_type", _SEVERAL), ("function_to_apply", {"sigmoid"})):
+        if isinstance(content.get(key), str) and content[key] in values:
+            raise InvalidInput(
+                f"{path} says {key} = {content[key]!r}: several classes may be right at once, or the output is no class, "
+                "and Terrace answers one class. Remove the key if it is wrong"
+            )
 
 
 def _understood(path: Path, read: Any) -> PreprocessFacts:

@@ -24,7 +24,7 @@ Form = Literal["scores", "probabilities", "softmax", "sigmoid"]
 """Where the scores are: in the output (scores), or in the input of the graph's last operator (softmax, sigmoid). The
 logarithm of other probabilities serves as well (probabilities)."""
 
-Kind = Literal["softmax", "log", "sigmoid", "tanh", "unbounded", "unknown"]
+Kind = Literal["softmax", "log", "sigmoid", "tanh", "sorted", "distance", "unbounded", "unknown"]
 
 _SAME = {"Identity", "Cast", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
 _ROUNDING = {"QuantizeLinear", "DequantizeLinear"}
@@ -59,6 +59,8 @@ _ENDS: dict[str, Kind] = {
     "HardSigmoid": "sigmoid",
     "Tanh": "tanh",
     "Softsign": "tanh",
+    "TopK": "sorted",
+    **dict.fromkeys(("Sqrt", "Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare"), "distance"),
 }
 _EXACT = 1e-3
 _ROUNDED = 0.02
@@ -93,6 +95,9 @@ def ending(graph: onnx.GraphProto, output: str) -> Ending:
             break
         rounded |= node.op_type in _ROUNDING or (node.op_type == "Cast" and _casts_to_half(node))
         name = node.input[0]
+    if node is not None and node.op_type == "Log":
+        inner = ending(graph, node.input[0])
+        return Ending(kind="log" if inner.kind == "softmax" else inner.kind, rounded=rounded or inner.rounded)
     if node is not None and (kind := _ENDS.get(str(node.op_type))):
         before: tuple[str, ...] = ()
         if node.op_type in ("Softmax", "Sigmoid"):
@@ -159,7 +164,9 @@ def form(end: Ending, values: Array, classes: int) -> Form:
         return "scores"
     if end.kind == "softmax" and end.before and inside:
         return "softmax"  # whoever folds it compares
-    if add_up:
+    if end.kind == "unknown" and np.isin(values, (0, 1)).all():
+        raise InvalidInput("the network gives decisions (0 or 1) and no confidence: export it with logits")
+    if add_up and end.kind != "sorted":
         return "probabilities"
     if end.kind == "sigmoid":
         raise InvalidInput(
@@ -169,6 +176,13 @@ def form(end: Ending, values: Array, classes: int) -> Form:
         )
     if end.kind == "unbounded":
         return "scores"
+    if end.kind == "sorted":
+        raise InvalidInput("the network sorts its classes for each picture (TopK): export it without that")
+    if end.kind == "distance" and (values >= 0).all():
+        raise InvalidInput(
+            "the network gives distances or other values without a sign, of which the smallest may be the best: export "
+            "it with scores, of which the largest is"
+        )
     if (values >= 0).all() and np.ptp(sums) <= _EXACT * sums.mean():
         raise InvalidInput(
             f"the network's outputs add up to {sums.mean():.4g} for each picture, so they are no scores, and "

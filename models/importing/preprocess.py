@@ -175,6 +175,11 @@ def joined(sources: Mapping[str, PreprocessFacts]) -> Preprocess:
             "the network takes pictures of any size, and no file says which: add size = [height, width] to a "
             "preprocess.toml and give it with --preprocess"
         )
+    if "colour" not in known and "mean" in known and _same(_in_range(known["mean"]), _BGR_MEAN, within=0.01):
+        raise InvalidInput(
+            f"{said_by['mean']} says mean = {_shown(known['mean'])}, which is ImageNet's by blue, green and red, "
+            'and nothing says the order of the colours: say colour = "bgr" or "rgb" in a preprocess.toml'
+        )
     try:
         return Preprocess(**known)
     except ValidationError as exc:
@@ -191,10 +196,18 @@ def from_toml(path: Path) -> PreprocessFacts:
     return read_document(path, PreprocessFacts, what="preprocessing file")
 
 
-def _same(one: Any, other: Any) -> bool:
+_BGR_MEAN = (0.406, 0.456, 0.485)
+
+
+def _in_range(mean: tuple[float, ...]) -> tuple[float, ...]:
+    """A mean for values of 0 to 1."""
+    return tuple(each / 255 for each in mean) if max(mean) > 3 else mean
+
+
+def _same(one: Any, other: Any, within: float = 1e-4) -> bool:
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return abs(one - other) < 1e-4 if isinstance(one, float) else bool(one == other)
+        return len(one) == len(other) and all(_same(a, b, within) for a, b in zip(one, other, strict=True))
+    return abs(one - other) < within if isinstance(one, float) else bool(one == other)
 
 
 def _shown(value: Any) -> str:

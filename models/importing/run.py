@@ -19,13 +19,21 @@ import onnx
 from models.calibration import expected_calibration_error, fit_temperature
 from models.folders import Pictures
 from models.hierarchy import Hierarchy
-from models.importing import metadata as onnx_metadata
+from models.importing import first_steps, metadata as onnx_metadata
 from models.importing.cut import with_cut
 from models.importing.graph import GREY, IMAGES, LOGITS, Signature, class_numbers, fold, signature
 from models.importing.int8 import quantised
 from models.importing.labels import Place, agreed, names_in, names_in_metadata, place_in, read_labels
 from models.importing.modelset import check_folder, enter, free_name, hierarchy_of, present
-from models.importing.neighbours import CONFIG, PROCESSORS, neighbour, pixels_by_config, pixels_by_processor, read_json
+from models.importing.neighbours import (
+    CONFIG,
+    PROCESSORS,
+    check_exclusive,
+    neighbour,
+    pixels_by_config,
+    pixels_by_processor,
+    read_json,
+)
 from models.importing.outputs import Form, ending, form, own_answers
 from models.importing.preprocess import Preprocess, PreprocessFacts, assumed, from_toml, joined
 from models.importing.reading import first_line, read_onnx
@@ -222,7 +230,7 @@ def _class_names(wish: Wish, model: onnx.ModelProto, say: Say) -> dict[str, tupl
     """What the network's files call its classes.
 
     Raises:
-        InvalidInput: the numbers of its classes are in no order.
+        InvalidInput: the numbers of its classes are in no order, or its classes do not exclude each other.
         DataError: a file cannot be read.
     """
     numbers = class_numbers(model)
@@ -231,6 +239,8 @@ def _class_names(wish: Wish, model: onnx.ModelProto, say: Say) -> dict[str, tupl
             f"the ZipMap of {wish.file} numbers its outputs {numbers[:10]}: their names are in no clear order"
         )
     config = neighbour(wish.file, CONFIG)
+    if config is not None:
+        check_exclusive(config)
     return {
         "the ZipMap of the network": tuple(map(str, numbers)) or None,
         "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
@@ -257,6 +267,11 @@ def _sources(
     if (path := neighbour(wish.file, CONFIG)) is not None:
         readers[CONFIG] = partial(pixels_by_config, path, known.size)
     found = {"the shape of the network's input": _by_shape(known)}
+    first = first_steps.facts_of(model.graph, known.input)
+    if stated is None or stated.scale is None:
+        found["the network's first operators (--preprocess may say otherwise)"] = first
+    elif first.scale not in (None, stated.scale):
+        say(f"warning: the network's first operators look as if scale = {first.scale:g}, and not {stated.scale:g}")
     for source, read in readers.items():
         try:
             found[source] = read()
@@ -307,6 +322,8 @@ class _Plain:
         self._known = known
         self.one_by_one = False
         """True if each picture must be given to it by itself."""
+        self._measures_batches = any(node.op_type.startswith("DynamicQuantize") for node in model.graph.node)
+        """True if it rounds by the range of all values in a batch."""
         open_ended = onnx.ModelProto()
         open_ended.CopyFrom(model)
         graph = open_ended.graph
@@ -329,15 +346,16 @@ class _Plain:
             DataError: see `run`.
         """
         alone = np.concatenate([self._answers(probes[at : at + 1], preprocess) for at in range(len(probes))])
+        if not _same_answers(self._answers(probes[:1], preprocess), alone[:1]):
+            raise DataError(f"{self._path} gives the same picture another answer each time: export it for inference")
         try:
             together = self._answers(probes, preprocess)
         except DataError as exc:
             why = f"it does not take several ({exc})"
         else:
-            change = float(np.abs(together - alone).max() / max(1.0, float(np.abs(alone).max())))
-            if change <= _BATCH_TOLERANCE:
+            if _same_answers(together, alone) and not self._measures_batches:
                 return alone
-            why = f"the other pictures of a batch change its answers, by {change:.1%}"
+            why = "the other pictures of a batch change its answers"
         self.one_by_one = True
         say(
             f"warning: {self._path} will run one picture at a time, because {why}; with a dynamic first axis it may be "
@@ -395,6 +413,10 @@ class _Folded:
     def run(self, images: Array) -> Array:
         """Logits FP32 `[n, classes]` of UINT8 images."""
         return run_session(self._session, LOGITS, {IMAGES: images})
+
+
+def _same_answers(one: Array, other: Array) -> bool:
+    return bool(np.abs(one - other).max() <= _BATCH_TOLERANCE * max(1.0, float(np.abs(other).max())))
 
 
 def _probes(size: tuple[int, int]) -> Array:

@@ -105,6 +105,24 @@ TAILS = {
         _node("Clip", ["prob", "low", "high"], ["output"]),
         stored={"low": np.float32(1e-7), "high": np.float32(1 - 1e-7)},
     ),
+    "logarithm of a sigmoid": _tail(_node("Sigmoid", ["scores"], ["prob"]), _node("Log", ["prob"], ["output"])),
+    "decision": _tail(
+        _node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+        _node("OneHot", ["best", "three", "ends"], ["output"]),
+        stored={"three": np.array(3), "ends": np.array([0, 1], np.float32)},
+    ),
+    "sorted": _tail(_SOFTMAX, _node("TopK", ["prob", "three"], ["output", "places"]), stored={"three": np.array([3])}),
+    "distance": _tail(
+        _node("Sub", ["scores", "five"], ["apart"]),
+        _node("Mul", ["apart", "apart"], ["squares"]),
+        _node("Sqrt", ["squares"], ["output"]),
+        stored={"five": np.float32(5)},
+    ),
+    "chance": _tail(_node("RandomNormalLike", ["scores"], ["noise"]), _node("Add", ["scores", "noise"], ["output"])),
+    "range of the batch": _tail(
+        _node("DynamicQuantizeLinear", ["scores"], ["q", "wide", "middle"]),
+        _node("DequantizeLinear", ["q", "wide", "middle"], ["output"]),
+    ),
     "tanh": _tail(_node("Tanh", ["scores"], ["output"])),
     "one sigmoid": _tail(
         _node("MatMul", ["scores", "one"], ["score"]),

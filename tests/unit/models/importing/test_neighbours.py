@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.importing.neighbours import neighbour, pixels_by_config, pixels_by_processor
+from models.importing.neighbours import check_exclusive, neighbour, pixels_by_config, pixels_by_processor
 from models.importing.preprocess import PreprocessFacts
-from tierkit.errors import DataError
+from tierkit.errors import DataError, InvalidInput
 
 VIT = {"image_processor_type": "ViTImageProcessor", "size": 24, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 24}, "resample": 3}
@@ -167,6 +167,25 @@ def test_what_is_not_understood_of_timm_is_named(tmp_path: Path, more: dict[str,
     with pytest.raises(DataError, match=named) as caught:
         pixels_by_config(written(tmp_path, {"pretrained_cfg": TIMM | more}, "config.json"), None)
     assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"problem_type": "multi_label_classification"},
+        {"problem_type": "regression"},
+        {"function_to_apply": "sigmoid"},
+    ],
+)
+def test_networks_whose_classes_do_not_exclude_each_other(tmp_path: Path, content: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(content))):
+        check_exclusive(written(tmp_path, content, "config.json"))
+
+
+def test_a_broken_link_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("nowhere")
+    with pytest.raises(DataError, match="cannot read"):
+        pixels_by_config(neighbour(tmp_path / "net.onnx", "config.json") or tmp_path, None)
 
 
 def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(tmp_path: Path) -> None:

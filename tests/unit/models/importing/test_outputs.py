@@ -179,6 +179,11 @@ def test_one_score_is_that_of_the_second_class(make: Make, imported: Any) -> Non
         ("cut softmax", "neither"),
         ("softmax over pictures", "over its classes"),
         ("negative logarithms", "negative logarithms"),
+        ("logarithm of a sigmoid", "sigmoid"),
+        ("decision", "no confidence"),
+        ("sorted", "TopK"),
+        ("distance", "distances"),
+        ("chance", "another answer each time"),
     ],
 )
 def test_outputs_that_are_no_exclusive_classes_are_refused(make: Make, imported: Any, tail: str, words: str) -> None:

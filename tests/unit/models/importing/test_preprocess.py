@@ -32,6 +32,8 @@ def test_several_sources_add_up() -> None:
         ({"a": {"size": (8, 8), "mean": (0.5,) * 3}, "b": {"mean": (0.4,) * 3}}, "a says mean = .*b says"),
         ({"a": {"size": (8, 8), "mean": (123.7, 116.3, 103.5)}}, "scale = 1"),
         ({"a": {"size": (8, 8), "resize_to": 4}}, "resize_to 4"),
+        ({"a": {"size": (8, 8), "mean": (0.406, 0.456, 0.485)}}, "say colour"),
+        ({"a": {"size": (8, 8), "scale": 1, "mean": (103.939, 116.779, 123.68)}}, "say colour"),
         ({"a": {"size": (8, 8), "resize": "pad", "resize_to": 9}}, "pad"),
         ({"a": {"size": (8, 8), "resample": "bilinear"}, "b": {"resample": "nearest"}}, "a says resample = .*b says"),
     ],

@@ -73,7 +73,7 @@ def test_it_answers_plain_pictures(wish: Any, make: Make, file: dict[str, Any], 
     assert answers(asked.models, [picture(colour) for colour in COLOURS]) == list(COLOURS)
 
 
-@pytest.mark.parametrize("tail", ["fixed", "mean of the batch"])
+@pytest.mark.parametrize("tail", ["fixed", "mean of the batch", "range of the batch"])
 def test_a_network_that_needs_single_pictures_gets_them(
     wish: Any, make: Make, tmp_path: Path, tail: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_network_that_needs_single_pictures_gets_them(
     together = model.run({"images": images}, ["probabilities"])["probabilities"]
     alone = [model.run({"images": images[at : at + 1]}, ["probabilities"])["probabilities"][0] for at in range(5)]
     assert np.array_equal(together, alone)
-    if tail == "fixed":
+    if tail != "mean of the batch":
         assert report.entry.coarse_accuracy == 1.0
         assert together.argmax(axis=1).tolist() == [2, 0, 1, 0, 0]
 
@@ -182,6 +182,57 @@ def test_a_contradiction_is_refused_even_if_all_is_said(wish: Any, make: Make, t
         import_network(wish(make(size=(6, 8)), whole))
 
 
+def scaled(file: Path, *steps: tuple[str, float]) -> Path:
+    """The network with some operators before it."""
+    model = onnx.load(file)
+    last, nodes = "input", []
+    for number, (kind, value) in enumerate(steps):
+        tensor = onnx.numpy_helper.from_array(np.array([value] * 3, np.float32).reshape(3, 1, 1), f"constant-{number}")
+        model.graph.initializer.append(tensor)
+        nodes.append(helper.make_node(kind, [last, tensor.name], [f"step-{number}"]))
+        last = f"step-{number}"
+    model.graph.node[0].input[0] = last
+    nodes += [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("steps", "scale"),
+    [
+        ([("Mul", 1 / 255)], 1.0),
+        ([("Div", 127.5), ("Sub", 1.0)], 1.0),
+        ([("Sub", 123.7)], 1.0),
+        ([("Sub", 123.7), ("Mul", 0.017)], 1.0),
+        ([("Sub", 0.485), ("Div", 0.229)], 255.0),
+        ([("Mul", 2.0), ("Add", -1.0)], 255.0),
+        ([("Mul", 0.5)], None),
+        ([("Add", 3.0)], None),
+        ([], None),
+    ],
+)
+def test_a_network_that_scales_its_pixels_is_not_given_scaled_ones(
+    wish: Any, make: Make, tmp_path: Path, steps: list[tuple[str, float]], scale: float | None
+) -> None:
+    file = scaled(make(size=(6, 8)), *steps)
+    report = import_network(wish(file, None))
+    assert report.preprocess.scale == scale or scale is None
+    assert ("scale" in " ".join(report.assumed)) is (scale is None)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_rescale": scale != 255}))
+    if scale is not None:
+        with pytest.raises(InvalidInput, match="first operators"):
+            import_network(wish(file, None))
+
+
+def test_who_knows_better_than_the_first_operators_may_say_so(wish: Any, make: Make) -> None:
+    told: list[str] = []
+    report = import_network(wish(scaled(make(size=(6, 8)), ("Mul", 1 / 255)), "scale = 255"), told.append)
+    assert report.preprocess.scale == 255
+    assert [line for line in told if "first operators" in line]
+
+
 def named(models: Path) -> tuple[str, ...]:
     manifest = load_manifest(models)
     return manifest.labels(manifest.models[0])
@@ -201,6 +252,15 @@ def test_class_names_of_a_configuration_are_used(wish: Any, make: Make, tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(COLOURS))}))
     import_network(wish(make(), labels=None))
     assert named(wish(make()).models) == COLOURS
+
+
+def test_labels_that_do_not_exclude_each_other_are_refused_whatever_is_said_of_pixels(
+    wish: Any, make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"problem_type": "multi_label_classification"}))
+    whole = 'resize = "squash"\nresample = "bilinear"\ncolour = "rgb"\nscale = 255\nmean = 0\nstd = 1'
+    with pytest.raises(InvalidInput, match="problem_type"):
+        import_network(wish(make(size=(6, 8)), whole))
 
 
 def test_without_class_names_there_is_nothing_to_import(wish: Any, make: Make) -> None:
