@@ -105,7 +105,7 @@ def check_exclusive(path: Path) -> None:
     for key, values in (("problem_type", _SEVERAL), ("function_to_apply", {"sigmoid"})):
         if isinstance(content.get(key), str) and content[key] in values:
             raise InvalidInput(
-                f"{path} says {key} = {content[key]!r}: several classes may be right at once, or the output is no class, "
+                f"{path} says {key} = {content[key]!r}: several classes may be right at once, or none is meant, "
                 "and Terrace answers one class. Remove the key if it is wrong"
             )
 
