@@ -50,7 +50,7 @@ def facts_of(graph: onnx.GraphProto, taken: str) -> PreprocessFacts:
 
 
 def _constant(node: onnx.NodeProto, name: str, stored: dict[str, onnx.TensorProto]) -> Array | None:
-    """What is added to a tensor or multiplied with it: one number, or one for each channel. None for other operators."""
+    """What is added to a tensor or multiplied with it: one number, or one by channel. None for other operators."""
     if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(node.input) != 2:
         return None
     other = stored.get(node.input[1] if node.input[0] == name else node.input[0])
