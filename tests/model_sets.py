@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -23,13 +23,19 @@ COLOURS = ("red", "green", "blue")
 
 
 def colour_network(
-    path: Path, *, size: int = 32, factor: float = 10.0, weights: Sequence[float] = (1.0, 1.0, 1.0)
+    path: Path,
+    *,
+    size: int = 32,
+    factor: float = 10.0,
+    weights: Sequence[float] = (1.0, 1.0, 1.0),
+    single: bool = False,
 ) -> Path:
     """Convolution, rectifier, mean, linear layer: the scores are the means of the colours.
 
     Args:
         factor: how sure its answers are.
         weights: of the three colours; one of less weight is taken for another.
+        single: whether its graph fixes the batch at one picture.
     """
     kernel = np.zeros((3, 3, 3, 3), np.float32)
     for colour, weight in enumerate(weights):
@@ -37,13 +43,14 @@ def colour_network(
     stored = {
         "kernel": kernel,
         "bias": np.zeros(3, np.float32),
+        "form": np.array([1 if single else -1, 3]),
         "last": (factor * np.eye(3)).astype(np.float32),
     }
     nodes = [
         helper.make_node("Conv", ["input", "kernel", "bias"], ["filtered"], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["filtered"], ["rectified"]),
         helper.make_node("GlobalAveragePool", ["rectified"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["means"]),
+        helper.make_node("Reshape", ["pooled", "form"], ["means"]),
         helper.make_node("MatMul", ["means", "last"], ["scores"]),
     ]
     graph = helper.make_graph(
@@ -74,10 +81,16 @@ def colour_set(folder: Path, networks: Mapping[str, Path], *, validate: Path | N
     return folder
 
 
-def encoded_set(folder: Path, sides: Mapping[str, int]) -> Path:
+def encoded_set(folder: Path, sides: Mapping[str, int], *, single: Collection[str] = ()) -> Path:
     """A model set in a folder, of a network for each tier that sees squares of this side; those above the end devices
-    have encoders."""
-    networks = {tier: colour_network(folder / f"{tier}.onnx", size=side) for tier, side in sides.items()}
+    have encoders.
+
+    Args:
+        single: tiers whose networks take one picture at a time.
+    """
+    networks = {
+        tier: colour_network(folder / f"{tier}.onnx", size=side, single=tier in single) for tier, side in sides.items()
+    }
     models = colour_set(folder / "set", networks)
     labelled = colour_pictures(folder / "labelled", size=max(sides.values()))
     cut = ["models", "cut-encoder", "--models", str(models), "--out", str(models), "--dataset", str(labelled)]

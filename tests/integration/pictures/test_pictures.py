@@ -37,8 +37,9 @@ SIDES = {"end": 32, "edge": 80, "cloud": 96}
 
 @pytest.fixture(scope="module")
 def pictures_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Networks that see squares of different sizes, the middle of a picture; with encoders for those above."""
-    return encoded_set(tmp_path_factory.mktemp("colours"), SIDES)
+    """Networks that see squares of different sizes, the middle of a picture; with encoders for those above. That of the
+    edge takes one picture at a time."""
+    return encoded_set(tmp_path_factory.mktemp("colours"), SIDES, single=("edge",))
 
 
 @asynccontextmanager

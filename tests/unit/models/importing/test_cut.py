@@ -101,8 +101,9 @@ def test_it_is_not_cut_where_more_than_features_would_have_to_go_up(nodes: list[
     assert with_cut(model, IMAGES) == (model, None)
 
 
-def test_an_imported_network_has_head_and_tail(tmp_path: Path) -> None:
-    models = colour_set(tmp_path / "set", {"cloud": colour_network(tmp_path / "net.onnx")})
+@pytest.mark.parametrize("single", [False, True], ids=["any batch", "one at a time"])
+def test_an_imported_network_has_head_and_tail(tmp_path: Path, single: bool) -> None:
+    models = colour_set(tmp_path / "set", {"cloud": colour_network(tmp_path / "net.onnx", single=single)})
     (entry,) = load_manifest(models).models
     assert (entry.feature_shape, entry.head_parameters) == ((3, 32, 32), 84)
     images = np.stack([coloured(colour) for colour in COLOURS])
