@@ -15,13 +15,16 @@ from models.hierarchy import Hierarchy, few
 from models.importing.neighbours import read_json
 from tierkit.errors import DataError, InvalidInput
 
-__all__ = ["Place", "agreed", "names_in", "names_in_metadata", "numbered", "place_in", "read_labels"]
+__all__ = ["Place", "agreed", "names_in", "names_in_config", "names_in_metadata", "numbered", "place_in", "read_labels"]
 
 _MOST_BYTES = 4 * 1024**2
 _LONGEST = 200
 
 
-_KEYS = ("names", "labels", "classes", "class_names", "id2label", "label_names", "class_labels", "model_info labels")
+_KEYS = (
+    *("names", "labels", "classes", "class_names", "class_labels", "label_names", "id2label", "label2id"),
+    "model_info labels",
+)
 """Keys under which files keep class names."""
 _PLACEHOLDER = re.compile(r"(?i)(?:label|class)?[_ -]?\d+")
 """A name that only numbers its class."""
@@ -88,8 +91,8 @@ def names_in(content: Any) -> tuple[str, ...] | None:
     for key in _KEYS:
         if key in content and (names := names_in(content[key])) is not None:
             return names
-    if "pretrained_cfg" in content:
-        return names_in(content["pretrained_cfg"])
+    if isinstance(inner := content.get("pretrained_cfg"), Mapping):
+        return names_in_config(inner)
     if all(_number(key) is not None for key in content):
         by_number = {_number(key): value for key, value in content.items()}
     elif all(type(value) is int for value in content.values()):
@@ -101,6 +104,11 @@ def names_in(content: Any) -> tuple[str, ...] | None:
     values = [by_number[number] for number in range(len(content))]
     # Keras keeps the identifier of a class before its name.
     return names_in([value[-1] if isinstance(value, list) and len(value) == 2 else value for value in values])
+
+
+def names_in_config(content: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The class names in a `config.json`, which says other things as well."""
+    return names_in({key: content[key] for key in (*_KEYS, "pretrained_cfg") if key in content})
 
 
 def _number(key: Any) -> int | None:

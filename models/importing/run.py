@@ -23,7 +23,7 @@ from models.importing import first_steps, metadata as onnx_metadata
 from models.importing.cut import with_cut
 from models.importing.graph import GREY, IMAGES, LOGITS, Signature, class_numbers, fold, signature
 from models.importing.int8 import quantised
-from models.importing.labels import Place, agreed, names_in, names_in_metadata, place_in, read_labels
+from models.importing.labels import Place, agreed, names_in_config, names_in_metadata, place_in, read_labels
 from models.importing.modelset import check_folder, enter, free_name, hierarchy_of, present
 from models.importing.neighbours import (
     CONFIG,
@@ -244,7 +244,7 @@ def _class_names(wish: Wish, model: onnx.ModelProto, say: Say) -> dict[str, tupl
     return {
         "the ZipMap of the network": tuple(map(str, numbers)) or None,
         "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
-        CONFIG: None if config is None else names_in(read_json(config)),
+        CONFIG: None if config is None else names_in_config(read_json(config)),
     }
 
 
@@ -350,8 +350,8 @@ class _Plain:
             raise DataError(f"{self._path} gives the same picture another answer each time: export it for inference")
         try:
             together = self._answers(probes, preprocess)
-        except DataError as exc:
-            why = f"it does not take several ({exc})"
+        except DataError:
+            why = "its graph takes no more"
         else:
             if _same_answers(together, alone) and not self._measures_batches:
                 return alone

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.importing.labels import agreed, names_in, names_in_metadata, numbered, read_labels
+from models.importing.labels import agreed, names_in, names_in_config, names_in_metadata, numbered, read_labels
 from tierkit.errors import DataError, InvalidInput
 
 THREE = ("bolt", "nut", "washer")
@@ -41,6 +41,12 @@ def test_names_in_json(tmp_path: Path, content: Any, names: tuple[str, ...] | No
     elif names is None:
         with pytest.raises(DataError):
             read_labels(path)
+
+
+def test_a_configuration_has_names_only_where_it_says_so() -> None:
+    assert names_in_config({"id2label": {"0": "bolt", "1": "nut"}, "port": 0}) == ("bolt", "nut")
+    assert names_in_config({"label2id": {"bolt": 0, "nut": 1}}) == ("bolt", "nut")
+    assert names_in_config({"port": 0, "debug": 1}) is None
 
 
 @pytest.mark.parametrize(
