@@ -40,7 +40,8 @@ _MAX_BYTES = 4 * 1024 * 1024
 def neighbour(network: Path, name: str) -> Path | None:
     """The file of that name in the network's folder, or in the folder above one called `onnx`; None if there is
     none."""
-    folders = [network.parent, *([network.parent.parent] if network.absolute().parent.name == "onnx" else [])]
+    folder = network.absolute().parent
+    folders = [network.parent, *([folder.parent] if folder.name == "onnx" else [])]
     # A broken link is there, and cannot be read.
     return next((path for folder in folders if os.path.lexists(path := folder / name)), None)
 

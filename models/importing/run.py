@@ -289,7 +289,11 @@ def _sources(
 
 def _by_shape(known: Signature) -> PreprocessFacts:
     """What the type and the shape of the input say: UINT8 is for pixels as they are."""
-    facts = PreprocessFacts(size=known.size, colour="grey" if known.channels == 1 else None)
+    facts = PreprocessFacts(
+        size=known.size,
+        colour="grey" if known.channels == 1 else None,
+        layout=known.layout if known.channels else None,  # type: ignore[arg-type]
+    )
     if known.element == onnx.TensorProto.UINT8:
         return facts.model_copy(update={"scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3})
     return facts

@@ -188,12 +188,16 @@ def test_a_broken_link_is_not_taken_for_nothing(tmp_path: Path) -> None:
         pixels_by_config(neighbour(tmp_path / "net.onnx", "config.json") or tmp_path, None)
 
 
-def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(tmp_path: Path) -> None:
+def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "onnx").mkdir()
     (tmp_path / "other").mkdir()
     above = written(tmp_path, {}, "config.json")
     assert neighbour(tmp_path / "net.onnx", "config.json") == above
     assert neighbour(tmp_path / "onnx" / "net.onnx", "config.json") == above
     assert neighbour(tmp_path / "other" / "net.onnx", "config.json") is None
+    monkeypatch.chdir(tmp_path / "onnx")
+    assert neighbour(Path("net.onnx"), "config.json") == above
     near = written(tmp_path / "onnx", {}, "config.json")
     assert neighbour(tmp_path / "onnx" / "net.onnx", "config.json") == near

@@ -175,6 +175,12 @@ def test_what_is_not_understood_is_refused_unless_all_is_said(wish: Any, make: M
     assert [line for line in told if "do_sharpen" in line]
 
 
+def test_another_layout_than_that_of_the_network_is_a_contradiction(wish: Any, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"data_format": "channels_last"}))
+    with pytest.raises(InvalidInput, match="layout"):
+        import_network(wish(make(size=(6, 8)), None))
+
+
 def test_a_contradiction_is_refused_even_if_all_is_said(wish: Any, make: Make, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT))
     whole = 'resize = "squash"\nresample = "bicubic"\ncolour = "rgb"\nscale = 255\nmean = 0.5\nstd = 0.5'
