@@ -12,17 +12,20 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from PIL import (
     AvifImagePlugin,
     ExifTags,
     Image,
+    ImageFile,
     TiffImagePlugin,
     UnidentifiedImageError,
     WebPImagePlugin,  # noqa: F401 - or Pillow imports it while the time of a picture is counted
 )
 
+from models import jpeg
 from models.heic import decoded_pixels
 from models.manifest import Fit, Resample
 from tierkit.distribution import install_command
@@ -30,7 +33,7 @@ from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.inference.model import Array, Decode
 from tierkit.memory import give_back
 
-__all__ = ["Picture", "check_size", "decoder", "is_large", "resized", "within"]
+__all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "is_picture", "resized", "within"]
 
 _STARTS = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
@@ -44,6 +47,13 @@ _STARTS = {
 }
 """Formats by Pillow's names, and how their files begin."""
 _START_BYTES = 64
+
+MAX_PIXELS = 2**28
+"""The highest bound of pixels that can be set."""
+_SCALED = 4
+"""Times the bound of pixels that a sequential JPEG may have: it is decoded at a half to an eighth of its size then."""
+_MENDED = 2048
+"""Pixels on the longer side of what is left of a damaged picture."""
 
 _PIECEWISE = ("PNG", "JPEG", "GIF")
 """Decoded in small pieces. Rows of the uncompressed formats are longer than these; the others take the whole file."""
@@ -67,6 +77,8 @@ _PIECE_BYTES = 1024
 """What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
 bytes, and goes through all pixels."""
 
+_FEW_SCANS = 20
+"""Of a JPEG: it is decoded in one go, since its bytes and pixels bound its time."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
 """Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
 
@@ -83,7 +95,7 @@ _S_PER_PNG_PIXEL = 1e-6
 goes through its pixels once only, but inflating them may take long."""
 
 _A_FILE = "file"
-_MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, 89_478_485
+_MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, MAX_PIXELS
 """Of a file that a node gets: what its scheduler lets through is no more."""
 _one_large = threading.Lock()
 
@@ -113,6 +125,8 @@ _UPRIGHT = {
 _TURNED = (5, 6, 7, 8)
 """Orientations by which width and height change places."""
 
+# Pillow's own bound holds for the whole process, and below ours. Each file is checked here.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 # Pictures are decoded in a pool of threads already.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 # Of odd metadata, which no answer depends on; a file can cause thousands of them, and Python remembers each.
@@ -149,30 +163,33 @@ class Picture:
         if len(data) > max_bytes:
             raise TooLarge(f"{name}: {len(data)} bytes; one image may have {max_bytes}")
         self._name = name
+        self._max_pixels = max_pixels
         self._kind = _kind(bytes(data[:_START_BYTES]), name)
-        self._file = _StoppableFile(data, name, stopped)
+        frame = jpeg.frame_of(data) if self._kind == "JPEG" else 0
+        self._data = jpeg.ended(data, frame)
+        self._file = _StoppableFile(self._data, name, stopped)
         self._file.allow(_HEAD_S)
+        may_have = min(_SCALED * max_pixels, MAX_PIXELS) if jpeg.is_sequential(frame) else max_pixels
         try:
             if self._kind == "HEIF" and (parts := decoded_pixels(data)) > _HEIC_PARTS * max_pixels:
                 raise TooLarge(f"{name}: {parts} pixels in all of its parts; one image may have {max_pixels}")
             self._image = Image.open(self._file, formats=[self._kind])
             width, height = self._image.size
-            check_size(height, width, name, max_pixels=max_pixels)
+            check_size(height, width, name, max_pixels=may_have)
             if isinstance(self._image, TiffImagePlugin.TiffImageFile):
                 _check_tiff(self._image, data, name, max_pixels=max_pixels)
             if self._image.mode in ("I", "F"):
                 raise UnsupportedMedia(f"{name}: values of 32 bits in no known range; save it with 8 or 16 bits")
         except UnidentifiedImageError:
             raise InvalidInput(f"{name}: damaged image (its header cannot be read)") from None
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's bound; ours is never higher
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise TooLarge(f"{name}: more pixels than the {max_pixels} that one image may have") from None
         except InvalidInput:
             raise
         except Exception as exc:  # what Pillow's plugins raise on damaged headers is not one family
             raise InvalidInput(f"{name}: damaged image ({exc})") from exc
         scans_at_most = _count_scans(data) if self._kind == "JPEG" else 0
-        self._single_scan = scans_at_most == 1
-        """Whether its bytes bound its time."""
+        self._scans_at_most = scans_at_most
         if self._kind == "JPEG" and _has_too_many_scans(data, scans_at_most):
             raise TooLarge(f"{name}: more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments; save it again")
         # The pixels that an AVIF declares need not be those that its decoder finds inside, up to 16,384 x 16,384.
@@ -194,14 +211,36 @@ class Picture:
             TooLarge: takes too long.
             InvalidInput: damaged or cut short.
         """
-        return self._decode(max(fit.height, fit.width, fit.resize_to or 0), lambda height, width: fit)
+        return self._whole(*self._decode(max(fit.height, fit.width, fit.resize_to or 0), lambda height, width: fit))
 
     def thumbnail(self, longest: int) -> Array:
         """Decode it as `decode` does, in its own shape and with at most `longest` pixels on its longer side."""
-        return self._decode(longest, lambda height, width: within(height, width, longest))
+        return self._whole(*self._decode(longest, lambda height, width: within(height, width, longest)))
 
-    def _decode(self, needed: int, fit_of: Callable[[int, int], Fit]) -> Array:
-        """Decode it to the fit for its height and width.
+    def mended(self) -> tuple[bytes, str] | None:
+        """A JPEG of what can be decoded of one with damage behind its head, upright, and what is wrong with it; None
+        where nothing is.
+
+        Raises:
+            TooLarge: takes too long.
+            InvalidInput: nothing can be decoded.
+        """
+        if self._kind != "JPEG":
+            return None
+        pixels, damage = self._decode(_MENDED, lambda height, width: within(height, width, _MENDED))
+        if damage is None:
+            return None
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG", quality=95, subsampling=0)
+        return file.getvalue(), damage
+
+    def _whole(self, pixels: Array, damage: str | None) -> Array:
+        if damage is not None:
+            raise InvalidInput(f"{self._name}: damaged image ({damage})")
+        return pixels
+
+    def _decode(self, needed: int, fit_of: Callable[[int, int], Fit]) -> tuple[Array, str | None]:
+        """Decode it to the fit for its height and width; returns also what is wrong with a JPEG that is decoded.
 
         Args:
             needed: pixels on a side that count; a JPEG may be decoded at less than its own size.
@@ -211,21 +250,44 @@ class Picture:
         self._file.allow(_HEAD_S + width * height * seconds)
         try:
             with self._image as image:
-                image.draft(image.mode, (_DRAFT * needed, _DRAFT * needed))
-                if self._kind in _PIECEWISE and not self._single_scan:
-                    image.decodermaxblock = _PIECE_BYTES
-                image.load()
+                image.draft(image.mode, self._draft_size(_DRAFT * needed))
+                whole, damage = self._loaded(image)
                 orientation = self._orientation()
                 turned = orientation in _TURNED
                 self.size = (width, height) if turned else (height, width)
                 # Turned at the end: it is small then, and a large one need not be copied.
                 fit = fit_of(*self.size)
-                small = resized(_opaque(image), fit.turned if turned else fit)
-                return small if orientation not in _UPRIGHT else _upright(small, _UPRIGHT[orientation])
+                small = resized(_opaque(whole), fit.turned if turned else fit)
+                return small if orientation not in _UPRIGHT else _upright(small, _UPRIGHT[orientation]), damage
         except InvalidInput:
             raise
         except Exception as exc:  # as above, for damaged or truncated pixel data
             raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
+
+    def _draft_size(self, wanted: int) -> tuple[int, int]:
+        """Width and height at which a JPEG is to be decoded: what is wanted or more, and no more pixels than may be."""
+        width, height = self._image.size
+        scale = next((scale for scale in (8, 4, 2) if min(width, height) // wanted >= scale), 1)
+        while width * height > self._max_pixels * scale**2:
+            scale *= 2
+        return max(1, width // scale), max(1, height // scale)
+
+    def _loaded(self, image: ImageFile.ImageFile) -> tuple[Image.Image, str | None]:
+        """The image with its pixels, and what is wrong with them."""
+        if self._kind == "JPEG" and image.mode in jpeg.COLOURS and self._scans_at_most <= _FEW_SCANS:
+            self._file.check()
+            with suppress(ValueError):  # then Pillow says what it is
+                single = self._scans_at_most == 1
+                pixels, damage = jpeg.read_pixels(self._data, image.mode, image.size, single_scan=single)
+                self._file.check()
+                if image.mode != "CMYK":  # of which Pillow knows whether it is inverted
+                    return Image.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels), damage
+                image.load()
+                return image, damage
+        if self._kind in _PIECEWISE:
+            image.decodermaxblock = _PIECE_BYTES
+        image.load()
+        return image, None
 
     def _orientation(self) -> int | None:
         if self._kind == "TIFF":  # which Pillow turns upright by itself
@@ -316,12 +378,16 @@ class _StoppableFile(io.BytesIO):
         self._until = time.thread_time() + seconds
         self._not_before = time.monotonic() + seconds
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def check(self) -> None:
+        """Raises InvalidInput when the client has gone, or TooLarge when the time is over."""
         if self._stopped is not None and self._stopped.is_set():
             raise InvalidInput(f"{self._name}: given up: the client has gone")
         # A thread's time is no longer than the time that passes, which costs less to look at.
         if time.monotonic() > self._not_before and time.thread_time() > self._until:
             raise TooLarge(f"{self._name}: takes more than {self._seconds:.1f} s to decode")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.check()
         return super().read(size)
 
 
@@ -350,6 +416,11 @@ def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
                 return True
         at += max(2, int.from_bytes(data[at : at + 2]))
     return True
+
+
+def is_picture(start: bytes | memoryview) -> bool:
+    """Whether a file that begins so is a picture in a format that is read here."""
+    return any(pattern.match(start) for pattern in _STARTS.values())
 
 
 def _kind(start: bytes, name: str) -> str:

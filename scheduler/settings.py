@@ -115,8 +115,9 @@ class SchedulerSettings(ServiceSettings):
     max_unfinished_jobs: PositiveInt = 1000
     """Most jobs that wait or run, uploads of jobs under way included; further ones are refused with 503."""
 
-    max_pixels: Annotated[int, Field(ge=1, le=89_478_485)] = 64 * 1024**2
-    """Most pixels of one image, checked before it is decoded."""
+    max_pixels: Annotated[int, Field(ge=1, le=2**28)] = 64 * 1024**2
+    """Most pixels of one image, checked before it is decoded. A JPEG that is not progressive may have four times as
+    many, up to 268435456: it is decoded at a half to an eighth of its size."""
 
     max_file_bytes: PositiveInt = 64 * 1024**2
     """Largest single image file, in an upload or in a zip."""

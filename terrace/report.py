@@ -47,7 +47,7 @@ def job_summary(job: Job, *, damaged: bool = True) -> RenderableType:
 def check_answers(job: Job) -> None:
     """The end of a command that has waited for a job: exit code 1 unless the job was completed and each image has an
     answer, or cannot be read and was to be skipped."""
-    skipped = job.damaged_images if job.policy.get("on_bad_input") == OnBadInput.SKIP else 0
+    skipped = job.damaged_images if job.policy.get("on_bad_input") in (OnBadInput.SKIP, OnBadInput.ANSWER) else 0
     if job.failed_images > skipped:
         have = "has" if job.failed_images == 1 else "have"
         missing = f"{job.failed_images:,} of {image_count(job.images)} {have} no answer"
@@ -77,6 +77,7 @@ def _headline(job: Job) -> Text:
             ),
             (job.failed_images - job.damaged_images, "without an answer"),
             (job.quarantined_images, "quarantined"),
+            (job.damaged_answered, "damaged, answered as far as they can be decoded"),
             (job.resized_images, "resized"),
         )
         if count

@@ -54,10 +54,11 @@ class Health(StrEnum):
 
 
 class OnBadInput(StrEnum):
-    """What becomes of a job some of whose pictures cannot be read."""
+    """What becomes of a job some of whose pictures are damaged or cannot be read."""
 
     FAIL = "fail"
     SKIP = "skip"
+    ANSWER = "answer"
 
 
 class JobState(StrEnum):

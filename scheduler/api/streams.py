@@ -26,7 +26,7 @@ NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _CSV_HEADER = (
     "index,name,label,coarse_label,coarse_confidence,coarse_node,coarse_model,coarse_sha256,coarse_ms,fine_label,"
     "fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,fine_ms,fine_coarse_label,answered_by,not_escalated,"
-    "fallback,error,resized_from,true_fine,true_coarse,request_id,trace_id"
+    "fallback,error,damaged,resized_from,true_fine,true_coarse,request_id,trace_id"
 )
 _ASK_AGAIN_S = 1.0
 """How long a reader without a valid token may go on."""

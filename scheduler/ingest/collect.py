@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from models.pictures import Picture
+from models.pictures import Picture, is_picture
 from scheduler.ingest.archives import image_entries, open_archive, open_entry, read_entry
 from scheduler.ingest.arrays import (
     ArrayHeader,
@@ -31,9 +31,17 @@ from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import Limits, decode_request
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "is_file"]
 
 _MAX_NAME = 1024
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_NUMPY = b"\x93NUMPY"
+
+
+def is_file(data: memoryview) -> bool:
+    """Whether a body begins like one of the files that are read here."""
+    start = bytes(data[:64])
+    return start.startswith((*_ZIP, _NUMPY)) or is_picture(start)
 
 
 class Collector:
@@ -44,6 +52,7 @@ class Collector:
         limits: bounds.
         fine: names of the fine classes, for labels.
         stopped: ends the decoding of a picture when it is set.
+        mend: take a damaged picture as far as it can be decoded.
 
     A picture that cannot be read leaves its place empty, and the others follow: who submits learns of all of them.
     """
@@ -54,7 +63,10 @@ class Collector:
         limits: SchedulerSettings,
         fine: Sequence[str],
         stopped: threading.Event | None = None,
+        *,
+        mend: bool = False,
     ) -> None:
+        self._mend = mend
         self._stopped = stopped or threading.Event()
         self._writer = writer
         self._limits = limits
@@ -65,6 +77,8 @@ class Collector:
         """Height and width as sent, by image, where they were not the networks' own."""
         self.damaged: dict[int, InvalidInput] = {}
         """What is wrong with the pictures that cannot be read, by image."""
+        self.mended: dict[int, str] = {}
+        """What is wrong with those that are taken as far as they can be decoded, by image."""
         self._labels: dict[int, Labels] = {}
         """Those that files have brought, by the number of the file's first image."""
 
@@ -77,10 +91,10 @@ class Collector:
         name = _display_name(part.name)
         data = spool.view(part)
         magic = bytes(data[:6])
-        if magic.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        if magic.startswith(_ZIP):
             with spool.as_file(part) as file:
                 yield from self._add_zip(file, name)
-        elif magic == b"\x93NUMPY":
+        elif magic == _NUMPY:
             with spool.as_file(part) as file:
                 yield from self._add_npy(file, name)
         else:
@@ -121,17 +135,19 @@ class Collector:
         return joined
 
     def _add_image(self, read: Callable[[], bytes | memoryview], name: str) -> Steps:
-        writer, limits = self._writer, self._limits
+        writer = self._writer
         writer.check_room(1)
         image = writer.images
         self.names[image] = name
         try:
             data = read()
-            picture = Picture(
-                data, name, max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=self._stopped
-            )
+            picture = self._picture(data, name)
             yield picture.large
             size = picture.size
+            if self._mend:
+                if (mended := picture.mended()) is not None:
+                    data, self.mended[image] = mended
+                picture = self._picture(data, name)
             writer.add(picture, data)
         except InvalidInput as exc:
             if self._stopped.is_set():
@@ -141,6 +157,10 @@ class Collector:
         else:
             if not writer.keeps(size):
                 self.resized[image] = size
+
+    def _picture(self, data: bytes | memoryview, name: str) -> Picture:
+        limits = self._limits
+        return Picture(data, name, max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=self._stopped)
 
     def _add_npy(self, file: ReadableFile, name: str) -> Steps:
         header = read_header(file, name)

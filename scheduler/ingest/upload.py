@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.ingest.collect import Collector
+from scheduler.ingest.collect import Collector, is_file
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_json
 from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
@@ -27,6 +27,8 @@ _FILES = {
     "application/x-npz": "upload.npz",
     "image/png": "upload.png",
     "image/jpeg": "upload.jpg",
+    "image/jpg": "upload.jpg",
+    "image/pjpeg": "upload.jpg",
     "image/webp": "upload.webp",
     "image/tiff": "upload.tiff",
     "image/bmp": "upload.bmp",
@@ -37,6 +39,7 @@ _FILES = {
 }
 _MOST_NAMED, _MOST_SAID = 1000, 200
 """Of an upload: files with something wrong that are named, and characters of what it is."""
+_A_FILE = "upload"
 _TENSOR = "application/octet-stream"
 ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)
 """Content types of uploads."""
@@ -78,17 +81,21 @@ async def receive_upload(
         await receive_form(stream, spool, content_type=content_type, max_files=limits.max_images)
         return _read_form(spool, query)
     policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
-    if kind == _TENSOR:
-        length = parse_header_length(headers.get(BINARY_HEADER.lower()))
-        if length is None:
-            raise MalformedMessage(f"a body of type {_TENSOR} is a tensor and needs the header {BINARY_HEADER}")
-        await receive_body(stream, spool, name="tensor")
-        return Upload(policy=policy, header_length=length)
-    if kind in _FILES:
-        await receive_body(stream, spool, name=_FILES[kind])
+    if kind in _FILES or kind.startswith("image/"):
+        await receive_body(stream, spool, name=_FILES.get(kind, _A_FILE))
         return Upload(policy=policy)
     if not kind and "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         raise InvalidInput("the job has no images: send them as the body")
+    if kind in (_TENSOR, ""):
+        length = parse_header_length(headers.get(BINARY_HEADER.lower()))
+        await receive_body(stream, spool, name=_A_FILE if length is None else "tensor")
+        if length is not None or is_file(spool.view(spool.parts[0])):
+            return Upload(policy=policy, header_length=length)
+        if kind:
+            raise MalformedMessage(
+                f"a body of type {_TENSOR} that does not begin like a picture, .zip, .npy or .npz is a tensor: it needs"
+                f" the header {BINARY_HEADER}"
+            )
     raise UnsupportedMedia(f"the content type {kind[:64] or '(none)'} is not accepted; known: {', '.join(ACCEPTED)}")
 
 
@@ -105,7 +112,7 @@ def build_input(
     Raises:
         InvalidInput and its kin: with the name of the file that is wrong; what was written is of no use then.
     """
-    collector = Collector(writer, limits, fine, stopped)
+    collector = Collector(writer, limits, fine, stopped, mend=upload.policy.on_bad_input is OnBadInput.ANSWER)
     if upload.header_length is not None:
         yield from collector.add_tensor(spool, spool.parts[0], upload.header_length)
     else:
@@ -124,12 +131,13 @@ def build_input(
             image: str(exc).removeprefix(f"{collector.names[image]}: ")[:_MOST_SAID]
             for image, exc in collector.damaged.items()
         },
+        mended={image: said[:_MOST_SAID] for image, said in collector.mended.items()},
     )
 
 
 def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: PolicyRequest) -> None:
     """Refuse an upload with pictures that cannot be read, unless it is to go on without them; all are named."""
-    if not damaged or (policy.on_bad_input is OnBadInput.SKIP and len(damaged) < images):
+    if not damaged or (policy.on_bad_input is not OnBadInput.FAIL and len(damaged) < images):
         return
     first = next(iter(damaged.values()))
     if images == 1:

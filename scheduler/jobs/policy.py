@@ -63,8 +63,9 @@ class PolicyRequest(BaseModel):
     """What follows when no upstream node answers: fallback (the coarse answer stands) or wait (until one is back)."""
 
     on_bad_input: OnBadInput = OnBadInput.FAIL
-    """What becomes of a job some of whose pictures cannot be read: fail (the upload is refused, or the job fails in the
-    end where a node finds it out) or skip (they are listed with the reason, and the others are answered)."""
+    """What becomes of a job some of whose pictures are damaged or cannot be read: fail (the upload is refused, or the
+    job fails in the end where a node finds it out), skip (they are listed with the reason, and the others are answered)
+    or answer (as skip, and a damaged JPEG is answered from what can be decoded of it)."""
 
     escalate: Escalate = Escalate.ALWAYS
     """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an

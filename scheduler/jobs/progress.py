@@ -66,13 +66,20 @@ class Progress:
         labels: true fine class per image, -1 for unknown; None without labels.
         parents: coarse class of each fine class.
         damaged: what is wrong with the images that could not be read when they came.
+        mended: how many are answered from what can be decoded of them.
 
     An accuracy is the share of right answers among the answered images with a known class; None when there is none.
     """
 
     def __init__(
-        self, labels: NDArray[np.int32] | None, parents: NDArray[np.int32], damaged: Mapping[int, str] | None = None
+        self,
+        labels: NDArray[np.int32] | None,
+        parents: NDArray[np.int32],
+        damaged: Mapping[int, str] | None = None,
+        *,
+        mended: int = 0,
     ) -> None:
+        self._mended = mended
         self.damaged = dict(damaged or {})
         """What is wrong with the images that cannot be read, by number; they have no answers."""
         self._labels = labels
@@ -201,6 +208,7 @@ class Progress:
             "fallback": self.fallback,
             "failed_images": self.failed_images + len(self.damaged),
             "damaged_images": len(self.damaged),
+            "damaged_answered": self._mended,
             "damaged": [
                 {"index": image, "reason": self.damaged[image]} for image in sorted(self.damaged)[:_MOST_SHOWN]
             ],

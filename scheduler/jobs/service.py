@@ -394,7 +394,8 @@ class Scheduler:
         return self._hierarchies.get(job.hierarchy or self._served, self.manifest.hierarchy)
 
     def _progress(self, job: JobRow, facts: ImageFacts) -> Progress:
-        return Progress(facts.labels, np.asarray(self._hierarchy(job).parent, np.int32), facts.damaged)
+        parents = np.asarray(self._hierarchy(job).parent, np.int32)
+        return Progress(facts.labels, parents, facts.damaged, mended=len(facts.mended))
 
     async def _state(self, job_id: str) -> JobState:
         sink = self._sinks.get(job_id)
@@ -680,4 +681,5 @@ def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
     digest.update(policy.model_dump_json().encode())
     digest.update(b"" if facts.labels is None else facts.labels.tobytes())
     digest.update(json.dumps([facts.names, sorted(facts.resized.items()), sorted(facts.damaged.items())]).encode())
+    digest.update(json.dumps(sorted(facts.mended.items())).encode() if facts.mended else b"")
     return digest.hexdigest()

@@ -142,7 +142,8 @@ class Renderer:
         rows = []
         for offset in range(images):
             if (damage := damaged.get(first_image + offset)) is not None:
-                rows.append({**self._about(first_image + offset), **_NO_ANSWER, "error": damage})
+                about = self._about(first_image + offset)
+                rows.append({**about, **_NO_ANSWER, "error": damage, "damaged": damage})
                 continue
             first = self._coarse_answer(coarse, offset)
             fine = self._fine_answer(*finer[offset], ms=final.ms) if final is not None and offset in finer else None
@@ -189,6 +190,7 @@ class Renderer:
             "index": image,
             "name": None if facts.names is None else facts.names[image],
             "resized_from": facts.resized.get(image),
+            "damaged": facts.mended.get(image),
             "true_fine": names.fine[label] if label >= 0 else None,
             "true_coarse": names.coarse[names.parent[label]] if label >= 0 else None,
             "trace_id": self._trace_id,

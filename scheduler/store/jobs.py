@@ -34,6 +34,7 @@ __all__ = [
     "new_job_id",
 ]
 
+_MENDED = "answered although"
 _UNFINISHED = [state for state in JobState if not state.final]
 
 
@@ -47,6 +48,8 @@ class ImageFacts:
     resized: dict[int, tuple[int, int]] = field(default_factory=dict)
     damaged: dict[int, str] = field(default_factory=dict)
     """What is wrong with the images that could not be read when they came."""
+    mended: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the images that are answered from what can be decoded of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ class JobStore:
             "labels": None if facts.labels is None else facts.labels.astype("<i4").tobytes(),
             "names": None if facts.names is None else json.dumps(list(facts.names), ensure_ascii=False),
             "resized": json.dumps(facts.resized) if facts.resized else None,
-            "damaged": json.dumps(facts.damaged) if facts.damaged else None,
+            "damaged": json.dumps(_damage_of(facts)) if facts.damaged or facts.mended else None,
             "idempotency_key": idempotency_key,
         }
         try:
@@ -193,11 +196,13 @@ class JobStore:
         row = next(iter(await self._reader.rows(query)), None)
         if row is None:
             return ImageFacts()
+        damage = json.loads(row.damaged or "{}").items()
         return ImageFacts(
             labels=None if row.labels is None else np.frombuffer(row.labels, "<i4").astype(np.int32),
             names=None if row.names is None else json.loads(row.names),
             resized={int(image): (size[0], size[1]) for image, size in json.loads(row.resized or "{}").items()},
-            damaged={int(image): reason for image, reason in json.loads(row.damaged or "{}").items()},
+            damaged={int(image): said for image, said in damage if isinstance(said, str)},
+            mended={int(image): said[_MENDED] for image, said in damage if not isinstance(said, str)},
         )
 
     async def named(self, job_id: str, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -310,3 +315,8 @@ class JobStore:
             )
             found.append((row.seq, answer))
         return found
+
+
+def _damage_of(facts: ImageFacts) -> dict[int, Any]:
+    """What a job's row says of its damaged images: a sentence, or an object with one where the image is answered."""
+    return {**facts.damaged, **{image: {_MENDED: said} for image, said in facts.mended.items()}}

@@ -69,7 +69,10 @@ def classify(
     ] = None,
     on_bad_input: Annotated[
         OnBadInput | None,
-        typer.Option(help="What happens when pictures cannot be read: fail, or skip them and answer the others."),
+        typer.Option(
+            help="What happens when pictures are damaged: fail, skip them and answer the others, or answer a JPEG from"
+            " what can be decoded of it."
+        ),
     ] = None,
     escalate: Annotated[
         Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")

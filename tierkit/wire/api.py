@@ -95,6 +95,8 @@ class ImageResult(_Value):
     """Why the coarse (or a lower tier's) answer stands for a finer one."""
     error: str | None = None
     """Why there is no answer."""
+    damaged: str | None = None
+    """What is wrong with the file: it has no answer, or one from what can be decoded of it (on_bad_input=answer)."""
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
@@ -166,6 +168,8 @@ class Job(_Value):
     """Images without any answer; of a running job, those given up so far."""
     damaged_images: int = 0
     """Of these, the ones that cannot be read."""
+    damaged_answered: int = 0
+    """Images that are answered from what can be decoded of a damaged file."""
     damaged: tuple[DamagedImage, ...] = ()
     """The first 1000 of them."""
     sent_up: Mapping[Tier, int] = Field(default_factory=dict)

@@ -233,6 +233,7 @@ function showJob() {
     job.fallback > 0 && `${number(job.fallback)} whose answer from below stands`,
     job.failed_images > 0 && `${number(job.failed_images)} without an answer`,
     job.damaged_images > 0 && `${number(job.damaged_images)} of these cannot be read`,
+    job.damaged_answered > 0 && `${number(job.damaged_answered)} damaged, answered as far as they can be decoded`,
   ];
   text(counts, said.filter(Boolean).join(" · "));
   text(facts.Id, job.id);

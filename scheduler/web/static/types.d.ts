@@ -97,6 +97,7 @@ export interface Job extends JobNow {
   fallback: number;
   failed_images: number;
   damaged_images: number;
+  damaged_answered: number;
   damaged: DamagedImage[];
   sent_up: Partial<Record<Tier, number>>;
   final_tier: Partial<Record<Tier, number>>;

@@ -134,7 +134,7 @@ async def test_damaged_pictures_are_listed_and_the_others_answered(
     bad = ["1-green.jpg", "2-blue.jpg", "3-red.jpg", "4-green.jpg", "5-blue.jpg"]
     assert [(image.index, image.name) for image in job.damaged] == list(enumerate(bad, 1))
     assert "JPEG" in job.damaged[0].reason
-    assert all("truncated" in image.reason for image in job.damaged[1:])
+    assert all("damaged" in image.reason for image in job.damaged[1:])
     assert [result.name for result in results if result.error] == bad
     good = [result for result in results if not result.error]
     assert [result.label for result in good] == ["red", *COLOURS]
@@ -142,6 +142,18 @@ async def test_damaged_pictures_are_listed_and_the_others_answered(
     assert {(result.coarse, result.fine, result.answered_by) for result in results if result.error} == {(None,) * 3}
     answers = (job.answered_coarse, job.answered_fine)
     assert answers == (4, 0 if scheme == "end" else 4)
+
+
+@pytest.mark.parametrize("scheme", ["end", "end-cloud"])
+async def test_a_damaged_picture_is_answered_as_far_as_it_can_be_decoded(
+    client: AsyncClient, tmp_path: Path, scheme: str
+) -> None:
+    folder = upload_folder(tmp_path / "photographs")
+    job, results = await answered(client, folder, scheme=scheme, batch_size=3, on_bad_input="answer")
+    assert (job.state, job.damaged_images, job.damaged_answered) == (JobState.COMPLETED, 1, 4)
+    assert [result.label for result in results] == ["red", None, "blue", *COLOURS, *COLOURS]
+    assert [result.index for result in results if result.damaged] == [1, 2, 3, 4, 5]
+    assert results[2].resized_from == (90, 200)
 
 
 async def test_all_bad_pictures_are_named_where_none_may_be_skipped(client: AsyncClient, tmp_path: Path) -> None:
@@ -170,7 +182,7 @@ async def test_a_classification_tells_of_damage_at_once(client: AsyncClient, on_
     assert isinstance(fine, FineResults)
     for event in (coarse, fine):
         assert event.results[0].label == "red"
-        assert "truncated" in (event.results[1].error or "")
+        assert "damaged" in (event.results[1].error or "")
         assert event.results[1].label is None
 
 
@@ -195,7 +207,7 @@ async def test_a_stock_client_sends_files_to_a_node(fleet: Fleet) -> None:
 
         files = [wide_picture(colour, "WEBP", edges="black") for colour in COLOURS]
         assert (await asyncio.to_thread(infer, *files)).argmax(axis=1).tolist() == [0, 1, 2]
-        with pytest.raises(triton.InferenceServerException, match=r"picture 1: .*truncated"):
+        with pytest.raises(triton.InferenceServerException, match=r"picture 1: damaged"):
             await asyncio.to_thread(infer, files[0], cut_short(noisy("red")))
         pixels = np.zeros((2, side, side, 3), np.uint8)
         async with httpx.AsyncClient(timeout=60) as http:

@@ -101,6 +101,67 @@ async def test_all_that_is_wrong_is_named(scheduler):
     await nothing_is_left(scheduler)
 
 
+def jpeg(colour: tuple[int, int, int] = (200, 10, 20)) -> bytes:
+    noise = np.random.default_rng(1).integers(0, 40, (300, 400, 3)) + np.array(colour)
+    held = io.BytesIO()
+    Image.fromarray(noise.astype(np.uint8)).save(held, "JPEG", quality=90)
+    return held.getvalue()
+
+
+def holed(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes(2000) + data[middle + 2000 :]
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip", "answer"])
+async def test_a_damaged_jpeg_is_refused_left_out_or_answered(scheduler, kit, policy):
+    """With a file that is none, and a JPEG that lacks nothing but the marker at its end."""
+    named = [("no-end.jpg", jpeg()[:-2]), ("hole.jpg", holed(jpeg())), ("cut.jpg", jpeg()[:9000]), ("good.png", png())]
+    if policy != "fail":
+        named.append(("none.jpg", b"none"))
+    async with kit.end(scheduler, "end-0"):
+        fields = {"on_bad_input": policy, "scheme": "end"}
+        response = await scheduler.http.post("/v1/jobs", files=files(*named), data=fields)
+        if policy == "fail":
+            assert response.status_code == 400
+            said = response.json()["error"]
+            assert [name in said for name, _ in named] == [False, True, True, False]
+            return
+        job = await scheduler.finished(response.json()["id"])
+        results = await scheduler.results(job["id"])
+        table = await scheduler.http.get(f"/v1/jobs/{job['id']}/results?format=csv")
+    answered = 2 if policy == "answer" else 0
+    assert job["state"] == "completed"
+    assert (job["answered_coarse"], job["damaged_images"]) == (2 + answered, 3 - answered)
+    assert job["damaged_answered"] == answered
+    assert [result["damaged"] is not None for result in results] == [False, True, True, False, True]
+    assert [result["error"] is not None for result in results] == [False, *(not answered,) * 2, False, True]
+    assert [row["damaged"] for row in csv.DictReader(io.StringIO(table.text))] == [
+        result["damaged"] or "" for result in results
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "image/jpg",
+        "image/pjpeg",
+        "image/x-citrix-jpeg",
+        "image/x-png",
+        "application/octet-stream",
+        "IMAGE/JPEG; q=1",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/classify"])
+async def test_a_picture_is_taken_under_the_names_that_programs_give_it(scheduler, kit, path, kind):
+    async with kit.end(scheduler, "end-0"):
+        headers = {"Content-Type": kind} if kind else {}
+        for body in (jpeg(), png(), archive(("a/b.png", png()))):
+            answer = await scheduler.http.post(f"{path}?scheme=end", content=body, headers=headers)
+            assert answer.is_success, answer.text
+
+
 async def test_pictures_that_cannot_be_read_are_skipped(scheduler, kit):
     named = [("a.png", png()), ("b.png", b"none"), ("c.png", png((64, 64))[:-40]), ("d.png", png())]
     async with kit.end(scheduler, "end-0"):

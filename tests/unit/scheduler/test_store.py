@@ -124,7 +124,11 @@ def answer(job: JobRow, task: int, stage: str = "coarse") -> Answer:
 
 async def test_a_job_comes_back_as_it_was_stored(store):
     facts = ImageFacts(
-        labels=np.array([3, -1] * 60, np.int32), names=["ü.png", None] * 60, resized={7: (40, 50), 8: (1, 2)}
+        labels=np.array([3, -1] * 60, np.int32),
+        names=["ü.png", None] * 60,
+        resized={7: (40, 50), 8: (1, 2)},
+        damaged={3: "an empty file"},
+        mended={5: "a hole"},
     )
     job = await add(store.jobs, facts=facts)
     assert await store.jobs.get(job.id) == job
@@ -132,6 +136,7 @@ async def test_a_job_comes_back_as_it_was_stored(store):
     found = await store.jobs.facts(job.id)
     assert np.array_equal(found.labels, facts.labels)  # type: ignore[arg-type]
     assert (found.names, found.resized) == (facts.names, facts.resized)
+    assert (found.damaged, found.mended) == (facts.damaged, facts.mended)
     assert [job.images_of(task) for task in range(3)] == [(0, 50), (50, 50), (100, 20)]
     with pytest.raises(NotFound):
         await store.jobs.get("none")
