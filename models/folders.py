@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from models.manifest import Fit, ModelEntry
 from models.pictures import Picture
 from tierkit.errors import DataError, InvalidInput
 from tierkit.inference.model import Array
-from tierkit.types import PICTURE_SUFFIXES
+from tierkit.picture_files import class_of, pictures_in, told
 
 __all__ = ["FolderImages", "Images", "Labelled", "Pictures", "all_pictures", "find_pictures", "read_labelled"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, 64 * 1024**2
 
@@ -139,25 +142,28 @@ def find_pictures(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, i
     """The pictures in sub-folders that are called like classes, at any depth, with the labels of these.
 
     Raises:
-        DataError: no such folder, one of its folders is called like no class, or has no pictures.
+        DataError: no such folder or no pictures in it, one of its folders is called like no class, or a picture lies in
+            none of them.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no folder")
-    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if stray := [entry.name for entry in classes if entry.name not in labels]:
+    found = [(path, class_of(path.relative_to(folder).as_posix())) for path in all_pictures(folder)]
+    if stray := sorted({name for _, name in found if name is not None and name not in labels}):
         raise DataError(f"{folder} has folders that are called like no class: {', '.join(map(repr, stray[:5]))}")
-    if not classes:
-        raise DataError(f"{folder} holds no folders that are called like the classes")
-    return [(path, labels[entry.name]) for entry in classes for path in all_pictures(entry)]
+    if beside := [path.name for path, name in found if name is None]:
+        raise DataError(f"{folder} holds pictures that lie in no folder called like a class: {', '.join(beside[:5])}")
+    return [(path, labels[name]) for path, name in found if name is not None]
 
 
 def all_pictures(folder: Path) -> list[Path]:
-    """The pictures of a folder, at any depth.
+    """The pictures of a folder, at any depth. What is left out is logged.
 
     Raises:
-        DataError: the folder holds no picture.
+        DataError: no such folder, or no picture in it.
     """
-    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file()]
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder")
+    found, left_out = pictures_in(folder)
     if not found:
-        raise DataError(f"{folder} holds no pictures: no file ends in {', '.join(PICTURE_SUFFIXES)}")
+        raise DataError(f"{folder} holds no pictures ({told(left_out) or 'it is empty'})")
+    if left_out:
+        _log.warning("%s: %s", folder, told(left_out))
     return found

@@ -32,21 +32,9 @@ from tierkit.distribution import install_command
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.inference.model import Array, Decode
 from tierkit.memory import give_back
+from tierkit.picture_files import kind_of
 
-__all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "is_picture", "resized", "within"]
-
-_STARTS = {
-    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "JPEG": re.compile(rb"\xff\xd8\xff"),
-    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-    "TIFF": re.compile(rb"II[*+]\0|MM\0[*+]"),
-    "BMP": re.compile(rb"BM.{4}\0{4}", re.DOTALL),
-    "GIF": re.compile(rb"GIF8[79]a"),
-    "AVIF": re.compile(rb".{4}ftyp(.{4})*avi[fs]", re.DOTALL),
-    "HEIF": re.compile(rb".{4}ftyp(.{4})*hei[cmsx]", re.DOTALL),
-}
-"""Formats by Pillow's names, and how their files begin."""
-_START_BYTES = 64
+__all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "resized", "within"]
 
 MAX_PIXELS = 2**28
 """The highest bound of pixels that can be set."""
@@ -164,7 +152,7 @@ class Picture:
             raise TooLarge(f"{name}: {len(data)} bytes; one image may have {max_bytes}")
         self._name = name
         self._max_pixels = max_pixels
-        self._kind = _kind(bytes(data[:_START_BYTES]), name)
+        self._kind = _kind(data, name)
         frame = jpeg.frame_of(data) if self._kind == "JPEG" else 0
         self._data = jpeg.ended(data, frame)
         self._file = _StoppableFile(self._data, name, stopped)
@@ -418,14 +406,9 @@ def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
     return True
 
 
-def is_picture(start: bytes | memoryview) -> bool:
-    """Whether a file that begins so is a picture in a format that is read here."""
-    return any(pattern.match(start) for pattern in _STARTS.values())
-
-
-def _kind(start: bytes, name: str) -> str:
+def _kind(data: bytes | memoryview, name: str) -> str:
     """Pillow's name of the format. Raises UnsupportedMedia."""
-    kind = next((kind for kind, pattern in _STARTS.items() if pattern.match(start)), None)
+    kind = kind_of(data)
     if kind is None:
         raise UnsupportedMedia(f"{name}: not a PNG, JPEG, WebP, TIFF, BMP, GIF, AVIF or HEIC image")
     if kind == "AVIF" and not AvifImagePlugin.SUPPORTED:

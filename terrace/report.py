@@ -18,7 +18,7 @@ from tierkit.client import Job, JobState
 from tierkit.plaintext import harmless
 from tierkit.types import OnBadInput, Privacy, Scheme, Tier
 
-__all__ = ["answer_names", "check_answers", "job_summary", "networks_see", "tier_networks"]
+__all__ = ["answer_names", "check_answers", "job_summary", "networks_see", "tier_networks", "unanswered"]
 
 _NAME_WIDTH = 40
 _LISTED_DAMAGED = 20
@@ -44,15 +44,20 @@ def job_summary(job: Job, *, damaged: bool = True) -> RenderableType:
     return Group(*parts)
 
 
+def unanswered(job: Job) -> int:
+    """Images without an answer, but for those that cannot be read and were to be skipped."""
+    skipped = job.damaged_images if job.policy.get("on_bad_input") in (OnBadInput.SKIP, OnBadInput.ANSWER) else 0
+    return max(0, job.failed_images - skipped)
+
+
 def check_answers(job: Job) -> None:
     """The end of a command that has waited for a job: exit code 1 unless the job was completed and each image has an
     answer, or cannot be read and was to be skipped."""
-    skipped = job.damaged_images if job.policy.get("on_bad_input") in (OnBadInput.SKIP, OnBadInput.ANSWER) else 0
-    if job.failed_images > skipped:
+    if unanswered(job):
         have = "has" if job.failed_images == 1 else "have"
         missing = f"{job.failed_images:,} of {image_count(job.images)} {have} no answer"
         typer.echo(f"terrace: {missing}; 'terrace jobs results {harmless(job.id)}' says why.", err=True)
-    if job.failed_images > skipped or job.state is not JobState.COMPLETED:
+    if unanswered(job) or job.state is not JobState.COMPLETED:
         raise typer.Exit(1)
 
 

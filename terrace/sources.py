@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
+import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from models.data import read_cifar100, read_sample
 from models.hierarchy import bundled_hierarchy
-from tierkit.client import Images, Labels, list_images, shortened
+from tierkit.client import Labels, gather, shortened
 from tierkit.errors import InvalidInput
+from tierkit.inference.model import Array
 
-__all__ = ["FOLDER_LABELS", "Source", "open_source"]
+__all__ = ["FOLDER_LABELS", "PACKED", "Source", "open_source"]
 
 FOLDER_LABELS = "folders"
 """Value of `--labels` that takes the name of each image's folder as its class."""
 
+PACKED = (".zip", ".npz", ".npy")
+"""Ends of files that hold several images."""
 _MOST_NAMED = 5
 _DATA_SETS = ("sample", "cifar100:test", "cifar100:train")
 
@@ -28,12 +32,17 @@ class Source:
     """Images as the client takes them, with their labels if there are any."""
 
     title: str
-    images: Images
+    images: Array | Mapping[str, Path | bytes]
+    """An array, or files under their names in the results."""
     labels: Labels | None
     classes: tuple[str, ...] | None = None
     """Of a data set: what the numbers in `labels` mean."""
-    by_folder: Mapping[str, Path] = field(default_factory=dict)
-    """A picture for each folder whose name is a label."""
+    by_folder: Mapping[str, str] = field(default_factory=dict)
+    """The name of a picture for each folder that is a label."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many files of folders, by reason."""
+    remarks: tuple[str, ...] = ()
+    """About labels that are missing, or left over."""
 
     def labels_for(self, classes: Sequence[str]) -> Labels | None:
         """The labels, unless they are numbers of other classes than these.
@@ -42,7 +51,7 @@ class Source:
             InvalidInput: they are names of folders, some of which are no classes.
         """
         if stray := self.by_folder.keys() - set(classes):
-            named = [f"{name!r} (of {shortened(str(self.by_folder[name]))})" for name in sorted(stray)]
+            named = [f"{name!r} (of {shortened(self.by_folder[name])})" for name in sorted(stray)]
             raise InvalidInput(
                 f"--labels {FOLDER_LABELS}: the fleet has no class that is called like the folder {_few(named)}; its "
                 f"classes are {_few(list(map(repr, classes)))}"
@@ -64,7 +73,7 @@ def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None
     """
     named = [source for source in sources if source in _DATA_SETS]
     if not named:
-        return _files([Path(source) for source in sources], labels)
+        return _files(sources, labels)
     if len(sources) > 1:
         raise InvalidInput(f"{named[0]} is a job of its own: classify it alone")
     if labels:
@@ -74,7 +83,7 @@ def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None
 
 def _few(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(shortened, names[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _data_set(name: str, data: Path | None) -> Source:
@@ -89,36 +98,37 @@ def _data_set(name: str, data: Path | None) -> Source:
     )
 
 
-def _files(paths: Sequence[Path], labels: str | None) -> Source:
+def _files(paths: Sequence[str], labels: str | None) -> Source:
     # A job's name has a limit; a file's has another.
-    title = shortened(paths[0].name) if len(paths) == 1 else f"{len(paths)} sources"
+    title = shortened(Path(paths[0]).name) if len(paths) == 1 else f"{len(paths)} sources"
+    files = gather(paths)
+    source = Source(title=title, images=files.by_name, labels=None, left_out=files.left_out)
     if labels is None:
-        return Source(title=title, images=[str(path) for path in paths], labels=None)
-    files = [found for path in paths for found in (list_images(path) if os.path.isdir(path) else [path])]
-    if packed := [file for file in files if file.suffix.lower() in (".zip", ".npz", ".npy")]:
+        return source
+    names = list(files.by_name)
+    if packed := [name for name in names if name.lower().endswith(PACKED)]:
         raise InvalidInput(f"--labels goes with image files and folders; put the labels of {packed[0]} into an .npz")
-    images = [str(file) for file in files]
     if labels == FOLDER_LABELS:
-        folders: list[int | str | None] = [file.absolute().parent.name for file in files]
-        by_folder = {file.absolute().parent.name: file for file in reversed(files)}
-        return Source(title=title, images=images, labels=folders, by_folder=by_folder)
-    return Source(title=title, images=images, labels=_read_labels(Path(labels), files))
+        if beside := [name for name, folder in zip(names, files.classes, strict=True) if folder is None]:
+            raise InvalidInput(f"--labels {FOLDER_LABELS}: no folder names the class of {_few(beside)}")
+        by_folder = {folder: name for folder, name in zip(files.classes, names, strict=True) if folder is not None}
+        return replace(source, labels=list(files.classes), by_folder=by_folder)
+    found, remarks = _read_labels(Path(labels), names)
+    return replace(source, labels=found, remarks=remarks)
 
 
-def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:
-    """A JSON list, a CSV with the columns `name` and `label`, or a text file with one label per line."""
+def _read_labels(path: Path, names: Sequence[str]) -> tuple[list[int | str | None], tuple[str, ...]]:
+    """One label per picture, and remarks: from a CSV with the columns `name` and `label`, a JSON list, or a text file
+    with one label per line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as exc:
         raise InvalidInput(f"cannot read the labels in {shortened(str(path))}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise InvalidInput(f"the labels in {path} are not text in UTF-8") from exc
     if path.suffix.lower() == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
-        if not rows or not {"name", "label"} <= rows[0].keys():
-            raise InvalidInput(f"{path} needs a first line with the columns name,label")
-        by_name = {row["name"]: row["label"] or None for row in rows}
-        return [by_name.get(file.name, by_name.get(str(file))) for file in files]
+        return _labels_by_name(_table(text, path), names, path)
+    found: list[int | str | None]
     if path.suffix.lower() == ".json":
         try:
             found = json.loads(text)
@@ -128,6 +138,48 @@ def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:
             raise InvalidInput(f"{path} must hold a JSON list with one label per image")
     else:
         found = [line.strip() or None for line in text.splitlines()]
-    if len(found) != len(files):
-        raise InvalidInput(f"{path} has {len(found)} labels for {len(files)} images")
-    return found
+    if len(found) != len(names):
+        raise InvalidInput(f"{path} has {len(found)} labels for {len(names)} images")
+    return found, ()
+
+
+def _table(text: str, path: Path) -> list[tuple[str, str | None]]:
+    """The names and labels of a CSV."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if not {"name", "label"} <= set(reader.fieldnames or ()):
+            raise InvalidInput(f"{path} needs a first line with the columns name,label")
+        rows = []
+        for row in reader:
+            if None in row:
+                raise InvalidInput(f"{path}, line {reader.line_num}: more cells than the first line names")
+            rows.append((row["name"] or "", row["label"] or None))
+    except csv.Error as exc:
+        raise InvalidInput(f"{path}, line {reader.line_num}: {exc}") from exc
+    return rows
+
+
+def _labels_by_name(
+    rows: Sequence[tuple[str, str | None]], names: Sequence[str], path: Path
+) -> tuple[list[int | str | None], tuple[str, ...]]:
+    known = set(names)
+    by_name: dict[str, str | None] = {}
+    for name, label in rows:
+        # Other programs write paths in their own way.
+        plain = name if name in known else posixpath.normpath(name.replace("\\", "/"))
+        if plain in by_name:
+            raise InvalidInput(f"{path} names {shortened(plain)} twice")
+        by_name[plain] = label
+    without = [name for name in names if by_name.get(name) is None]
+    unused = [name for name in by_name if name not in known]
+    if len(without) == len(names):
+        example = f" such as {shortened(unused[0])}" if unused else ""
+        raise InvalidInput(
+            f"{path} has no label for any of the pictures: their names are {_few(names)}, and it has others{example}"
+        )
+    remarks = []
+    if without:
+        remarks.append(f"{path} has no label for {len(without)} of {len(names)} pictures: {_few(without)}")
+    if unused:
+        remarks.append(f"{path} has {len(unused)} labels for pictures that are not there: {_few(unused)}")
+    return [by_name.get(name) for name in names], tuple(remarks)

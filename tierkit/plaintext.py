@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["harmless", "one_line", "without_passwords"]
+__all__ = ["from_cell", "harmless", "one_line", "spreadsheet_cell", "without_passwords"]
 
 # C0 and C1 but for tab and line feed, DEL, the separators of lines, and what turns the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(?<=[?&])(password=)[^&\s]*")
+
+
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""How a cell begins that a spreadsheet computes, or that stands for one. Full-width signs are computed as well."""
+
+
+def spreadsheet_cell(text: str) -> str:
+    """The text as a cell of a CSV: a quote in front keeps a spreadsheet from computing it."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def from_cell(cell: str) -> str:
+    """The text that such a cell stands for."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def without_passwords(text: str) -> str:

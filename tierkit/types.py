@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Literal
 
 __all__ = [
-    "PICTURE_SUFFIXES",
     "STANDING_AFTER",
     "TOLD_TO_GO",
     "EncoderKind",
@@ -25,9 +24,6 @@ __all__ = [
     "WorkerOrder",
     "WorkerStanding",
 ]
-
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".heic", ".heif")
-"""By which the pictures of a folder or a zip are told from other files. A file named by itself may have any suffix."""
 
 
 class Tier(StrEnum):

@@ -183,13 +183,16 @@ async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
     responses={**MISSING, 200: {"content": {NDJSON: {"schema": _RESULT}, "text/csv": {}}}},
 )
 async def get_results(
-    scheduler: Service, job_id: JobId, format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl"
+    scheduler: Service,
+    job_id: JobId,
+    format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
+    bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
     """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
     state, rows = await scheduler.results(job_id)
     headers = {"Terrace-Job-State": state, **NOSNIFF}
     if format == "csv":
-        return Stream(as_csv(rows), media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(as_csv(rows, bom=bom), media_type="text/csv; charset=utf-8", headers=headers)
     return Stream(as_lines(rows), media_type=NDJSON, headers=headers)
 
 

@@ -17,6 +17,7 @@ from scheduler.api.routing import NOSNIFF
 from scheduler.jobs.views import Rows
 from tierkit.access import Allowance
 from tierkit.errors import InvalidInput
+from tierkit.plaintext import spreadsheet_cell
 
 __all__ = ["EVENT_STREAM", "NO_STORE", "EventStream", "Stream", "as_csv", "as_lines", "as_server_sent", "last_event_of"]
 
@@ -115,9 +116,13 @@ async def as_lines(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[bytes,
             yield _JSON.encode_lines(rows)
 
 
-async def as_csv(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[str, None]:
-    """Image results as CSV, batch by batch."""
-    yield _CSV_HEADER + "\r\n"
+async def as_csv(batches: AsyncGenerator[Rows, None], *, bom: bool = False) -> AsyncGenerator[str, None]:
+    """Image results as CSV, batch by batch. No cell begins a formula.
+
+    Args:
+        bom: begin with the mark by which spreadsheets know UTF-8.
+    """
+    yield ("\ufeff" if bom else "") + _CSV_HEADER + "\r\n"
     async with aclosing(batches):
         async for rows in batches:
             text = io.StringIO()
@@ -132,7 +137,7 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
     if size := result["resized_from"]:
         height, width = size
         values["resized_from"] = f"{width}x{height}"
-    return values
+    return {key: spreadsheet_cell(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def last_event_of(header: str) -> int:

@@ -9,21 +9,23 @@ from __future__ import annotations
 import itertools
 import stat
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 from typing import IO
 
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
-from tierkit.types import PICTURE_SUFFIXES
+from tierkit.picture_files import NO_PICTURE, START_BYTES, kind_of, left_out_by_name, needs_look, told
 
-__all__ = ["EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
+__all__ = ["EntryFile", "entry_path", "image_entries", "open_archive", "open_entry", "read_entry"]
 
 _BOMB_RATIO = 200
 _BOMB_FREE_BYTES = 1024**2
 """Entries below this may shrink as much as they like: a small plain picture compresses very well."""
 
+_UTF8_FLAG = 0x800
 _DIRECTORY_ENTRY = b"PK\x01\x02"
 _LOCAL_HEADER_BYTES = 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -61,8 +63,13 @@ def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfi
     return archive
 
 
-def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
-    """The pictures by their suffixes, in the order of the archive; folders may be nested. Hidden ones are left out.
+def image_entries(
+    archive: zipfile.ZipFile, name: str, left_out: Counter[str]
+) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
+    """The pictures and their paths, in the order of the archive; folders may be nested. Chosen as those of a folder.
+
+    Args:
+        left_out: counts the other files, by reason.
 
     Raises:
         UnsupportedMedia: an archive inside the archive.
@@ -70,18 +77,42 @@ def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipIn
     """
     found = False
     for entry in archive.infolist():
-        path = PurePosixPath(entry.filename)
-        if entry.is_dir() or path.parts[0] == "__MACOSX" or any(part.startswith(".") for part in path.parts):
+        path = entry_path(entry)
+        if entry.is_dir() or (entry.filename.endswith("\\") and not entry.file_size):
             continue
-        suffix = path.suffix.lower()
-        if suffix in _ARCHIVES:
-            raise UnsupportedMedia(f"{name}: {entry.filename!r} is an archive inside the archive; unpack it first")
-        if suffix not in PICTURE_SUFFIXES:
+        reason = left_out_by_name(path)
+        if reason in _ARCHIVES:
+            raise UnsupportedMedia(f"{name}: {str(path)!r} is an archive inside the archive; unpack it first")
+        if reason is None and needs_look(path) and not _begins_like_a_picture(archive, entry, name):
+            reason = NO_PICTURE
+        if reason is not None:
+            left_out[reason] += 1
             continue
         found = True
-        yield entry
+        yield entry, path
     if not found:
-        raise InvalidInput(f"{name}: no picture in it: no entry ends in {', '.join(PICTURE_SUFFIXES)}")
+        raise InvalidInput(f"{name}: no picture in it: {told(left_out) or 'it is empty'}")
+
+
+def _begins_like_a_picture(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> bool:
+    try:
+        with open_entry(archive, entry, name) as file:
+            return kind_of(file.read(START_BYTES)) is not None
+    except InvalidInput:
+        return False
+
+
+def entry_path(entry: zipfile.ZipInfo) -> PurePosixPath:
+    """Where an entry lies in the archive.
+
+    Some programs for Windows write backslashes between folders, and some others names in UTF-8 without the flag that
+    says so.
+    """
+    name = entry.filename
+    if not entry.flag_bits & _UTF8_FLAG:
+        with suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    return PurePosixPath(name.replace("\\", "/"))
 
 
 class EntryFile:
@@ -152,9 +183,9 @@ def _count(file: IO[bytes], sought: bytes) -> int:
 
 def _check(entry: zipfile.ZipInfo, name: str) -> None:
     filename = entry.filename
-    path = PurePosixPath(filename)
-    # A drive letter or a backslash means a path to some programs, and to no honest one in a zip.
-    if path.is_absolute() or ".." in path.parts or "\\" in filename or filename[1:2] == ":" or not path.parts:
+    path = entry_path(entry)
+    # A drive letter means a path to some programs, and to no honest one in a zip.
+    if path.is_absolute() or ".." in path.parts or filename[1:2] == ":" or not path.parts:
         raise InvalidInput(f"{name}: the entry {filename!r} leads outside the archive")
     if "\0" in entry.orig_filename:  # the library reads the name up to there, other programs may not
         raise InvalidInput(f"{name}: the name {entry.orig_filename[:64]!r} of an entry holds a zero byte")

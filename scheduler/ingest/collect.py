@@ -5,14 +5,16 @@ from __future__ import annotations
 import posixpath
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import PurePosixPath
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.pictures import Picture, is_picture
+from models.pictures import Picture
 from scheduler.ingest.archives import image_entries, open_archive, open_entry, read_entry
 from scheduler.ingest.arrays import (
     ArrayHeader,
@@ -29,19 +31,20 @@ from scheduler.ingest.spool import Part, Spool
 from scheduler.ingest.turns import Steps
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput
+from tierkit.picture_files import kind_of
 from tierkit.wire.oip import Limits, decode_request
 
 __all__ = ["Collector", "is_file"]
 
 _MAX_NAME = 1024
+_MOST_NAMED = 5
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _NUMPY = b"\x93NUMPY"
 
 
 def is_file(data: memoryview) -> bool:
     """Whether a body begins like one of the files that are read here."""
-    start = bytes(data[:64])
-    return start.startswith((*_ZIP, _NUMPY)) or is_picture(start)
+    return bytes(data[:6]).startswith((*_ZIP, _NUMPY)) or kind_of(data) is not None
 
 
 class Collector:
@@ -79,6 +82,10 @@ class Collector:
         """What is wrong with the pictures that cannot be read, by image."""
         self.mended: dict[int, str] = {}
         """What is wrong with those that are taken as far as they can be decoded, by image."""
+        self.left_out: Counter[str] = Counter()
+        """Files in archives that are no pictures, by reason."""
+        self._archives: dict[int, str] = {}
+        """Names of the archives by image."""
         self._labels: dict[int, Labels] = {}
         """Those that files have brought, by the number of the file's first image."""
 
@@ -88,7 +95,7 @@ class Collector:
         Raises:
             InvalidInput, UnsupportedMedia, TooLarge: with the file's name; nothing of the upload must be used then.
         """
-        name = _display_name(part.name)
+        name = _name_of(part.name)
         data = spool.view(part)
         magic = bytes(data[:6])
         if magic.startswith(_ZIP):
@@ -134,6 +141,23 @@ class Collector:
             joined[first : first + len(labels)] = labels
         return joined
 
+    def unique_names(self) -> dict[int, str]:
+        """The name of each image that has one. Where two would be the same, those from archives begin with the name of
+        their archive.
+
+        Raises:
+            InvalidInput: two are the same even so.
+        """
+        names = self.names
+        if _repeated(names.values()):
+            below = {image: PurePosixPath(archive).with_suffix("") for image, archive in self._archives.items()}
+            names = {image: str(below[image] / name) if image in below else name for image, name in names.items()}
+        if twice := _repeated(names.values()):
+            more = f" and {len(twice) - _MOST_NAMED} more" if len(twice) > _MOST_NAMED else ""
+            said = ", ".join(map(repr, twice[:_MOST_NAMED]))
+            raise InvalidInput(f"two images have the same name, so their results could not be told apart: {said}{more}")
+        return names
+
     def _add_image(self, read: Callable[[], bytes | memoryview], name: str) -> Steps:
         writer = self._writer
         writer.check_room(1)
@@ -176,9 +200,10 @@ class Collector:
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
                 yield from self._add_npz(archive, name)
                 return
-            for entry in image_entries(archive, name):
+            for entry, path in image_entries(archive, name, self.left_out):
                 read = partial(read_entry, archive, entry, name, max_bytes=self._limits.max_file_bytes)
-                yield from self._add_image(read, _display_name(entry.filename))
+                self._archives[self._writer.images] = name
+                yield from self._add_image(read, _name_of(str(path)))
 
     def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Steps:
         keys = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -219,10 +244,13 @@ def _read_names(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, cou
         names: NDArray[np.generic] = read_small(file, name)
     if names.dtype.kind != "U" or names.shape != (count,):
         raise InvalidInput(f"{name}: {count} strings are needed, not {names.dtype} {list(names.shape)}")
-    return [_display_name(str(value)) for value in names.tolist()]
+    return [_name_of(str(value)) for value in names.tolist()]
 
 
-def _display_name(name: str) -> str:
-    """A file name as shown in results and messages: no folders above, no control characters, bounded."""
-    cleaned = "".join(char for char in name if char.isprintable())
-    return posixpath.normpath(cleaned)[-_MAX_NAME:] if cleaned else "file"
+def _name_of(name: str) -> str:
+    """The name of a file in results: as it came, but without `./` and the like, and of a very long one the end."""
+    return posixpath.normpath(name)[-_MAX_NAME:] if name else "file"
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from urllib.parse import unquote
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, Unavailable
+from tierkit.wire.messages import NAME_HEADER
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -185,6 +187,8 @@ class _FormReader:
         self._field = options[b"name"].decode("utf-8", "replace")
         filename = options.get(b"filename")
         self._filename = None if filename is None else _as_named(filename.decode("utf-8", "replace"))
+        if filename is not None and (name := self._headers.get(NAME_HEADER.lower().encode())):
+            self._filename = unquote(name.decode("latin-1"))
         self._start = self._spool.file.tell()
         if self._filename is not None and len(self._spool.parts) >= self._max_files:
             raise TooLarge(f"more than {self._max_files} files in one upload; send a zip or several jobs")

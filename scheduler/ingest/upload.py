@@ -122,7 +122,8 @@ def build_input(
         raise InvalidInput("no images in the upload")
     _check_damage(collector.damaged, writer.images, upload.policy)
     given = None if upload.labels is None else labels_from_json(upload.labels, fine, images=writer.images)
-    names = [collector.names.get(image) for image in range(writer.images)]
+    unique = collector.unique_names()
+    names = [unique.get(image) for image in range(writer.images)]
     return ImageFacts(
         labels=collector.joined_labels(given),
         names=names if collector.names else None,
@@ -131,6 +132,7 @@ def build_input(
             image: str(exc).removeprefix(f"{collector.names[image]}: ")[:_MOST_SAID]
             for image, exc in collector.damaged.items()
         },
+        left_out=dict(collector.left_out),
         mended={image: said[:_MOST_SAID] for image, said in collector.mended.items()},
     )
 

@@ -66,6 +66,8 @@ _log = logging.getLogger(__name__)
 CLASSIFY_MAX_IMAGES = 64
 _CLASSIFY_DEADLINE_S = 60.0
 _KEEP_ALIVE_S = 15.0
+_WAITS_S = 2.0
+"""How long nothing happens to a job before its followers hear why."""
 _EVENTS_AT_ONCE = 50
 _MAX_KEY = 255
 UNLIMITED = Allowance("everybody")
@@ -166,7 +168,8 @@ class Scheduler:
                 sha256 = await asyncio.to_thread(self._inputs.keep, writer)
             await self._copy(sha256)
             policy = policy.model_copy(update={"batch_size": min(policy.batch_size, writer.images_per_task)})
-            return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, owner)
+            job, is_new = await self._store_job(policy, sha256, writer.images, facts, idempotency_key, owner)
+            return job.model_copy(update={"left_out": facts.left_out}), is_new
 
     async def _copy(self, sha256: str) -> None:
         """Copy a file of input for the other schedulers, or let go of it."""
@@ -383,11 +386,14 @@ class Scheduler:
         if sink is None:
             figures = row.summary or {**self._progress(row, ImageFacts()).summary(), "mapping": {}}
             return view_of(row, state=row.state, reason=row.reason, figures=figures, flat=flat, now=now)
-        active = self.dispatcher.job(row.id)
-        reason = active.reason if active is not None else ""
-        if not reason and sink.state is JobState.QUEUED:
-            reason = "waiting for its turn"
+        reason = self._why_it_waits(row.id)
         return view_of(row, state=sink.state, reason=reason, figures=sink.figures, flat=flat, now=now)
+
+    def _why_it_waits(self, job_id: str) -> str:
+        """Why nothing of a job can be sent now; "" when all goes well, and after its end."""
+        active, sink = self.dispatcher.job(job_id), self._sinks.get(job_id)
+        reason = active.reason if active is not None else ""
+        return reason or ("waiting for its turn" if sink is not None and sink.state is JobState.QUEUED else "")
 
     def _hierarchy(self, job: JobRow) -> Hierarchy:
         """The classes of a job: those of the model set that it was submitted to."""
@@ -538,6 +544,7 @@ class Scheduler:
     async def _events(self, job: JobRow, seq: int, renderer: Renderer | None) -> Events:
         job_id = job.id
         shown: JobState | None = None
+        quiet_s, told = 0.0, ""
         while not self.stopping:
             news = self._news.of(job_id)
             # The state is read before the results: once it is final, no result can be missing below.
@@ -548,6 +555,7 @@ class Scheduler:
                 # It may have ended while its results were read; then there are more of them to come first.
                 if state.final or not view.state.final:
                     shown = state
+                    quiet_s = 0.0
                     yield "state", view, seq
             if state.final and not batch:
                 return
@@ -557,11 +565,18 @@ class Scheduler:
                     first, last = (answer, None) if answer.stage == "coarse" else (coarse.get(answer.task), answer)
                     rows = renderer.task(answer.first_image, answer.images, first, last)
                     yield answer.kind, grouped(answer, rows), seq
+                quiet_s = 0.0
                 continue
             try:
-                await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
+                await asyncio.wait_for(news.wait(), _WAITS_S)
             except TimeoutError:
-                yield None
+                quiet_s += _WAITS_S
+                if (reason := self._why_it_waits(job_id)) not in ("", told):
+                    told, quiet_s = reason, 0.0
+                    yield "state", await self.view(job_id), seq
+                elif quiet_s >= _KEEP_ALIVE_S:
+                    quiet_s = 0.0
+                    yield None
 
     # --- interactive requests -------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class ImageFacts:
     """What is wrong with the images that could not be read when they came."""
     mended: dict[int, str] = field(default_factory=dict)
     """What is wrong with the images that are answered from what can be decoded of them."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Files in archives that are no pictures, by reason; not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

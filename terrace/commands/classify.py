@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from terrace.console import Column, Listing, percent, print_json, screen, tier_text
+from terrace.console import Column, Listing, image_count, percent, print_json, screen, tier_text
 from terrace.following import follow
 from terrace.options import Json, LowestTier, connected
 from terrace.report import check_answers, job_summary, networks_see
+from terrace.several import Answered, Parts, bounds_of
 from terrace.sources import FOLDER_LABELS, open_source
-from tierkit.client import Client, ImageResult, Job
+from tierkit.client import Client, ImageResult, Job, PolicyFields
 from tierkit.errors import InvalidInput
+from tierkit.picture_files import told
+from tierkit.plaintext import one_line
 from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
@@ -88,8 +93,16 @@ def classify(
     ] = None,
     name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write one result per image to this file (.jsonl or .csv).", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="Write one result per image to this file (.jsonl or .csv), which appears when all are there. A source"
+            " too large for one upload is sent as several jobs; after a cut the same command goes on where it stopped.",
+            dir_okay=False,
+        ),
     ] = None,
+    bom: Annotated[
+        bool, typer.Option("--bom", help="With --out FILE.csv: begin with a byte order mark, as spreadsheets want it.")
+    ] = False,
     data: Annotated[
         Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.", file_okay=False)
     ] = None,
@@ -98,29 +111,41 @@ def classify(
     """Classify images: a coarse answer at once, the fine one a little later."""
     if out is not None:
         _check_out(out)
+    if bom and (out is None or out.suffix.lower() != ".csv"):
+        raise typer.BadParameter("it goes with --out FILE.csv", param_hint="--bom")
     source = open_source(sources, labels=labels, data=data)
+    for remark in (told(source.left_out), *source.remarks):
+        _say(remark)
     # An upload may take minutes; whether anybody is there shows within seconds.
     info = client.info()
-    job = client.submit(
-        source.images,
-        labels=source.labels_for(info["hierarchy"]["fine"]),
-        scheme=scheme,
-        batch_size=batch_size,
-        deadline_s=deadline_s,
-        task_deadline_s=task_deadline_s,
-        privacy=privacy,
-        encode_on=encode_on,
-        feature_form=feature_form,
-        weight=weight,
-        recovery=recovery,
-        on_upstream_loss=on_upstream_loss,
-        on_bad_input=on_bad_input,
-        escalate=escalate,
-        escalate_from=escalate_from,
-        escalate_accuracy=escalate_accuracy,
-        escalate_budget=escalate_budget,
-        name=name or source.title,
-    )
+    true = source.labels_for(info["hierarchy"]["fine"])
+    policy: PolicyFields = {
+        "scheme": scheme,
+        "batch_size": batch_size,
+        "deadline_s": deadline_s,
+        "task_deadline_s": task_deadline_s,
+        "privacy": privacy,
+        "encode_on": encode_on,
+        "feature_form": feature_form,
+        "weight": weight,
+        "recovery": recovery,
+        "on_upstream_loss": on_upstream_loss,
+        "on_bad_input": on_bad_input,
+        "escalate": escalate,
+        "escalate_from": escalate_from,
+        "escalate_accuracy": escalate_accuracy,
+        "escalate_budget": escalate_budget,
+        "name": name or source.title,
+    }
+    if isinstance(source.images, Mapping):
+        parts = Parts(client, source.images, true, bounds_of(info["limits"]), policy)
+        if parts.several(out):
+            jobs = parts.answered(out, bom=bom, say=_say)
+            _show_several(jobs, out, source.left_out, json=json)
+            return
+    job = client.submit(source.images, labels=true, **policy)
+    left_out = Counter(source.left_out) + Counter(job.left_out)
+    _say(told(job.left_out))
     try:
         job = follow(client, job)
     except KeyboardInterrupt:
@@ -128,17 +153,41 @@ def classify(
         raise
     if out is not None:
         try:
-            client.save_results(job, out, format="csv" if out.suffix.lower() == ".csv" else "jsonl")
+            client.save_results(job, out, format=_format_of(out), bom=bom)
         except OSError as exc:
             hint = f"get the results with 'terrace jobs results {job.id}'"
             raise InvalidInput(f"cannot write {out} ({exc.strerror}); {hint}") from exc
     few = job.images <= _LISTED_IMAGES
     results = list(client.results(job)) if few or (json and out is None) else []
     if json:
-        print_json({"job": job, "results": results} if out is None else {"job": job, "out": str(out)})
+        found: dict[str, Any] = {"results": results} if out is None else {"out": str(out)}
+        print_json({"job": job, **found, "left_out": left_out})
     else:
         _show(job, results, out, networks_see(info) if job.resized_images else "")
     check_answers(job)
+
+
+def _say(text: str) -> None:
+    """A line beside the results; nothing for ""."""
+    if text:
+        screen(stderr=True).print(one_line(text), style="yellow", soft_wrap=True, markup=False)
+
+
+def _format_of(out: Path) -> Literal["jsonl", "csv"]:
+    return "csv" if out.suffix.lower() == ".csv" else "jsonl"
+
+
+def _show_several(answered: Answered, out: Path | None, left_out: Mapping[str, int], *, json: bool) -> None:
+    if json:
+        print_json({"jobs": answered.jobs, "out": None if out is None else str(out), "left_out": left_out})
+    else:
+        missing = f", {answered.unanswered:,} without an answer" if answered.unanswered else ""
+        where = f"results in {out}" if out is not None else "results: terrace jobs results JOB"
+        console = screen()
+        console.print(f"{image_count(answered.images)} in {answered.parts} jobs{missing}", style="bold")
+        console.print(where, soft_wrap=True, markup=False)
+    if answered.unanswered or not answered.completed:
+        raise typer.Exit(1)
 
 
 def _check_out(out: Path) -> None:

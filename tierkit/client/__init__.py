@@ -7,8 +7,9 @@ with Client("http://127.0.0.1:8070") as terrace:
 
 from tierkit.client.aio import AsyncClient
 from tierkit.client.blocking import Client
+from tierkit.client.files import Files, gather, shortened
 from tierkit.client.http import DEFAULT_URL, Backoff
-from tierkit.client.uploads import Images, Labels, PolicyFields, list_images, shortened
+from tierkit.client.uploads import Images, Labels, PolicyFields
 from tierkit.types import JobState, RunState
 from tierkit.wire.api import (
     Attempt,
@@ -47,6 +48,7 @@ __all__ = [
     "Explanation",
     "FailedResults",
     "FallbackResults",
+    "Files",
     "FineAnswer",
     "FineResults",
     "ImageResult",
@@ -64,6 +66,6 @@ __all__ = [
     "RunSummary",
     "RunWorker",
     "StateChange",
-    "list_images",
+    "gather",
     "shortened",
 ]

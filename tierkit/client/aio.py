@@ -132,22 +132,32 @@ class AsyncClient(Connection):
                 yield parse(ImageResult, line)
 
     async def raw_results(
-        self, job: Job | str, *, format: Literal["jsonl", "csv"] = "jsonl"
+        self, job: Job | str, *, format: Literal["jsonl", "csv"] = "jsonl", bom: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """The same as text, in pieces of any length: one JSON object or one CSV row per image."""
-        async with self._stream("GET", f"{_path(job)}/results", params={"format": format}) as chunks:
+        """The same as text, in pieces of any length: one JSON object or one CSV row per image.
+
+        Args:
+            bom: begin a CSV with a byte order mark, by which spreadsheets know UTF-8.
+        """
+        params = {"format": format, **({"bom": "true"} if bom else {})}
+        async with self._stream("GET", f"{_path(job)}/results", params=params) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def save_results(
-        self, job: Job | str, path: str | os.PathLike[str], *, format: Literal["jsonl", "csv"] = "jsonl"
+        self,
+        job: Job | str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["jsonl", "csv"] = "jsonl",
+        bom: bool = False,
     ) -> None:
-        """Write the results to a file, which appears when it is complete."""
+        """Write the results to a file, which appears when it is complete; arguments as of `raw_results`."""
         target = Path(path)
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         try:
             async with await anyio.open_file(partial, "wb") as file:
-                async for chunk in self.raw_results(job, format=format):
+                async for chunk in self.raw_results(job, format=format, bom=bom):
                     await file.write(chunk)
             partial.replace(target)
         finally:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, TypedDict, cast
+from urllib.parse import quote
 
 import httpx
 import numpy as np
 from pydantic import BaseModel
 
+from tierkit.client.files import File, Files, gather, named_files
 from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
+from tierkit.picture_files import told
 from tierkit.types import (
-    PICTURE_SUFFIXES,
     Escalate,
     FeatureForm,
     OnBadInput,
@@ -31,9 +35,13 @@ from tierkit.types import (
     Tier,
     UpstreamLoss,
 )
+from tierkit.wire.messages import NAME_HEADER
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "json_upload", "list_images", "shortened"]
+__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "json_upload"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class Pixels(Protocol):
@@ -43,17 +51,15 @@ class Pixels(Protocol):
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
-_File = str | bytes | os.PathLike[str]
-Images = _File | Pixels | Sequence[_File | Pixels]
+Images = File | Pixels | Sequence[File | Pixels] | Mapping[str, File]
 """An array (n, height, width, 3) of uint8, a sequence of (height, width, 3) arrays or PIL images, the path of an image
-file, .zip, .npz, .npy or folder, encoded bytes, or a sequence of paths and bytes."""
+file, .zip, .npz, .npy or folder, encoded bytes, a sequence of paths and bytes, or a mapping from names in the results
+to files."""
 
 Labels = Sequence[int | str | None] | Array
 
 _CHUNK_BYTES = 1 << 20
-_SHOWN_NAME = 120
-_SENT_NAME_BYTES = 1024
-"""The scheduler keeps this many bytes of a path, from its end; a form has no room for much more."""
+_PLAIN = re.compile(r'[^\x00-\x1f\x7f"\\%]*')
 
 
 class PolicyFields(TypedDict, total=False):
@@ -103,9 +109,10 @@ def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any
         InvalidInput: nothing to send, or something that is neither pictures nor paths to them.
     """
     fields = {name: str(value) for name, value in policy.items() if value is not None}
-    paths = _as_paths(images)
-    if paths is not None:
-        return _form(paths, labels, fields)
+    files = _as_files(images)
+    if files is not None:
+        return _form(files.by_name, labels, fields)
+    assert not isinstance(images, Mapping)
     array = _as_array(images)
     if labels is not None and len(labels) != len(array):
         raise InvalidInput(f"{len(array)} images came with {len(labels)} labels")
@@ -114,57 +121,28 @@ def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any
     # Names of classes have no place in a tensor: the form has a part for them.
     held = io.BytesIO()
     np.save(held, array, allow_pickle=False)
-    return _form([("images.npy", held.getvalue())], labels, fields)
+    return _form({"images.npy": held.getvalue()}, labels, fields)
 
 
-def list_images(folder: Path) -> list[Path]:
-    """The pictures below a folder, in the order in which they are sent: sorted, hidden ones left out."""
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in PICTURE_SUFFIXES
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    if not found:
-        raise InvalidInput(f"no picture in {folder}: no file ends in {', '.join(PICTURE_SUFFIXES)}")
-    return found
-
-
-def _as_paths(images: Images) -> list[tuple[str, Path | bytes]] | None:
-    """Named files and bytes to send, or None where `images` holds arrays."""
+def _as_files(images: Images) -> Files | None:
+    """Files to send, or None where `images` holds arrays."""
+    if isinstance(images, Mapping):
+        return named_files(images)
     if isinstance(images, str | bytes | os.PathLike):
         images = [images]
     if not isinstance(images, Sequence) or not any(isinstance(item, str | bytes | os.PathLike) for item in images):
         return None
-    entries: list[tuple[str, Path | bytes]] = []
-    for position, item in enumerate(images):
-        if isinstance(item, bytes):
-            entries.append((f"image-{position}", item))
-        elif isinstance(item, str | os.PathLike):
-            entries += _entries(Path(item))
-        else:
+    sources: list[File] = []
+    for item in images:
+        if not isinstance(item, str | bytes | os.PathLike):
             raise InvalidInput(
                 f"cannot send a {type(item).__name__} together with files: send them as jobs of their own"
             )
-    return entries
-
-
-def _entries(path: Path) -> list[tuple[str, Path | bytes]]:
-    """One path of the user's: a file, or the pictures below a folder under their names in it."""
-    try:
-        if path.is_dir():
-            return [(found.relative_to(path).as_posix(), found) for found in list_images(path)]
-        if path.is_file():
-            return [(path.name, path)]
-    except OSError as exc:
-        raise InvalidInput(f"cannot read {shortened(str(path))}: {exc.strerror}") from exc
-    raise InvalidInput(f"no such file or folder: {shortened(str(path))}")
-
-
-def shortened(name: str) -> str:
-    """A name as a message can bear it: the beginning and the end of a very long one."""
-    return name if len(name) <= _SHOWN_NAME else f"{name[: _SHOWN_NAME // 2]}…{name[-_SHOWN_NAME // 2 :]}"
+        sources.append(item)
+    files = gather(sources)
+    if files.left_out:
+        _log.warning(told(files.left_out))
+    return files
 
 
 def _as_array(images: Images) -> Array:
@@ -198,14 +176,14 @@ def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> Uplo
     return Upload(headers=headers, params=fields, chunks=chunks)
 
 
-def _form(entries: Sequence[tuple[str, Path | bytes]], labels: Labels | None, fields: dict[str, str]) -> Upload:
+def _form(files: Mapping[str, Path | bytes], labels: Labels | None, fields: dict[str, str]) -> Upload:
     if labels is not None:
         fields = {**fields, "labels": json.dumps(list(labels), default=int)}
-    files = [
-        ("images", (_sent_name(name), body if isinstance(body, bytes) else cast(IO[bytes], _FileOnDisk(body))))
-        for name, body in entries
+    parts = [
+        ("images", _part(name, body if isinstance(body, bytes) else cast(IO[bytes], _FileOnDisk(body))))
+        for name, body in files.items()
     ]
-    form = httpx.Request("POST", "http://scheduler/v1/jobs", data=fields, files=files)
+    form = httpx.Request("POST", "http://scheduler/v1/jobs", data=fields, files=parts)
 
     async def chunks() -> AsyncIterator[bytes]:
         # Small parts are gathered, or each little picture would cost a system call of its own.
@@ -218,6 +196,13 @@ def _form(entries: Sequence[tuple[str, Path | bytes]], labels: Labels | None, fi
         yield bytes(held)
 
     return Upload(headers={name: form.headers[name] for name in ("Content-Type", "Content-Length")}, chunks=chunks)
+
+
+def _part(name: str, body: bytes | IO[bytes]) -> tuple[str, bytes | IO[bytes], str, dict[str, str]]:
+    """A file of a form. What an escape stands for in `filename` is not agreed on."""
+    if _PLAIN.fullmatch(name):
+        return name, body, "application/octet-stream", {}
+    return "file", body, "application/octet-stream", {NAME_HEADER: quote(name, errors="replace")}
 
 
 class _FileOnDisk:
@@ -246,8 +231,3 @@ class _FileOnDisk:
                     yield chunk
         if left:
             raise InvalidInput(f"{self._path} changed while it was sent")
-
-
-def _sent_name(name: str) -> str:
-    """Of a very long name the end."""
-    return name.encode("utf-8", "replace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")

@@ -294,8 +294,8 @@ class _HttpProtocol(asyncio.Protocol):
         else:
             self._refuse(429, f"more than {_MAX_AHEAD} requests sent ahead")
             return
-        if int(headers.get(b"content-length", 0)) > self.limits.max_body_bytes:
-            self._refuse(413, self._too_large())
+        if (length := int(headers.get(b"content-length", 0))) > self.limits.max_body_bytes:
+            self._refuse(413, self._too_large(f"{length} bytes"))
 
     def on_body(self, piece: bytes) -> None:
         exchange = self._receiving
@@ -304,7 +304,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._body_bytes += len(piece)
         self._body_pieces += 1
         if self._body_bytes > self.limits.max_body_bytes:
-            self._refuse(413, self._too_large())
+            self._refuse(413, self._too_large(f"more than {self.limits.max_body_bytes} bytes"))
         else:
             exchange.feed(piece)
 
@@ -532,8 +532,8 @@ class _HttpProtocol(asyncio.Protocol):
     def _refuse_long_framing(self) -> None:
         self._refuse(431, f"the extensions of chunks and the trailers are longer than {_MAX_HEAD_BYTES} bytes")
 
-    def _too_large(self) -> str:
-        return f"the body is larger than the limit of {self.limits.max_body_bytes} bytes"
+    def _too_large(self, size: str) -> str:
+        return f"the body has {size}; {self.limits.max_body_bytes} are accepted (setting max_body_bytes)"
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer in the application's place, and end the connection."""

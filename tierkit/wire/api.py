@@ -201,6 +201,8 @@ class Job(_Value):
     mapping: Mapping[str, str] = Field(default_factory=dict)
     """Upstream node by end device, as last used."""
     resized_images: int = 0
+    left_out: Mapping[str, int] = Field(default_factory=dict)
+    """Files in archives of the upload that are no pictures, by reason; only in the answer to the submission."""
     flat: bool = False
     """Whether all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
     what is called fine the one from above."""

@@ -33,6 +33,7 @@ __all__ = [
     "ESCALATION",
     "ESCALATION_HEADER",
     "INTERACTIVE",
+    "NAME_HEADER",
     "NODE_HEADER",
     "NODE_ID_PATTERN",
     "PRIORITY_HEADER",
@@ -78,6 +79,9 @@ to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go
 
 ENCODED_HEADER = "Terrace-Encoded"
 """JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upstream node."""
+
+NAME_HEADER = "Terrace-Name"
+"""Of a part of a form: the name of its file, percent-encoded, where `filename` cannot hold it."""
 
 NODE_HEADER = "Terrace-Node"
 """Id of the node that speaks to the scheduler. It proves nothing: it lets the scheduler say on its list which node it

@@ -413,7 +413,7 @@ begin(async () => {
   asTable.append(attemptTable.element);
   rows = Array.from({ length: Math.min(MOST_ROWS, job.images) }, (_, index) => ({ index, name: null, label: null, coarse: null, fine: null, fallback: null, error: null, true_fine: null, true_coarse: null }));
   const file = (/** @type {string} */ format) =>
-    el("a", { class: "button", href: `${path}/results?format=${format}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
+    el("a", { class: "button", href: `${path}/results?format=${format}${format === "csv" ? "&bom=true" : ""}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
   main.append(
     head,
     bar,

@@ -90,7 +90,8 @@ class Collected:
 
     @property
     def names(self) -> list[str | None]:
-        return [self.collector.names.get(image) for image in range(self.writer.images)]
+        names = self.collector.unique_names()
+        return [names.get(image) for image in range(self.writer.images)]
 
     @property
     def labels(self) -> list[int] | None:
@@ -398,8 +399,57 @@ def test_a_zero_byte_in_a_name_is_refused(tmp_path):
         Collected(tmp_path, ("x.zip", data))
 
 
-def test_names_are_shown_without_control_characters(tmp_path):
-    assert Collected(tmp_path, ("a\x1b[31m\n.png", png())).names == ["a[31m.png"]
+@pytest.mark.parametrize(
+    "name",
+    ["a\x1b[31m\n\t.png", "=1+1.png", "-2.png", " a\u202fb \u200d.png", "a,b;c.png", "\U0001f98a/ä.png", "a\\b.png"],
+)
+def test_names_come_back_as_they_were_sent(tmp_path, name):
+    assert Collected(tmp_path, (name, png())).names == [name]
+    if "\\" not in name:
+        assert Collected(tmp_path, ("x.zip", zipped((name, png())))).names == [name]
+
+
+def test_images_of_the_same_name_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"the same name.*'a\.png'"):
+        Collected(tmp_path, ("a.png", png()), ("b.png", png()), ("./a.png", png())).names  # noqa: B018
+    with pytest.raises(InvalidInput, match="the same name"):
+        Collected(tmp_path, ("x.zip", zipped(("cam1/a.png", png()), ("cam1\\a.png", png())))).names  # noqa: B018
+
+
+def test_archives_with_the_same_names_inside_are_told_apart(tmp_path):
+    first, second = zipped(("1.png", png()), ("2.png", png())), zipped(("1.png", png()))
+    assert Collected(tmp_path, ("cam1.zip", first), ("3.png", png()), ("cam2.zip", second)).names == [
+        "cam1/1.png",
+        "cam1/2.png",
+        "3.png",
+        "cam2/1.png",
+    ]
+    with pytest.raises(InvalidInput, match="the same name"):
+        Collected(tmp_path, ("cam1.zip", first), ("cam1.zip", second)).names  # noqa: B018
+
+
+def test_backslashes_in_a_zip_mean_folders(tmp_path):
+    data = zipped(("cam1\\", b""), ("cam1\\deep\\1.png", png()), ("cam2\\.hidden\\1.png", png()), ("cam2/1.png", png()))
+    found = Collected(tmp_path, ("x.zip", data))
+    assert found.names == ["cam1/deep/1.png", "cam2/1.png"]
+    assert found.collector.left_out == {"hidden": 1}
+
+
+def test_names_in_utf8_without_the_flag(tmp_path):
+    data = zipped(("ä.png", png()))
+    # As the archiver of macOS leaves them: bit 11 is not set.
+    for at, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = data.index(at) + flags
+        data = data[: place + 1] + bytes([data[place + 1] & ~8]) + data[place + 2 :]
+    assert Collected(tmp_path, ("x.zip", data)).names == ["ä.png"]
+
+
+def test_what_is_left_out_of_a_zip_is_counted(tmp_path):
+    entries = ("a.jfif", "b.JPE", "c", "d.txt", "e.TXT", ".f.png", "README", "__MACOSX/._a.png", "g.mp4")
+    data = zipped(*((name, b"text" if name == "README" else png()) for name in entries))
+    found = Collected(tmp_path, ("x.zip", data))
+    assert found.names == ["a.jfif", "b.JPE", "c"]
+    assert found.collector.left_out == {".txt": 2, "hidden": 2, "without a suffix, and no picture": 1, ".mp4": 1}
 
 
 def test_more_images_than_the_limit(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from python_multipart.multipart import FormParser
 
-from tierkit.client.uploads import Upload, build_upload, list_images
+from tierkit.client.uploads import Upload, build_upload
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import BINARY_HEADER, decode_request, parse_header_length
 
@@ -104,7 +104,7 @@ async def test_labels_by_name_go_in_a_form_beside_the_pixels() -> None:
         (PIXELS, [1], "3 images came with 1 labels"),
         ("nowhere.png", None, "no such file"),
         ("x" * 5000 + ".png", None, r"^cannot read x+…x+\.png: File name too long$"),
-        (["nowhere.png", 3], None, "no such file"),
+        (["nowhere.png", 3], None, "int"),
         ([b"png", 3], None, "int"),
     ],
 )
@@ -143,12 +143,6 @@ async def test_a_large_file_is_sent_in_pieces(tmp_path: Path) -> None:
     assert (await form(upload))[1] == [("large.npz", content)]
 
 
-async def test_quotes_in_a_file_name_stay_in_the_name(tmp_path: Path) -> None:
-    (tmp_path / 'a"; name="labels.png').write_bytes(b"x")
-    fields, files = await form(build_upload(tmp_path, None, {}))
-    assert (fields, files) == ({}, [("a%22; name=%22labels.png", b"x")])
-
-
 async def test_a_file_that_changes_meanwhile_is_an_error(folder: Path) -> None:
     upload = build_upload(folder / "a.jpg", None, {})
     (folder / "a.jpg").write_bytes(b"longer than before")
@@ -158,4 +152,16 @@ async def test_a_file_that_changes_meanwhile_is_an_error(folder: Path) -> None:
 
 def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no picture in .*\.png, "):
-        list_images(tmp_path)
+        build_upload(tmp_path, None, {})
+
+
+async def test_files_may_be_given_names(folder: Path) -> None:
+    _, files = await form(build_upload({"cam1/1.jpg": folder / "a.jpg", "2": b"raw"}, None, {}))
+    assert files == [("cam1/1.jpg", b"a.jpg"), ("2", b"raw")]
+    with pytest.raises(InvalidInput, match="is a folder"):
+        build_upload({"all": folder}, None, {})
+
+
+def test_what_is_left_out_of_a_folder_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_upload(folder, None, {})
+    assert [record.getMessage() for record in caplog.records] == ["left out: 2 files (1 hidden, 1 .txt)"]

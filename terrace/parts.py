@@ -1,0 +1,208 @@
+"""A source that is too large for one upload: several jobs, one after the other, which go on after a cut.
+
+Beside the file that the results go to lies a folder while they are gathered: for each part of the source a record of
+its files and its job, and the job's results once it is done. A part is submitted under a key of its own, so that one
+whose submission was cut off is no second job.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tierkit.client import Labels
+from tierkit.errors import InvalidInput
+
+__all__ = ["Bounds", "Fact", "Part", "PartsFolder", "split"]
+
+_FORM_BYTES = 400
+"""Of a multipart form, for each file beside its name and content."""
+_RUN = "run.json"
+
+Fact = tuple[str, int, int, int | str | None]
+"""Of a file: its name in the results, bytes, time of its last change in nanoseconds, and label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one upload may have."""
+
+    images: int
+    bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """Some files of a source, which become one job."""
+
+    number: int
+    facts: tuple[Fact, ...]
+    job: str | None = None
+    """Its id, once that is known."""
+    tries: int = 0
+    """Jobs of this part that failed before."""
+    unanswered: int = 0
+    """Images that its job has not answered."""
+
+    @property
+    def labels(self) -> Labels | None:
+        labels = [label for *_, label in self.facts]
+        return labels if any(label is not None for label in labels) else None
+
+
+def split(files: Sequence[Fact], bounds: Bounds) -> list[tuple[Fact, ...]]:
+    """The files in their order, in as few runs as fit the bounds. A file that is too large alone stands alone."""
+    parts: list[tuple[Fact, ...]] = []
+    run: list[Fact] = []
+    size = 0
+    for fact in files:
+        name, content_bytes, _, label = fact
+        taken = content_bytes + len(name.encode()) + _FORM_BYTES + len(json.dumps(label))
+        if run and (size + taken > bounds.bytes or len(run) == bounds.images):
+            parts.append(tuple(run))
+            run, size = [], 0
+        run.append(fact)
+        size += taken
+    if run:
+        parts.append(tuple(run))
+    return parts
+
+
+class PartsFolder:
+    """What is known of the parts of one source while they are answered. One process at a time has it.
+
+    Args:
+        folder: made when it is not there.
+        results: end of the names of files of results: .jsonl or .csv.
+        options: with which each part is submitted.
+        may_differ: those of them that may be others than before a cut.
+
+    Raises:
+        InvalidInput: the folder belongs to a command with other options, to another process, or cannot be used.
+    """
+
+    def __init__(
+        self, folder: Path, *, results: str, options: Mapping[str, Any], may_differ: frozenset[str] = frozenset()
+    ) -> None:
+        self.folder = folder
+        self._results = results
+        self._options = json.dumps(options, sort_keys=True, default=str)
+        kept = json.dumps({k: v for k, v in options.items() if k not in may_differ}, sort_keys=True, default=str)
+        try:
+            folder.mkdir(exist_ok=True)
+            self._file = (folder / _RUN).open("a+")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.seek(0)
+            run = json.loads(self._file.read() or "{}")
+        except BlockingIOError as exc:
+            self._file.close()
+            raise InvalidInput(f"another command is at work in {folder}: wait for its end") from exc
+        except OSError as exc:
+            raise InvalidInput(f"cannot use the folder {folder}: {exc.strerror}") from exc
+        except ValueError as exc:
+            self._file.close()
+            raise InvalidInput(f"{folder / _RUN} is damaged: remove {folder}") from exc
+        if not run:
+            run = {"run": secrets.token_hex(16), "options": kept}
+            json.dump(run, self._file)
+            self._file.flush()
+        if run["options"] != kept:
+            self._file.close()
+            raise InvalidInput(
+                f"{folder} holds answers of a command that was cut, and had other options ({run['options']}): repeat "
+                "that one, or remove the folder"
+            )
+        self._run = run["run"]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def plan(self, facts: Sequence[Fact], bounds: Bounds) -> list[Part]:
+        """The parts of a source: those that there are already, as far as their files are still the same, and others for
+        the rest of the files."""
+        known = {fact[0]: fact for fact in facts}
+        parts = []
+        for path in sorted(self.folder.glob("part-*.json")):
+            record = json.loads(path.read_text())
+            part = Part(**record | {"facts": tuple((n, b, t, label) for n, b, t, label in record["facts"])})
+            if all(known.get(fact[0]) == fact for fact in part.facts):
+                parts.append(part)
+                for fact in part.facts:
+                    del known[fact[0]]
+            else:
+                self.results_of(part).unlink(missing_ok=True)
+                path.unlink()
+        number = max((part.number for part in parts), default=0)
+        rest = split([fact for fact in facts if fact[0] in known], bounds)
+        return parts + [Part(number=number + more, facts=run) for more, run in enumerate(rest, 1)]
+
+    def note(self, part: Part) -> None:
+        """Keep what is known of a part."""
+        path = self._stem(part).with_suffix(".json")
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(asdict(part)))
+        partial.replace(path)
+
+    def key(self, part: Part) -> str:
+        """For the submission of a part: the same after a cut."""
+        content = json.dumps([self._run, self._options, part.number, part.tries, part.facts])
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def results_of(self, part: Part) -> Path:
+        """Where the results of a part are kept once it is done."""
+        return self._stem(part).with_suffix(self._results)
+
+    def is_done(self, part: Part) -> bool:
+        return self.results_of(part).exists()
+
+    def merge(self, parts: Sequence[Part], out: Path, *, bom: bool = False) -> None:
+        """Write all results to one file, which appears when it is complete, numbered from 0; then remove the folder.
+
+        Args:
+            bom: begin with the mark by which spreadsheets know UTF-8.
+        """
+        partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
+        try:
+            with partial.open("w", encoding="utf-8-sig" if bom else "utf-8", newline="") as file:
+                merge = _merge_csv if self._results == ".csv" else _merge_lines
+                merge([self.results_of(part) for part in parts], file)
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
+
+    def _stem(self, part: Part) -> Path:
+        return self.folder / f"part-{part.number:06}"
+
+
+def _merge_lines(paths: Sequence[Path], out: IO[str]) -> None:
+    number = 0
+    for path in paths:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                out.write(json.dumps(json.loads(line) | {"index": number}, ensure_ascii=False, separators=(",", ":")))
+                out.write("\n")
+                number += 1
+
+
+def _merge_csv(paths: Sequence[Path], out: IO[str]) -> None:
+    number, writer = 0, csv.writer(out)
+    for position, path in enumerate(paths):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file)
+            header = next(rows)
+            if position == 0:
+                writer.writerow(header)
+            at = header.index("index")
+            for row in rows:
+                row[at] = str(number)
+                writer.writerow(row)
+                number += 1
