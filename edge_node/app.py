@@ -21,6 +21,10 @@ class EdgeNode(InferenceNode):
     settings: EdgeSettings
     encoders: Encoders | None
 
+    @property
+    def allowed_upstreams(self) -> tuple[str, ...]:
+        return self.settings.allowed_upstreams
+
 
 def create_app(node: EdgeNode) -> Starlette:
     """The Open Inference Protocol for the node's models, and the route on which it encodes for others."""

@@ -11,13 +11,13 @@ from starlette.types import Receive, Scope, Send
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, TakesFeatures, destination
-from tierkit.errors import InvalidInput
+from tierkit.errors import Forbidden, InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.inference.endpoints.repetition import server_timing
 from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
 from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient
-from tierkit.inference.upstreams import read_upstreams
+from tierkit.inference.upstreams import forbidden_url, read_upstreams
 from tierkit.logs import current_request_id, current_trace
 from tierkit.spans import Span
 from tierkit.wire.events import written
@@ -75,10 +75,12 @@ class RelayEndpoint:
         await send({"type": "http.response.body", "body": b"".join(chunks)})
 
     def _target(self, header: str | None, model: str) -> TakesFeatures:
-        upstreams = read_upstreams(header, self._settings.allowed_upstreams)
+        upstreams = read_upstreams(header)
         to = destination(upstreams[0]) if len(upstreams) == 1 else None
         if not isinstance(to, TakesFeatures) or to.upstream.model != model:
             raise InvalidInput(
                 f"{UPSTREAM_HEADER} must name one node that serves {model[:100]!r}, and the encoding to send it"
             )
+        if (url := forbidden_url(to.upstream, self._settings.allowed_upstreams)) is not None:
+            raise Forbidden(f"this node may not send features to {url}; --allowed-upstreams lists where it may")
         return to

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from tierkit.settings import CommaSeparatedUrls, Port, UpperSettings
+from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS
 
 __all__ = ["EdgeSettings"]
 
@@ -16,6 +19,6 @@ class EdgeSettings(UpperSettings):
 
     port: Port = 8072
 
-    allowed_upstreams: CommaSeparatedUrls = ()
-    """URLs, comma-separated, below which an upstream node must lie for this node to send features there. Default: any,
-    as the scheduler says."""
+    allowed_upstreams: Annotated[CommaSeparatedUrls, Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
+    """URLs, comma-separated, below which an upstream node must lie for this node to send features there. The scheduler
+    hears the list and keeps to it. Default: any, as the scheduler says."""

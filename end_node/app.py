@@ -62,7 +62,7 @@ class _TaskEndpoint:
         wants_coarse = fields.get(STAGE_HEADER) != "fine"
         try:
             task_id = _task_id(scope)
-            upstreams = read_upstreams(fields.get(UPSTREAM_HEADER), node.settings.allowed_upstreams)
+            upstreams = read_upstreams(fields.get(UPSTREAM_HEADER))
             _check_stage(fields.get(STAGE_HEADER), upstreams)
             urgent = is_urgent(headers)
             stages = read_stages(fields.get(ESCALATION_HEADER), upstreams, coarse_known=not wants_coarse)

@@ -41,6 +41,7 @@ from tierkit.inference.files import Decoded, are_files
 from tierkit.inference.model import Array, Model
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
+from tierkit.inference.upstreams import forbidden_url
 from tierkit.spans import Span
 from tierkit.wire.events import (
     CoarseEvent,
@@ -146,6 +147,10 @@ class EndNode(InferenceNode):
                 f"{len(hierarchy.coarse)} superclasses or the {len(hierarchy.fine)} classes apart"
             )
         self._sums_up = classes != len(hierarchy.coarse)
+
+    @property
+    def allowed_upstreams(self) -> tuple[str, ...]:
+        return self.settings.allowed_upstreams
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -253,18 +258,31 @@ class EndNode(InferenceNode):
     async def _ask_in_turn(
         self, task: Task, images: Array, upstreams: Sequence[Upstream], *, later: int
     ) -> UpperAnswer | FallbackEvent:
-        """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
+        """Ask these nodes until one answers; those that `allowed_upstreams` leaves out are skipped.
+
+        Args:
+            later: how many more may have to be asked after them.
+        """
         tried: list[str] = []
         failures: list[str] = []
         wrong: list[WrongAnswer] = []
-        reason: FallbackReason = "deadline" if upstreams else "no_upstream"
+        allowed: list[Upstream] = []
+        for upstream in upstreams:
+            url = forbidden_url(upstream, self.allowed_upstreams)
+            if url is None:
+                allowed.append(upstream)
+                continue
+            why = f"not asked, for --allowed-upstreams of {self.settings.node_id} leaves out {url}"
+            failures.append(f"{upstream.node_id}: {why}")
+            self._tell(upstream.node_id, "forbidden", why)
+        reason: FallbackReason = "deadline" if allowed else "forbidden" if upstreams else "no_upstream"
         encoded: dict[Encoding, Encoded] = {}
-        for index, upstream in enumerate(upstreams):
+        for index, upstream in enumerate(allowed):
             remaining_s = task.deadline - self.clock()
             if remaining_s <= 0:
                 break
             tried.append(upstream.node_id)
-            budget_s = remaining_s / (len(upstreams) + later - index)
+            budget_s = remaining_s / (len(allowed) + later - index)
             try:
                 got = await self._ask(task, images, upstream, budget_s, encoded)
             except TerraceError as exc:
@@ -276,7 +294,9 @@ class EndNode(InferenceNode):
             else:
                 self._tell(upstream.node_id, None, "")
                 return replace(got, wrong=tuple(wrong))
-        detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upstream node could be asked"
+        if reason == "deadline":
+            failures.append("the budget was spent before an upstream node could be asked")
+        detail = "; ".join(failures)[:_MOST_SAID]
         return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port
+from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS
 
 __all__ = ["EndSettings"]
 
@@ -21,6 +22,6 @@ class EndSettings(NodeSettings):
     task_budget_s: PositiveFloat = 30.0
     """Seconds that a task may take in all where its sender names no budget."""
 
-    allowed_upstreams: CommaSeparatedUrls = ()
+    allowed_upstreams: Annotated[CommaSeparatedUrls, Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs, comma-separated, below which an upstream node must lie for this node to send images there, such as
-    http://10.0.0.5:8072. Default: any, as the scheduler says."""
+    http://10.0.0.5:8072. The scheduler hears the list and keeps to it. Default: any, as the scheduler says."""

@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -37,6 +37,7 @@ from tierkit.errors import (
     Unauthenticated,
     UpstreamUnavailable,
 )
+from tierkit.inference.upstreams import is_allowed
 from tierkit.types import Health, Tier
 
 __all__ = [
@@ -242,6 +243,7 @@ def check_fleet(
         yield _check_node(device, offered, tls_ca)
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
+    yield from _check_lists(devices)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
         yield Check(_FLEET, "end nodes", Verdict.FAIL, "none is alive, so no job can run", advice)
@@ -273,6 +275,22 @@ def _check_set(offered: Mapping[str, str], models: Path) -> Iterator[Check]:
 
 def _short(sha256: str | None) -> str:
     return "none" if sha256 is None else f"sha256 {sha256[:12]}…"
+
+
+def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
+    """Which upstream nodes end devices may ask that have a list of their own."""
+    uppers = [device for device in devices if device.tier is not Tier.END and device.health is Health.ALIVE]
+    for end in devices:
+        if end.tier is not Tier.END or end.health is not Health.ALIVE or not end.allowed_upstreams or not uppers:
+            continue
+        asked = [upper.node_id for upper in uppers if is_allowed(upper.url, end.allowed_upstreams)]
+        name, detail = f"{end.node_id}, list", f"may ask {', '.join(asked) or 'none'} of {len(uppers)} upstream nodes"
+        if asked:
+            yield Check(_FLEET, name, Verdict.OK, detail)
+        else:
+            known = ",".join(end.allowed_upstreams)
+            advice = f"its answers stay coarse; if that is not wanted, add URLs to --allowed-upstreams (now {known})"
+            yield Check(_FLEET, name, Verdict.NOTE, detail, advice)
 
 
 def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None) -> Check:

@@ -411,6 +411,9 @@ class AttemptStates:
             self.effects.append(events.FailJob(job, why))
         elif counted < self._settings.max_attempts or waits:
             self._retry(attempt, now)
+        elif _is_refusal(error) and attempt.upstreams and not (task.has_coarse or task.refused):
+            task.refused = reason
+            self._retry(attempt, now)
         elif not task.running:
             detail = f"given up after {task.failed_attempts + task.trials} attempts; the last: {reason}"
             self._give_up(job, task, "upstream_unavailable", detail, now)
@@ -525,8 +528,13 @@ class AttemptStates:
 
     def _no_upstream(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
         """The task waits for an upstream node, or its coarse answer stands."""
-        if not task.closed and job.policy.on_upstream_loss is not UpstreamLoss.WAIT:
-            detail = f"no upstream node of scheme {job.policy.scheme} takes tasks"
+        if task.closed or job.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            return
+        if task.refused:
+            detail = f"end devices took the task only without upstream nodes: {task.refused}"
+            self._fall_back(job, task, "upstream_unavailable", detail, now)
+        else:
+            detail = f"no upstream node of scheme {job.policy.scheme} takes tasks of this end device"
             self._fall_back(job, task, "no_upstream", detail, now)
 
     def _give_up(self, job: ActiveJob, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
@@ -563,6 +571,11 @@ class AttemptStates:
     def _close(self, job: ActiveJob, task: ActiveTask, outcome: str) -> None:
         job.close(task)
         self.effects.append(events.Closed(job, task, outcome))
+
+
+def _is_refusal(error: Exception | None) -> bool:
+    """Whether the device answered with an error status: it may be the route that it refuses."""
+    return isinstance(error, UpstreamError) and error.status_code is not None
 
 
 def _losses(event: TaskEvent | None) -> tuple[FallbackEvent | StageLoss, ...]:

@@ -63,14 +63,15 @@ def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple
     return start, start + images / weight
 
 
-def grade(*, tried: bool, on_trial: bool) -> int:
+def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
     """How well a device suits a task that has failed or just lacks its fine answer; it goes to the lowest grade.
 
     Args:
         tried: an attempt of it has failed on the device.
         on_trial: the device's last answer was wrong.
+        cut_off: the fine answer is all that it lacks, and the device may ask no upstream node for it.
     """
-    return 2 if tried else 1 if on_trial else 0
+    return 3 if cut_off else 2 if tried else 1 if on_trial else 0
 
 
 class Ring:
@@ -203,14 +204,20 @@ class Chooser:
             return [device for device in map(self._devices.find, job.regardless) if device is not None], False
         return (alive, True) if alive else (self._devices.last_resort(Tier.END, now), False)
 
-    def _fits(self, job: ActiveJob, task: ActiveTask, pool: Sequence[Device]) -> Callable[[str], bool] | None:
+    def _fits(
+        self, job: ActiveJob, task: ActiveTask, pool: Sequence[Device], now: float
+    ) -> Callable[[str], bool] | None:
         """Which devices of the pool suit the task best; None for all."""
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
         if job.policy.recovery is Recovery.REASSIGN or not (task.tried or task.has_coarse):
             return None
 
         def graded(device: Device) -> int:
-            return grade(tried=device.node_id in task.tried, on_trial=device.wrong.count > 0)
+            tried, on_trial = device.node_id in task.tried, device.wrong.count > 0
+            cut_off = bool(task.has_coarse and device.registration.allowed_upstreams) and self._fleet.is_cut_off(
+                job.policy.scheme, device, now, job.privacy
+            )
+            return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
 
         # A clean record is common, so the first few devices tell.
         best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
@@ -218,7 +225,7 @@ class Chooser:
 
     def _in_order(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        fits = self._fits(job, task, pool)
+        fits = self._fits(job, task, pool, now)
         found = self._free.after(self._last, 1, fits) if alive else []
         if not found and (job.interactive or not alive):
             limit = self._window + job.interactive
@@ -230,7 +237,7 @@ class Chooser:
     def _plan(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
         uppers = self._fleet.uppers(now, job.privacy)
-        fits = self._fits(job, task, pool)
+        fits = self._fits(job, task, pool, now)
         untried = [node for node in uppers if node.node_id not in task.tried] or uppers
         ends = self._some_ends(self._open, job, task, fits, now) if alive else []
         if not ends and (job.interactive or not alive):
@@ -245,7 +252,7 @@ class Chooser:
             ask,
             task.images,
             ends,
-            self._some_upstreams(untried),
+            self._some_upstreams([node for node in untried if any(end.may_ask(node) for end in ends)]),
             now,
             fine_only=task.has_coarse,
             known=self._outlook(job, task, untried, fits, now),

@@ -253,7 +253,7 @@ class Dispatcher:
         if nodes is None:
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
             nodes, why = route.for_task(job.sent), f"{why}; {route.reason}"
-        upper = self._allowed(job, device, nodes, now)
+        upper = self._allowed(job, task, device, nodes, now)
         job.begin(now, task)
         if task.has_coarse and not upper:
             late = "no upstream node would have answered in time"
@@ -271,9 +271,13 @@ class Dispatcher:
             job.mapping[device.node_id] = upper[0].node_id
         self._start(job, task, device, upper, now, why=why, too_late=choice.too_late)
 
-    def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> Sequence[Upstream]:
+    def _allowed(
+        self, job: ActiveJob, task: ActiveTask, device: Device, nodes: tuple[Node, ...], now: float
+    ) -> Sequence[Upstream]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
         after tier where images go up one by one."""
+        if task.refused and not task.has_coarse:
+            return ()
         if job.policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(job.policy.gates, nodes, 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent)
@@ -336,7 +340,7 @@ class Dispatcher:
             if device is None or job.retries.wait_s(now) > 0:
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
-            allowed = self._allowed(job, device, route.for_task(job.sent), now)
+            allowed = self._allowed(job, task, device, route.for_task(job.sent), now)
             upper = sorted(allowed, key=lambda node: node.node_id in busy)
             if task.has_coarse and not upper:
                 continue

@@ -146,6 +146,8 @@ class ActiveTask:
     not_before: float = 0.0
     upstream_waits: int = 0
     """How often it came back without a fine answer that its job wants to wait for."""
+    refused: str = ""
+    """Why end devices refused it until its attempts were used up: it asks for the coarse answer alone now. Else ""."""
     has_coarse: bool = False
     coarse: Answer | None = None
     """The coarse answer, as long as it may have to be withdrawn."""

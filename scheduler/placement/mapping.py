@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
+from tierkit.inference.upstreams import is_allowed
 from tierkit.types import Scheme, Tier
 
 __all__ = [
@@ -49,6 +51,12 @@ class Node:
     """Measured by the node at its start."""
     sha256: str = ""
     """Of the model's weights."""
+    allowed_upstreams: tuple[str, ...] = ()
+    """URLs below which a node must lie for this one to send images there; empty for anywhere."""
+
+    def may_ask(self, upper: Node) -> bool:
+        """Whether this node may send images to that one, by its own list."""
+        return is_allowed(upper.url, self.allowed_upstreams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,7 @@ class Route:
         """The upstreams of the `turn`-th task on this route, first choice first; of those in turn the first few."""
         if self.in_turn < 2:
             return self.upstreams
-        return _from(self.upstreams[: self.in_turn], turn % self.in_turn)
+        return tuple(islice(_circle(self.upstreams[: self.in_turn], turn % self.in_turn), _MOST_ASKED))
 
 
 def time_end(tasks: int, n_end: int, end: TaskTimes) -> float:
@@ -135,11 +143,12 @@ def natural_order(node_id: str) -> tuple[tuple[int, str | int], ...]:
 
 
 def route_of(
-    scheme: Scheme, *, end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
+    scheme: Scheme, *, end: Node, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
 ) -> Route:
     """The route of one end device.
 
     Args:
+        end: the device; nodes that it may not ask are left out of its route, and keep their place in the others'.
         position: of the end device among those on the device list, from 0.
         edges, clouds: upstream nodes that may get the images, in the order of the device list.
         n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
@@ -153,19 +162,20 @@ def route_of(
     if scheme is Scheme.MAPPING:
         return _map(end, position, edges, clouds, n_map)
     if scheme is Scheme.END:
-        return Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
+        return Route(end=end.node_id, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
     if scheme is Scheme.ADAPTIVE:
-        every = (*edges[:_MOST_ASKED], *clouds[:_MOST_ASKED])
+        every = (*_from(end, edges, 0), *_from(end, clouds, 0))
         reason = "scheme adaptive: chosen for each task" if every else "no upstream node on the device list"
-        return Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason)
+        return _route(end, every, min(1, len(every)), reason, (*edges, *clouds))
     upper = edges if scheme is Scheme.END_EDGE else clouds
     tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
     reason = f"scheme {scheme}: {_count(upper, tier)}"
     reason += " in sequential order" if len(upper) > 1 else "" if upper else " on the device list"
-    return Route(end=end, upstreams=tuple(upper), in_turn=len(upper), reason=reason)
+    may_ask = tuple(node for node in upper if end.may_ask(node))
+    return _route(end, may_ask, len(may_ask), reason, upper)
 
 
-def _map(end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int) -> Route:
+def _map(end: Node, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int) -> Route:
     places = len(edges) * n_map
     if position < places:
         own, others, spare = edges, position % len(edges), clouds
@@ -181,13 +191,29 @@ def _map(end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node],
     else:
         own, others, spare = (), 0, ()
         reason = "no upstream node on the device list: the coarse answer stands"
-    upstreams = (*_from(own, others), *_from(spare, position % len(spare) if len(spare) > _MOST_ASKED else 0))
-    return Route(end=end, upstreams=upstreams, in_turn=min(1, len(upstreams)), reason=reason)
+    in_reserve = position % len(spare) if len(spare) > _MOST_ASKED else 0
+    upstreams = (*_from(end, own, others), *_from(end, spare, in_reserve))
+    return _route(end, upstreams, min(1, len(upstreams)), reason, (*edges, *clouds))
 
 
-def _from(nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
-    """The first few nodes in a circle."""
-    return (*nodes[first : first + _MOST_ASKED], *nodes[: max(0, min(first, first + _MOST_ASKED - len(nodes)))])
+def _route(end: Node, upstreams: tuple[Node, ...], in_turn: int, reason: str, known: Sequence[Node]) -> Route:
+    """A route, whose reason says where the device's own list has changed it."""
+    forbidden = [node.node_id for node in known if not end.may_ask(node)] if end.allowed_upstreams else []
+    if forbidden:
+        others = f" and {len(forbidden) - 1} more" if len(forbidden) > 1 else ""
+        reason += f"; --allowed-upstreams of {end.node_id} leaves out {forbidden[0]}{others}"
+        if not upstreams:
+            reason += ", so the coarse answer stands"
+    return Route(end=end.node_id, upstreams=upstreams, in_turn=in_turn, reason=reason)
+
+
+def _from(end: Node, nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
+    """The first few nodes in a circle that the device may ask."""
+    return tuple(islice((node for node in _circle(nodes, first) if end.may_ask(node)), _MOST_ASKED))
+
+
+def _circle(nodes: Sequence[Node], first: int) -> Iterator[Node]:
+    return chain(islice(nodes, first, None), islice(nodes, first))
 
 
 def _count(nodes: Sequence[Node], tier: str) -> str:

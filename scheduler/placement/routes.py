@@ -25,6 +25,7 @@ from scheduler.placement.mapping import (
 )
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, OtherNetworks
+from tierkit.inference.upstreams import is_allowed
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
@@ -164,7 +165,7 @@ class Fleet:
         edges, clouds = self._above(now, rules, sound=len(_UPPER_TIERS[scheme]) > 1)
         return route_of(
             scheme,
-            end=node_id,
+            end=self.node(self._devices.get(node_id)),
             position=self._devices.place(Tier.END, self._devices.get(node_id).order),
             edges=edges,
             clouds=clouds,
@@ -179,6 +180,11 @@ class Fleet:
     def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
         """Whether an upstream node that the scheme uses is alive, and may get the images in some form."""
         return any(self.upper(tier, now, rules) for tier in _UPPER_TIERS[scheme])
+
+    def is_cut_off(self, scheme: Scheme, device: Device, now: float, rules: PrivacyRules | None = None) -> bool:
+        """Whether the device's own list leaves out every upstream node that the scheme uses."""
+        end = self.node(device)
+        return not any(end.may_ask(node) for tier in _UPPER_TIERS[scheme] for node in self.upper(tier, now, rules))
 
     def upper(self, tier: Tier, now: float, rules: PrivacyRules | None = None) -> list[Node]:
         """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
@@ -255,7 +261,7 @@ class Fleet:
             raise Forbidden(self._advice(scheme, blind, known))
         ends = self._devices.alive(Tier.END, now)
         for target in targets:
-            for end in ends:
+            for end in (end for end in ends if _may_send(end, target)):
                 try:
                     self._encoder_for(end, target, rules, now)
                 except (Conflict, Forbidden) as exc:
@@ -328,7 +334,7 @@ class Fleet:
         entries: list[Upstream] = []
         for node in nodes:
             target = self._devices.find(node.node_id)
-            if target is None:
+            if target is None or not _may_send(end, target):
                 continue
             try:
                 encoder, relay = self._encoder_for(end, target, rules, now)
@@ -372,7 +378,9 @@ class Fleet:
         holders = [end]
         if rules.encode_on is Tier.EDGE:
             holders = relays = [
-                device for device in self._devices.alive(Tier.EDGE, now) if self.trusts(device) and device is not target
+                device
+                for device in self._devices.alive(Tier.EDGE, now)
+                if self.trusts(device) and device is not target and _may_send(end, device) and _may_send(device, target)
             ]
         served = self._served(target, rules)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
@@ -404,8 +412,8 @@ class Fleet:
 
     def _may_get(self, target: Device, ends: Sequence[Device], rules: PrivacyRules, now: float) -> bool:
         if self._gets_pixels(target, rules):
-            return True
-        for end in ends:
+            return not ends or any(_may_send(end, target) for end in ends)
+        for end in (end for end in ends if _may_send(end, target)):
             try:
                 self._encoder_for(end, target, rules, now)
             except (Conflict, Forbidden):
@@ -440,6 +448,7 @@ class Fleet:
             model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
             sha256=offer.sha256,
             ms_per_image=offer.ms_per_image / device.replicas,
+            allowed_upstreams=device.registration.allowed_upstreams,
         )
 
     def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
@@ -474,6 +483,11 @@ def _lacking(
     if not relays:
         return f"there is no trusted edge node beside {target.node_id} to encode"
     return f"{' and '.join(relay.node_id for relay in relays)} lacks the head {_HERE}"
+
+
+def _may_send(sender: Device, receiver: Device) -> bool:
+    """Whether the sender's own list lets images or features go to the receiver."""
+    return is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
 
 def _holds(device: Device, encoder: EncoderEntry) -> bool:

@@ -187,6 +187,11 @@ class InferenceNode:
         self.repository = Repository(self.runners)
 
     @property
+    def allowed_upstreams(self) -> tuple[str, ...]:
+        """URLs below which a node must lie for this one to send images or features there; empty for anywhere."""
+        return ()
+
+    @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
         return next(iter(self.runners.values()))
@@ -271,6 +276,7 @@ class InferenceNode:
             encoders=() if self.encoders is None else self.encoders.offers,
             version=self.version,
             images_per_minute=self.settings.images_per_minute,
+            allowed_upstreams=self.allowed_upstreams,
             key=self.lifecycle.key,
         )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from tierkit.errors import Forbidden, InvalidInput
+from tierkit.errors import InvalidInput
 from tierkit.wire.messages import UPSTREAM_HEADER, UPSTREAMS, Upstream
 
-__all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
+__all__ = ["MAX_UPSTREAMS", "forbidden_url", "is_allowed", "read_header", "read_upstreams"]
 
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
@@ -20,29 +21,36 @@ _T = TypeVar("_T")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
+def read_upstreams(header: str | None) -> tuple[Upstream, ...]:
     """The upstream nodes that a request names, in the order in which to try them.
 
-    A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, its URLs say
-    plainly where they lead, and `allowed` can pin them.
+    A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, and its URLs
+    say plainly where they lead; `forbidden_url` pins them.
 
     Args:
         header: value of `UPSTREAM_HEADER`; None and "[]" mean that the coarse answer alone is wanted.
-        allowed: URLs below which each of them must lie; none for any.
 
     Raises:
         InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
-        Forbidden: a URL outside `allowed`.
     """
     if header is None:
         return ()
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
-    for url in [url for upstream in upstreams for url in (upstream.url, upstream.relay and upstream.relay.url) if url]:
-        if allowed and not any(_is_below(urlsplit(url), urlsplit(prefix)) for prefix in allowed):
-            raise Forbidden(f"this node may not send images to {url}; --allowed-upstreams lists where it may")
     return upstreams
+
+
+def forbidden_url(upstream: Upstream, allowed: Sequence[str]) -> str | None:
+    """The URL of this upstream node, or of the node that encodes for it, to which a node with the list
+    `allowed_upstreams` sends nothing; None where it may send to both."""
+    urls = (upstream.url, *(() if upstream.relay is None else (upstream.relay.url,)))
+    return next((url for url in urls if not is_allowed(url, allowed)), None)
+
+
+def is_allowed(url: str, allowed: Sequence[str]) -> bool:
+    """Whether a URL lies below one of `allowed`; an empty list allows all."""
+    return not allowed or any(_is_below(urlsplit(url), urlsplit(prefix)) for prefix in allowed)
 
 
 def read_header(adapter: TypeAdapter[_T], name: str, header: str) -> _T:

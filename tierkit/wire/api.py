@@ -319,6 +319,8 @@ class Device(_Value):
     """Seconds since it registered."""
     images_per_minute: int | None = None
     """Its power budget; None: no limit."""
+    allowed_upstreams: tuple[str, ...] = ()
+    """URLs below which a node must lie for this one to send images or features there; empty: anywhere."""
 
 
 class DeviceList(_Value):

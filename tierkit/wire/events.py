@@ -66,7 +66,14 @@ class _Event(_Message, frozen=True, tag_field="event"):
 
 
 FallbackReason = Literal[
-    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined", "damaged"
+    "no_upstream",
+    "forbidden",
+    "upstream_unavailable",
+    "upstream_timeout",
+    "upstream_error",
+    "deadline",
+    "quarantined",
+    "damaged",
 ]
 
 

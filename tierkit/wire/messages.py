@@ -33,6 +33,7 @@ __all__ = [
     "ESCALATION",
     "ESCALATION_HEADER",
     "INTERACTIVE",
+    "MAX_ALLOWED_UPSTREAMS",
     "NAME_HEADER",
     "NODE_HEADER",
     "NODE_ID_PATTERN",
@@ -173,6 +174,8 @@ Total = Annotated[int, Field(ge=0, le=2**53)]
 """Since the start of a process; JSON of other languages holds no larger whole number."""
 Period = Annotated[float, Field(gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
+MAX_ALLOWED_UPSTREAMS = 64
+"""Entries of a node's own list of where it may send images."""
 Incarnation = Annotated[str, Field(min_length=8, max_length=64)]
 NodeUrl = Annotated[
     str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)
@@ -227,6 +230,8 @@ class Registration(_Message):
     """Version of the Terrace distribution that the node runs."""
     images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
+    allowed_upstreams: Annotated[tuple[NodeUrl, ...], Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
+    """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
     key: NodeKey = ""
     """Opens the node's gate, for the scheduler and the end nodes that it sends there."""
 

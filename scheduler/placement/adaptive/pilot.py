@@ -366,7 +366,14 @@ class Pilot:
         load, hop_s = backlog[node.node_id], self._hop_s(node.node_id, now)
         room = load.tasks < _MOST_TASKS
         if fine_only:
-            return EndState(node_id=node.node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s)
+            return EndState(
+                node_id=node.node_id,
+                has_room=room,
+                free_at=now,
+                seconds=0.0,
+                hop_s=hop_s,
+                allowed_upstreams=node.allowed_upstreams,
+            )
         seconds = images * self._known(node).speed.value(now) * load.slowness
         return EndState(
             node_id=node.node_id,
@@ -374,6 +381,7 @@ class Pilot:
             free_at=load.free_at,
             seconds=seconds,
             hop_s=hop_s,
+            allowed_upstreams=node.allowed_upstreams,
         )
 
     def _upstream_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpstreamState:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from scheduler.placement.mapping import Node
+from tierkit.inference.upstreams import is_allowed
 
 __all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpstreamState", "outlook", "plan"]
 
@@ -61,6 +62,8 @@ class EndState:
     """To compute the task."""
     hop_s: float
     """Between scheduler and device, there and back."""
+    allowed_upstreams: tuple[str, ...] = ()
+    """URLs below which an upstream node must lie for the device to ask it; empty for anywhere."""
 
     def coarse_at(self, now: float) -> float:
         """When the device would have computed the coarse answer."""
@@ -154,15 +157,17 @@ def plan(
         uppers: upstream nodes on the device list that may see its pixels.
         known: of the whole fleet, where `ends` and `uppers` are but a part of it.
     """
-    open_ends = _first([end for end in ends if end.has_room], now)
+    able = _able(ends, uppers)
+    open_ends = _first([end for end in able or ends if end.has_room], now)
     if not open_ends:
         return None
-    if not uppers:
-        return _coarse_only(open_ends[0], now, "no upstream node on the device list")
+    if not able:
+        why = "no end device with room may ask an upstream node" if uppers else "no upstream node on the device list"
+        return _coarse_only(open_ends[0], now, why)
     if known is None:
-        known = outlook(ask.remaining, ends, uppers, link=link, now=now)
+        known = outlook(ask.remaining, able, uppers, link=link, now=now)
     # For each upstream node the end device by which the answer comes first; of equal ones the one that is done first.
-    pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
+    pairs = _best_pairs(open_ends, [upper for upper in uppers if upper.has_room], link, now)
     in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
     last = known.last
     hurry = ask.interactive or known.ends_done + open_ends[0].seconds >= ask.job_deadline
@@ -171,7 +176,7 @@ def plan(
         why = "earliest finish" if ask.interactive else "no time to wait: earliest finish"
         return _send(best, in_time, f"{why}, {best.why(now)}")
     if not in_time:
-        if hurry or _soonest(ends, uppers, link, now) > ask.deadline:
+        if hurry or _soonest(able, uppers, link, now) > ask.deadline:
             left = f"{max(0.0, ask.deadline - now):.2f} s are left"
             return _coarse_only(open_ends[0], now, f"no upstream node would answer in time: {left}", too_late=True)
         return Hold(reason="all upstream nodes that answer in time have as many tasks as they may")
@@ -212,7 +217,8 @@ def outlook(
     now: float,
     in_parts: bool = False,
 ) -> Outlook:
-    """The forecast for `tasks` more tasks; it needs at least one node of each kind.
+    """The forecast for `tasks` more tasks; it needs at least one node of each kind, and never ends where no end device
+    may ask an upstream node.
 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
     on; the upstream nodes begin when the first coarse answers arrive and never wait.
@@ -222,13 +228,12 @@ def outlook(
             always to the best: they may take as long again as an end device takes for one.
     """
     way_on_s, soonest, ways = math.inf, math.inf, []
-    first = _first(ends, now)
-    for upper in uppers:
-        pair = _best_pair(first, upper, link, now)
+    ends = _able(ends, uppers) or ends
+    for pair in _best_pairs(_first(ends, now), uppers, link, now):
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
-        ways.append((pair.finish - upper.seconds, upper.seconds))
-    upstreams_done = _all_done(tasks, ways)
+        ways.append((pair.finish - pair.upper.seconds, pair.upper.seconds))
+    upstreams_done = _all_done(tasks, ways) if ways else math.inf
     ends_done = _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
     spare_s = fmean(end.seconds for end in ends) if in_parts else 0.0
     return Outlook(
@@ -285,13 +290,27 @@ def _pair(end: EndState, upper: UpstreamState, link: Link, now: float) -> _Pair:
     return _Pair(end, upper, upper.free_at - arrival, finish)
 
 
-def _best_pair(ends: Sequence[EndState], upper: UpstreamState, link: Link, now: float) -> _Pair:
-    return min((_pair(end, upper, link, now) for end in ends), key=lambda pair: (pair.finish, pair.end.coarse_at(now)))
+def _best_pairs(ends: Sequence[EndState], uppers: Sequence[UpstreamState], link: Link, now: float) -> Sequence[_Pair]:
+    """Each upstream node with the end device by which its answer comes first; without those that no device may ask."""
+    pairs = []
+    for upper in uppers:
+        able = [_pair(end, upper, link, now) for end in ends if _may_ask(end, upper)]
+        if able:
+            pairs.append(min(able, key=lambda pair: (pair.finish, pair.end.coarse_at(now))))
+    return pairs
+
+
+def _able(ends: Sequence[EndState], uppers: Sequence[UpstreamState]) -> list[EndState]:
+    """The end devices that may ask one of these nodes."""
+    return [end for end in ends if any(_may_ask(end, upper) for upper in uppers)]
+
+
+def _may_ask(end: EndState, upper: UpstreamState) -> bool:
+    return is_allowed(upper.node.url, end.allowed_upstreams)
 
 
 def _soonest(ends: Sequence[EndState], uppers: Sequence[UpstreamState], link: Link, now: float) -> float:
-    first = _first(ends, now)
-    return min(_best_pair(first, upper, link, now).finish for upper in uppers)
+    return min((pair.finish for pair in _best_pairs(_first(ends, now), uppers, link, now)), default=math.inf)
 
 
 def _send(best: _Pair, pairs: Sequence[_Pair], reason: str) -> Send:

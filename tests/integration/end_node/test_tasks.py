@@ -16,7 +16,9 @@ from starlette.routing import Route
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, images, to
 from tierkit.logs import current_request_id
 from tierkit.testing import MadeModel, serve_app, wait_for
-from tierkit.wire.events import CoarseEvent, ErrorEvent, FineEvent, read_event
+from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, read_event
+from tierkit.wire.messages import Stage
 from tierkit.wire.oip import InferResponse, Tensor, encode_response
 from tierkit.wire.trace import Trace, read_trace
 
@@ -197,14 +199,38 @@ async def test_a_task_id_that_is_none_is_refused(end: RunningEnd) -> None:
     assert (answer.status_code, answer.json()) == (404, {"error": "no such route: /v1/tasks/a/"})
 
 
-async def test_an_upper_node_outside_the_allowed_ones_is_refused(start_end: StartEnd, upper: RunningUpper) -> None:
-    async with start_end(allowed_upstreams=("http://10.0.0.5:7402",)) as end:
-        async with end.stream(images(1), to(upper.url)) as response:
-            await response.aread()
-        assert response.status_code == 403
-        assert upper.url in response.json()["error"]
+FORBIDDEN = "http://127.0.0.1:9"
+
+
+async def test_an_upper_node_outside_the_allowed_ones_is_skipped(start_end: StartEnd, upper: RunningUpper) -> None:
     async with start_end(allowed_upstreams=(upper.url,)) as end:
-        assert len(await end.answer(images(1), to(upper.url))) == 2
+        coarse, fine = await end.answer(images(1), to(FORBIDDEN, "edge-0"), to(upper.url))
+        assert isinstance(coarse, CoarseEvent)
+        assert isinstance(fine, FineEvent)
+        assert fine.node_id == "edge-1"
+
+
+@pytest.mark.parametrize("stage", [None, "fine"])
+async def test_where_no_upper_node_is_allowed_the_coarse_answer_stands(
+    start_end: StartEnd, upper: RunningUpper, stage: str | None
+) -> None:
+    async with start_end(allowed_upstreams=("http://10.0.0.5:7402",)) as end:
+        *coarse, last = await end.answer(images(1), to(FORBIDDEN, "edge-0"), to(upper.url), stage=stage)
+    assert len(coarse) == (stage is None)
+    assert isinstance(last, FallbackEvent)
+    assert (last.reason, last.tried, last.wrong) == ("forbidden", (), ())
+    assert FORBIDDEN in last.detail
+    assert upper.url in last.detail
+    assert upper.model.ran.count(1) == 0
+
+
+async def test_a_tier_without_an_allowed_node_is_a_loss_of_that_tier(start_end: StartEnd, upper: RunningUpper) -> None:
+    stages = (Stage(tier=Tier.EDGE),)
+    async with start_end(allowed_upstreams=("http://10.0.0.5:7402",)) as end:
+        coarse, routed = await end.answer(images(1, 2), to(upper.url), escalation=stages)
+    assert isinstance(coarse, CoarseEvent)
+    assert isinstance(routed, RoutedEvent)
+    assert [(loss.tier, loss.reason, loss.indices) for loss in routed.losses] == [(Tier.EDGE, "forbidden", (0, 1))]
 
 
 async def test_a_spent_budget_is_refused(end: RunningEnd) -> None:

@@ -69,6 +69,42 @@ async def test_a_device_that_refuses_a_task_in_a_hurry_is_there_for_others(kit, 
             assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 0, 0)
 
 
+@pytest.mark.parametrize("scheme", ["mapping", "end-edge", "adaptive"])
+async def test_a_device_that_refuses_upstream_nodes_costs_no_coarse_answer(kit, settings, scheme):
+    """As an end node of another version may that has a list of its own."""
+
+    async def refuse(end, task_id, upstreams, lines):
+        return PlainTextResponse("not there", status_code=403) if upstreams else lines
+
+    async with kit.scheduler(settings) as scheduler, kit.uppers(scheduler, "edge-0"):
+        async with kit.end(scheduler, "end-0", script=refuse):
+            job = await scheduler.submit(kit.images(10), scheme=scheme, batch_size=10)
+            async with asyncio.timeout(20):
+                assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 10, 0)
+        results = await scheduler.results(job["id"])
+    assert {result["fallback"].split(":")[0] for result in results} == {"upstream_unavailable"}
+
+
+@pytest.mark.parametrize("scheme", ["mapping", "end-edge", "adaptive"])
+async def test_a_device_is_sent_only_upstream_nodes_of_its_own_list(kit, settings, scheme):
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0", beating=False) as end:
+        for number in range(3):
+            place = kit.registration(f"edge-{number}", "edge", url=f"http://127.0.0.1:{number + 1}")
+            assert (await scheduler.http.post("/v1/devices", json=place)).status_code == 200
+        place = {**kit.registration("end-0", "end", url=end.url), "allowed_upstreams": ["http://127.0.0.1:3"]}
+        assert (await scheduler.http.post("/v1/devices", json=place)).status_code == 200
+        job = await scheduler.submit(kit.images(30), scheme=scheme, batch_size=10)
+        async with asyncio.timeout(20):
+            assert counts(await scheduler.finished(job["id"])) == ("completed", 30, 30, 0, 0)
+        (listed,) = [
+            device
+            for device in (await scheduler.http.get("/v1/devices")).json()["devices"]
+            if device["node_id"] == "end-0"
+        ]
+    assert set(end.routes) == {("edge-2",)}
+    assert listed["allowed_upstreams"] == ["http://127.0.0.1:3"]
+
+
 @pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
 async def test_a_device_that_answers_garbage_at_once_costs_no_image_its_answer(kit, settings, scheme):
     """It is the only one with room at all times, so it must not be asked because of that."""

@@ -54,6 +54,24 @@ def route(choice: Send | Hold | None) -> tuple[str, list[str]]:
     return choice.end, [node.node_id for node in choice.upper]
 
 
+ONLY_CLOUD = ("http://cloud-0",)
+
+
+def test_a_task_goes_to_an_end_device_that_may_ask_an_upper_node():
+    pinned = end("end-0", allowed_upstreams=ONLY_CLOUD)
+    assert route(choose([pinned], [upper("edge-0"), upper("cloud-0")])) == ("end-0", ["cloud-0"])
+    assert route(choose([pinned, end("end-1", busy_s=0.2)], [upper("edge-0")])) == ("end-1", ["edge-0"])
+    # The others are busy: better later than without a fine answer.
+    assert choose([pinned, end("end-1", has_room=False)], [upper("edge-0")]) is None
+
+
+def test_where_no_end_device_may_ask_an_upper_node_the_coarse_answer_is_all_that_is_asked_for():
+    choice = choose([end("end-0", allowed_upstreams=ONLY_CLOUD)], [upper("edge-0")], remaining=10, deadline=NOW + 9)
+    assert route(choice) == ("end-0", [])
+    assert isinstance(choice, Send)
+    assert not choice.too_late
+
+
 # --- estimates ---
 
 

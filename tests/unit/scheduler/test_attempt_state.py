@@ -325,6 +325,31 @@ def test_the_coarse_answer_stands_when_upper_nodes_have_failed_too_often_or_none
     assert (world.kinds, world.outcomes) == (["coarse", "fallback"], ["fallback"])
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 413, 431, 500])
+@pytest.mark.parametrize("loss", list(UpstreamLoss))
+def test_a_route_that_end_devices_refuse_does_not_cost_the_coarse_answer(status: int, loss: UpstreamLoss):
+    world = World(on_upstream_loss=loss)
+    task = world.job.begin(world.now)
+    for _ in range(RULES.max_attempts):
+        world.end(world.start("end-0", "edge-0", task=task), UpstreamError("no", status_code=status))
+        assert world.kinds == []
+    assert task.refused
+    attempt = world.start("end-0", task=task)  # without upstream nodes: `refused` says so
+    world.lines(attempt, COARSE)
+    world.end(attempt)
+    assert world.kinds == (["coarse"] if loss is UpstreamLoss.WAIT else ["coarse", "fallback"])
+
+
+@pytest.mark.parametrize("error", [UpstreamError("no", status_code=403), UpstreamUnavailable("gone")])
+def test_a_task_that_is_refused_without_upper_nodes_as_well_has_failed(error: Exception):
+    world = World()
+    task = world.job.begin(world.now)
+    for _ in range(RULES.max_attempts):
+        world.end(world.start("end-0", "edge-0", task=task), UpstreamError("no", status_code=403))
+    world.end(world.start("end-0", task=task), error)
+    assert world.kinds == ["failed"]
+
+
 def test_with_recovery_none_the_first_failure_of_the_upper_nodes_counts():
     world = World(recovery=Recovery.NONE)
     world.lines(world.start("end-0", "edge-0"), COARSE, LOST)

@@ -44,6 +44,7 @@ class World:
         incarnation: str = "the-first",
         head: EncoderOffer | None = None,
         tail: ModelOffer | None = None,
+        allowed: tuple[str, ...] = (),
     ) -> None:
         tier = Tier(node_id.partition("-")[0])
         network = manifest().default_for(tier)
@@ -57,6 +58,7 @@ class World:
                 models=(offer, tail) if tail else (offer,),
                 encoders=(head,) if head else (),
                 version="0",
+                allowed_upstreams=allowed,
             ),
             0.0,
         )
@@ -132,6 +134,40 @@ def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     assert world.fleet.upper(Tier.CLOUD, 0.0, PrivacyRules(privacy=Privacy.NONE)) == []
     world.devices.forget("end-2")
     assert world.fleet.upper(Tier.CLOUD, 0.0) == []
+
+
+def test_images_go_where_the_devices_own_list_lets_them():
+    world = World()
+    world.add("edge-1", 5.99, port=1)
+    world.add("edge-2", 5.99, port=2)
+    world.add("cloud-1", 7.36, port=3)
+    world.add("end-1", 7.41, port=4, allowed=("http://127.0.0.1:2",))
+    end, fleet = world.devices.get("end-1"), world.fleet
+    # The only end device may ask edge-2 alone, so the others are no upstream nodes of any job.
+    assert [node.node_id for node in fleet.uppers(0.0)] == ["edge-2"]
+    world.add("end-2", 7.41, port=5)
+    assert [node.node_id for node in fleet.uppers(0.0)] == ["edge-1", "edge-2", "cloud-1"]
+    for scheme in (Scheme.MAPPING, Scheme.END_EDGE, Scheme.ADAPTIVE):
+        assert [node.node_id for node in fleet.route(scheme, "end-1", 0.0).upstreams] == ["edge-2"]
+        assert len(fleet.route(scheme, "end-2", 0.0).upstreams) > 1
+    every = fleet.upstreams(end, fleet.uppers(0.0), PrivacyRules(), 0.0, content="")
+    assert [entry.node_id for entry in every] == ["edge-2"]
+    assert [fleet.is_cut_off(scheme, end, 0.0) for scheme in (Scheme.END_CLOUD, Scheme.MAPPING)] == [True, False]
+
+
+def test_an_edge_node_encodes_only_for_clouds_of_its_own_list():
+    world = World(trusted=("end", "edge"))
+    head, tail = the_clouds_encoder()
+    rules = PrivacyRules(encode_on=Tier.EDGE)
+    world.add("cloud-1", 7.36, port=1, tail=tail)
+    world.add("end-1", 7.41, port=2)
+    world.add("edge-1", 5.99, port=3, head=head, allowed=("http://elsewhere",))
+    assert world.fleet.upper(Tier.CLOUD, 0.0, rules) == []
+    world.add("edge-2", 5.99, port=4, head=head)
+    (cloud,) = world.fleet.upper(Tier.CLOUD, 0.0, rules)
+    (entry,) = world.fleet.upstreams(world.devices.get("end-1"), [cloud], rules, 0.0, content="")
+    assert entry.relay is not None
+    assert entry.relay.node_id == "edge-2"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, strategies as st
 
 from scheduler.placement.mapping import (
     Node,
@@ -33,10 +36,13 @@ def nodes(tier: Tier, count: int) -> list[Node]:
     ]
 
 
-def route(scheme: Scheme, position: int, edges: int, clouds: int, n_map: int = 1) -> Route:
+def route(
+    scheme: Scheme, position: int, edges: int, clouds: int, n_map: int = 1, *, allowed: tuple[str, ...] = ()
+) -> Route:
+    (end,) = nodes(Tier.END, 1)
     return route_of(
         scheme,
-        end=f"end-{position}",
+        end=replace(end, node_id=f"end-{position}", allowed_upstreams=allowed),
         position=position,
         edges=nodes(Tier.EDGE, edges),
         clouds=nodes(Tier.CLOUD, clouds),
@@ -129,6 +135,44 @@ def test_mapping_keeps_every_other_upper_node_in_reserve_own_tier_first():
         "end-1": ["edge-1", "edge-0", "cloud-0"],
         "end-2": ["cloud-0", "edge-0", "edge-1"],
     }
+
+
+@pytest.mark.parametrize(
+    ("scheme", "position", "allowed", "expected"),
+    [
+        (Scheme.MAPPING, 0, ("http://edge1",), ["edge-1"]),
+        (Scheme.MAPPING, 0, ("http://edge1", "http://cloud0"), ["edge-1", "cloud-0"]),
+        (Scheme.MAPPING, 0, ("http://cloud0",), ["cloud-0"]),
+        (Scheme.MAPPING, 2, ("http://edge1",), ["edge-1"]),  # the cloud's place, which it may not take
+        (Scheme.MAPPING, 1, ("http://elsewhere",), []),
+        (Scheme.END_EDGE, 0, ("http://edge1",), ["edge-1"]),
+        (Scheme.END_CLOUD, 0, ("http://edge1",), []),
+        (Scheme.ADAPTIVE, 0, ("http://edge1", "http://cloud0"), ["edge-1", "cloud-0"]),
+    ],
+)
+def test_a_device_is_mapped_to_nodes_of_its_own_list(scheme, position, allowed, expected):
+    way = route(scheme, position, 2, 1, allowed=allowed)
+    assert [node.node_id for node in way.upstreams] == expected
+    assert "--allowed-upstreams" in way.reason
+    assert all(node.node_id in expected for turn in range(3) for node in way.for_task(turn))
+
+
+@given(st.data())
+def test_a_list_takes_nodes_from_a_route_and_changes_nothing_else_of_it(data):
+    edges, clouds = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 12))
+    scheme, position = data.draw(st.sampled_from(list(Scheme))), data.draw(st.integers(0, 30))
+    known = [node.url for node in (*nodes(Tier.EDGE, edges), *nodes(Tier.CLOUD, clouds))]
+    allowed = tuple(data.draw(st.sets(st.sampled_from(known)) if known else st.just(set())))
+    given_list = route(scheme, position, edges, clouds, allowed=allowed or ("http://nowhere",)).upstreams
+    free = [node.node_id for node in route(scheme, position, edges, clouds).upstreams]
+    kept = [node.node_id for node in given_list]
+    assert all(node.url in allowed for node in given_list)
+    # Of a route that has room for all nodes, exactly the forbidden ones are missing.
+    if max(edges, clouds) <= 8:
+        assert kept == [node_id for node_id in free if node_id in kept]
+        assert {node.url for node in route(scheme, position, edges, clouds).upstreams} & set(allowed) == {
+            node.url for node in given_list
+        }
 
 
 @pytest.mark.parametrize(

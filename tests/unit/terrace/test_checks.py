@@ -121,6 +121,30 @@ def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdi
     assert ("devices forget" in check.advice) is (change["health"] is Health.DEAD), "the scheduler forgets no other"
 
 
+@pytest.mark.parametrize(
+    ("allowed", "verdict", "words"),
+    [
+        ((), None, ""),
+        (("http://10.0.0.7:1",), Verdict.OK, "edge-2 of 2"),
+        (("http://10.0.0.8:1",), Verdict.NOTE, "none of 2"),
+    ],
+)
+def test_which_upper_nodes_a_list_leaves_to_an_end_node(
+    allowed: tuple[str, ...], verdict: Verdict | None, words: str
+) -> None:
+    edges = [
+        DEVICE.model_copy(update={"node_id": f"edge-{k}", "tier": Tier.EDGE, "url": f"http://10.0.0.{5 + k}:1"})
+        for k in (1, 2)
+    ]
+    check = examine(DEVICE.model_copy(update={"allowed_upstreams": allowed}), *edges).get("end-1, list")
+    if verdict is None:
+        assert check is None
+    else:
+        assert check is not None
+        assert check.verdict is verdict
+        assert words in check.detail
+
+
 async def test_a_node_that_answers_but_not_as_it_should_is_not_behind_a_firewall(tmp_path: Path) -> None:
     async def lost() -> None:
         raise UpstreamUnavailable("the scheduler is lost")
