@@ -6,15 +6,28 @@ import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from scheduler.devices.health import DetectorTimes
-from tierkit.access import Role
-from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
+from tierkit.access import Proxies, Role, checked_network, checked_root_path
+from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath, split_commas
 from tierkit.types import Scheme
 from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["SchedulerSettings"]
+
+
+Network = Annotated[str, AfterValidator(checked_network)]
+CommaSeparatedNetworks = Annotated[tuple[Network, ...], BeforeValidator(split_commas)]
 
 
 class SchedulerSettings(ServiceSettings):
@@ -28,6 +41,14 @@ class SchedulerSettings(ServiceSettings):
 
     max_body_bytes: PositiveInt = 1024**3
     """Largest upload in bytes; a larger one is refused with 413 as soon as it shows."""
+
+    root_path: Annotated[str, AfterValidator(checked_root_path)] = ""
+    """Path of a site below which a reverse proxy serves the scheduler, such as /terrace. Default: as the proxy says in
+    X-Forwarded-Prefix."""
+
+    trusted_proxies: CommaSeparatedNetworks = ("127.0.0.0/8", "::1")
+    """Addresses and networks, comma-separated, of reverse proxies that are believed: their X-Forwarded-Prefix, -Proto,
+    -Host and -Port say under which path, scheme and name browsers know the scheduler. Default: this machine's own."""
 
     state: UserPath = Path(".terrace/scheduler")
     """Folder for the database, the pixels of unfinished jobs and uploads under way. Each scheduler has its own."""
@@ -146,6 +167,10 @@ class SchedulerSettings(ServiceSettings):
         if shorter in info.data and value <= info.data[shorter]:
             raise ValueError(f"must be longer than {shorter} ({info.data[shorter]:g})")
         return value
+
+    @property
+    def proxies(self) -> Proxies:
+        return Proxies(self.root_path, self.trusted_proxies)
 
     @property
     def detector_times(self) -> DetectorTimes:

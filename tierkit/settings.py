@@ -32,7 +32,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tierkit.access import Role, TokenFile, check_private, checked_token
+from tierkit.access import Proxies, Role, TokenFile, check_private, checked_token
 from tierkit.documents import read_toml, sentence
 from tierkit.errors import SetupError
 from tierkit.wire.messages import checked_node_id, checked_url
@@ -48,10 +48,12 @@ __all__ = [
     "description",
     "lasting_name",
     "load_settings",
+    "split_commas",
 ]
 
 
-def _split(value: object) -> object:
+def split_commas(value: object) -> object:
+    """The parts of a comma-separated text; anything else as it is."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
@@ -61,13 +63,13 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(_split)]
+CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 """Names: a list in TOML, "a,b" in a flag or an environment variable."""
 
 HttpUrl = Annotated[str, AfterValidator(checked_url)]
 """An http or https URL, without the slash at its end."""
 
-CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], BeforeValidator(_split)]
+CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], BeforeValidator(split_commas)]
 """URLs, given as `CommaSeparated` names are."""
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
@@ -145,6 +147,11 @@ class ServiceSettings(BaseModel):
     max_connections: PositiveInt = 512
     """Connections served at a time. Requests on the next 64 are answered with 503, further connections closed at
     once."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Reverse proxies in front of the service; None where it is asked directly."""
+        return None
 
 
 class NodeSettings(ServiceSettings):

@@ -358,8 +358,9 @@ async def sign_out(request: Request, response: Response) -> None:
 def _set_session(request: Request, response: Response, value: str, seconds: int) -> None:
     # The origin has been checked: it is https as well where TLS ends in front of this service.
     secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
+    root_path = request.scope["root_path"] or "/"  # other services of the same site need not see it
     response.set_cookie(
-        SESSION_COOKIE, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+        SESSION_COOKIE, value, max_age=seconds, path=root_path, secure=secure, httponly=True, samesite="strict"
     )
 
 

@@ -143,7 +143,7 @@ async def submit(
         owner=None if caller is None else caller.name,
         allowance=allowance,
     )
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers["Location"] = f"{request.scope['root_path']}/v1/jobs/{job.id}"
     response.status_code = 202 if is_new else 200
     return job
 

@@ -70,11 +70,11 @@ runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_Repor
     summary="Begin a training run, or go on with it",
     dependencies=USERS,
 )
-async def begin(response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart) -> Run:
+async def begin(request: Request, response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart) -> Run:
     """For hosts. The same id again, by the same owner, takes the run over: from then on the reports of this incarnation
     count."""
     run, is_new = await scheduler.runs.begin(wanted, _name(caller))
-    response.headers["Location"] = f"/v1/runs/{run.id}"
+    response.headers["Location"] = f"{request.scope['root_path']}/v1/runs/{run.id}"
     response.status_code = 201 if is_new else 200
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -71,53 +71,62 @@ def _digest() -> str:
     return digest.hexdigest()[:12]
 
 
-@cache
-def _rendered(template: str, page: str = "", module: str = "") -> str:
+@lru_cache(maxsize=256)
+def _rendered(template: str, root: str, page: str = "", module: str = "") -> str:
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
         page=page,
         module=module,
         pages=PAGES,
         first=next(iter(PAGES)),
-        files=f"/ui/files/{_digest()}",
+        root=root,
+        files=f"{root}/ui/files/{_digest()}",
         version=installed_version(),
     )
 
 
-def _shown(page: str, module: str | None = None) -> HTMLResponse:
-    content = _rendered("page.html", page, module or page)
+def _root(request: Request) -> str:
+    """The path below which the scheduler is served, with which each link begins; "" for none."""
+    root: str = request.scope["root_path"]
+    return root
+
+
+def _shown(request: Request, page: str, module: str | None = None) -> HTMLResponse:
+    content = _rendered("page.html", _root(request), page, module or page)
     return HTMLResponse(content, headers={"Content-Security-Policy": _OWN_POLICY, **_HEADERS})
 
 
 @pages.get("/docs")
-async def api_page() -> Response:
+async def api_page(request: Request) -> Response:
     """Swagger UI, from files of this package, so that it works offline."""
-    return HTMLResponse(_rendered("docs.html"), headers={"Content-Security-Policy": _API_POLICY, **_HEADERS})
+    return HTMLResponse(
+        _rendered("docs.html", _root(request)), headers={"Content-Security-Policy": _API_POLICY, **_HEADERS}
+    )
 
 
 @pages.get("/")
 async def root(request: Request) -> Response:
     """People go on to the page; programs learn that there is nothing here."""
     if "text/html" in request.headers.get("accept", ""):
-        return RedirectResponse("/ui", 307)
+        return RedirectResponse(f"{_root(request)}/ui", 307)
     raise NotFound("no such route: /; the page is at /ui, the API at /docs")
 
 
 @pages.get("/ui")
-async def first_page() -> Response:
-    return _shown(next(iter(PAGES)))
+async def first_page(request: Request) -> Response:
+    return _shown(request, next(iter(PAGES)))
 
 
 @pages.get("/ui/jobs/{job_id}")
-async def job_page(job_id: str) -> Response:
+async def job_page(request: Request, job_id: str) -> Response:
     """One shell for all jobs: its module reads the address."""
-    return _shown("jobs", module="job")
+    return _shown(request, "jobs", module="job")
 
 
 @pages.get("/ui/training/{run_id}")
-async def run_page(run_id: str) -> Response:
+async def run_page(request: Request, run_id: str) -> Response:
     """One shell for all training runs."""
-    return _shown("training", module="run")
+    return _shown(request, "training", module="run")
 
 
 @pages.get("/ui/files/{digest}/{name}")
@@ -132,7 +141,7 @@ async def file(digest: str, name: str) -> Response:
 
 
 @pages.get("/ui/{page}")
-async def page(page: str) -> Response:
+async def page(request: Request, page: str) -> Response:
     if page not in PAGES:
         raise NotFound(f"no such page: {page[:200]}; there are {', '.join(PAGES)}")
-    return _shown(page)
+    return _shown(request, page)

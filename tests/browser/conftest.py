@@ -116,9 +116,12 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
         scheme: Literal["light", "dark"] = "light",
         allowed: str = r"(?!)",
         before: Callable[[Page], None] = lambda page: None,
+        any_certificate: bool = False,
     ) -> Page:
         """`allowed`: errors that the test brings about, as a regular expression. `before`: called before it loads."""
-        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, ignore_https_errors=any_certificate
+        )
         contexts.append(context)
         context.set_default_timeout(BUDGET_MS)
         page = context.new_page()

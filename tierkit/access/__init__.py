@@ -11,6 +11,7 @@ from tierkit.access.files import (
     read_token,
     signature,
 )
+from tierkit.access.forwarded import Proxies, checked_network, checked_root_path
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
@@ -25,6 +26,7 @@ __all__ = [
     "Allowance",
     "Caller",
     "Gate",
+    "Proxies",
     "Role",
     "ServerTls",
     "Sessions",
@@ -35,6 +37,8 @@ __all__ = [
     "check_host",
     "check_origin",
     "check_private",
+    "checked_network",
+    "checked_root_path",
     "checked_token",
     "client_context",
     "digest_of",

@@ -33,7 +33,9 @@ _LOCAL = re.compile(
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-def check_origin(method: str, scheme: str, headers: Headers, *, by_cookie: bool = False) -> None:
+def check_origin(
+    method: str, scheme: str, headers: Headers, *, by_cookie: bool = False, hosts: Collection[str] = ()
+) -> None:
     """Refuse a request that changes something and comes from a page of another origin.
 
     Programs other than browsers send no `Origin`, and pass. An https origin of the same host is taken for the own one:
@@ -44,6 +46,7 @@ def check_origin(method: str, scheme: str, headers: Headers, *, by_cookie: bool 
         headers: names in lower case.
         by_cookie: the caller is known by a cookie, which browsers add to a request whoever has asked for it: then the
             request must say where it comes from.
+        hosts: by which browsers know the service, as a trusted proxy in front of it says, in lower case.
 
     Raises:
         Forbidden: it does.
@@ -55,9 +58,14 @@ def check_origin(method: str, scheme: str, headers: Headers, *, by_cookie: bool 
     if origin is None and by_cookie:
         raise Forbidden("with a session cookie, a request that changes something needs the header Origin")
     if origin is not None:
-        host = found.get(b"host", b"").lower()
-        if origin.lower() not in (b"%b://%b" % (scheme.encode(), host), b"https://%b" % host):
-            raise Forbidden("the request comes from a page of another origin, which may change nothing here")
+        names = (found.get(b"host", b"").lower(), *(host.encode() for host in hosts))
+        own = {b"%b://%b" % (kind, name) for kind in (scheme.encode(), b"https") for name in names}
+        if origin.lower() not in own:
+            raise Forbidden(
+                "the request comes from a page of another origin, which may change nothing here; if this is the "
+                "service's own page behind a reverse proxy, let the proxy send X-Forwarded-Host and X-Forwarded-Proto, "
+                "and name its address with --trusted-proxies"
+            )
     if by_cookie and found.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
         raise Forbidden("the request comes from a page of another site, which may change nothing here")
 

@@ -75,8 +75,13 @@ class Gate:
         """Set by a service that gives sessions; without it no cookie opens the gate."""
         self.load()
 
-    def admit(self, headers: Headers, *, method: str = "GET", scheme: str = "http") -> Caller:
+    def admit(
+        self, headers: Headers, *, method: str = "GET", scheme: str = "http", hosts: Collection[str] = ()
+    ) -> Caller:
         """The caller of a request with these headers (names in lower case), whose limits it counts against.
+
+        Args:
+            hosts: as for `check_origin`.
 
         Raises:
             Unauthenticated: no token or session, or one that is unknown or has expired.
@@ -85,7 +90,7 @@ class Gate:
         """
         try:
             caller, by_cookie = self._identify(headers)
-            check_origin(method, scheme, headers, by_cookie=by_cookie)
+            check_origin(method, scheme, headers, by_cookie=by_cookie, hosts=hosts)
             if not any(caller.may(role) for role in self._roles):
                 raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
             if caller.allowance is not None:

@@ -152,7 +152,9 @@ async def running(
         raise
     lifecycle.url = url_of(sock, tls=tls is not None)
     local_only = gate is None and is_loopback(sock)
-    shell = Shell(lifecycle, generate_latest, node_id=node_id, gate=gate, local_only=local_only)
+    shell = Shell(
+        lifecycle, generate_latest, node_id=node_id, gate=gate, local_only=local_only, proxies=settings.proxies
+    )
     server = _Server(
         uvicorn.Config(
             shell,

@@ -11,7 +11,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, check_host, check_origin, needs_no_token
+from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, Proxies, check_host, check_origin, needs_no_token
 from tierkit.errors import Standby, TerraceError, Unauthenticated
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
@@ -56,6 +56,7 @@ class Shell:
 
     Args:
         local_only: everyone on this machine may use the service, and nobody else can reach it.
+        proxies: in front of the service; None where it is asked directly.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class Shell:
         node_id: str = "",
         gate: Gate | None = None,
         local_only: bool = False,
+        proxies: Proxies | None = None,
     ) -> None:
+        self._proxies = proxies
         self.app: ASGIApp | None = None
         self._lifecycle = lifecycle
         self._metrics = metrics
@@ -80,6 +83,7 @@ class Shell:
         request_id = _given_id(scope) or _new_id()
         trace = read_trace(scope["headers"]) or (new_trace() if scope["method"] in READS else new_root())
         status = 0
+        hosts = () if self._proxies is None else _as_asked(scope, self._proxies)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -90,14 +94,14 @@ class Shell:
 
         with request_context(request_id, trace):
             try:
-                await self._route(scope, receive, send_with_id)
+                await self._route(scope, receive, send_with_id, hosts)
             except ClientDisconnect:
                 log.debug("the client hung up")
             if log.isEnabledFor(logging.DEBUG):
                 elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
                 log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> None:
         path, lifecycle = scope["path"], self._lifecycle
         if path == "/livez":
             await JSONResponse({"status": "alive"})(scope, receive, send)
@@ -120,7 +124,7 @@ class Shell:
             if _is_visit(scope):
                 refusal = HTMLResponse(_STANDBY_PAGE.format(escape(said)), 421, {"Cache-Control": "no-store"})
             await refusal(scope, receive, send)
-        elif not await self._admitted(scope, receive, send):
+        elif not await self._admitted(scope, receive, send, hosts):
             pass
         elif self.app is None or path == "/metrics":
             await Response(self._metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
@@ -144,23 +148,23 @@ class Shell:
                 body_bytes, _Within(self._lifecycle, given, trace, again)
             )
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
         method, headers, gate = scope["method"], scope["headers"], self._gate
         try:
             if self._own_names is not None:
                 check_host(headers, self._own_names)
             if gate is None or (gate.sessions is not None and needs_no_token(scope["path"])):
-                check_origin(method, scope["scheme"], headers)
+                check_origin(method, scope["scheme"], headers, hosts=hosts)
             else:
-                caller = scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
+                caller = scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"], hosts=hosts)
                 if scope["path"] == "/metrics":
                     caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself
         except TerraceError as exc:
             self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)
             if isinstance(exc, Unauthenticated) and gate is not None and gate.sessions is not None and _is_visit(scope):
-                answer = RedirectResponse(SIGN_IN_PAGE, 303, {"Cache-Control": "no-store"})
+                answer = RedirectResponse(scope["root_path"] + SIGN_IN_PAGE, 303, {"Cache-Control": "no-store"})
             await answer(scope, receive, send)
             return False
         return True
@@ -237,6 +241,19 @@ class _Within:
             lifecycle.end_work()
 
         return take_back_and_end
+
+
+def _as_asked(scope: Scope, proxies: Proxies) -> tuple[str, ...]:
+    """Bring a request into the form in which it came to the proxy in front, but for its path, which begins where the
+    service does; returns the names of the site, in lower case."""
+    client = scope["client"]
+    asked = proxies.read(client and client[0], scope["headers"])
+    root = scope["root_path"] = asked.root_path
+    if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")):
+        scope["path"] = scope["path"][len(root) :] or "/"  # a proxy that does not take it away
+    if asked.scheme is not None:
+        scope["scheme"] = asked.scheme
+    return asked.hosts
 
 
 def _given_id(scope: Scope) -> str:

@@ -1,5 +1,8 @@
 // Requests to the scheduler's public API, and its event streams.
 
+/** The path of the site below which the scheduler is served; "" for none. All addresses begin with it. */
+export const root = document.documentElement.dataset.root ?? "";
+
 /** What went wrong, in a sentence for people. */
 export class ApiError extends Error {
   /** @param {number} status 0: it was not reached @param {string} sentence */
@@ -16,7 +19,7 @@ export class ApiError extends Error {
 export async function request(path, options = {}) {
   let response;
   try {
-    response = await fetch(path, { ...options, credentials: "same-origin" });
+    response = await fetch(root + path, { ...options, credentials: "same-origin" });
   } catch {
     throw new ApiError(0, "The scheduler cannot be reached.");
   }
@@ -59,7 +62,7 @@ export function follow(path, handlers, told = {}) {
   let timer = 0;
   let ended = false;
   const open = (/** @type {boolean} */ again) => {
-    source = new EventSource(path);
+    source = new EventSource(root + path);
     source.addEventListener("open", () => {
       connection(true);
       told.connected?.(true);

@@ -1,7 +1,7 @@
 // The page at /docs: what this scheduler's API is, to be tried out on this scheduler.
 
 SwaggerUIBundle({
-  url: "/openapi.json",
+  url: `${document.documentElement.dataset.root ?? ""}/openapi.json`,
   dom_id: "#api",
   deepLinking: true,
   validatorUrl: null, // it would send the description to another origin

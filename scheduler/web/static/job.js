@@ -1,6 +1,6 @@
 // One job: how far it is, what came of each attempt and each image, and what went wrong.
 
-import { ApiError, follow, get, request, send } from "./api.js";
+import { ApiError, follow, get, request, root, send } from "./api.js";
 import { AttemptTimeline, settled } from "./attempts.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { day, milliseconds, number, percent, size, span } from "./format.js";
@@ -22,7 +22,7 @@ const QUIET_MS = 5000;
 const TIERS = /** @type {const} */ (["end", "edge", "cloud"]);
 const FINE_OUTCOMES = ["ok", "running", "cancelled", "late"];
 
-const path = `/v1/jobs/${location.pathname.split("/")[3] ?? ""}`;
+const path = `/v1/jobs/${location.pathname.split("/").at(-1) ?? ""}`;
 /** @type {Job} */
 let job;
 /** @type {ImageResult[]} by index */
@@ -189,7 +189,7 @@ function picture(cell, row) {
   } else if (!cell.dataset.asked) {
     cell.dataset.asked = "yes";
     const image = el("img", { loading: "lazy", alt: "", width: 34, height: 34, error: () => image.remove() });
-    image.src = `${path}/images/${row.index}`;
+    image.src = `${root}${path}/images/${row.index}`;
     replace(cell, image);
   }
 }
@@ -406,14 +406,14 @@ begin(async () => {
     job = await get(path);
   } catch (error) {
     if (!(error instanceof ApiError && [400, 404].includes(error.status))) throw error;
-    main.append(el("p", { class: "card", "data-testid": "no-job" }, "There is no such job. It may have been too long ago: answers are kept for a week unless set otherwise. "), el("p", {}, el("a", { href: "/ui/jobs" }, "All jobs")));
+    main.append(el("p", { class: "card", "data-testid": "no-job" }, "There is no such job. It may have been too long ago: answers are kept for a week unless set otherwise. "), el("p", {}, el("a", { href: `${root}/ui/jobs` }, "All jobs")));
     return;
   }
   results = resultTable();
   asTable.append(attemptTable.element);
   rows = Array.from({ length: Math.min(MOST_ROWS, job.images) }, (_, index) => ({ index, name: null, label: null, coarse: null, fine: null, fallback: null, error: null, true_fine: null, true_coarse: null }));
   const file = (/** @type {string} */ format) =>
-    el("a", { class: "button", href: `${path}/results?format=${format}${format === "csv" ? "&bom=true" : ""}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
+    el("a", { class: "button", href: `${root}${path}/results?format=${format}${format === "csv" ? "&bom=true" : ""}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
   main.append(
     head,
     bar,

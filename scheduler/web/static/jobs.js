@@ -1,6 +1,6 @@
 // The list of jobs, newest first: those of the last days, and what becomes of the unfinished ones as it happens.
 
-import { ApiError, follow, get } from "./api.js";
+import { ApiError, follow, get, root } from "./api.js";
 import { attribute, el, replace, text } from "./dom.js";
 import { day, number, percent } from "./format.js";
 import { jobState, progressBar, STATES } from "./jobparts.js";
@@ -53,7 +53,7 @@ const table = new Table(
 
 /** @param {HTMLElement} cell @param {Job} job */
 function link(cell, job) {
-  if (!cell.firstChild) cell.append(el("a", { href: `/ui/jobs/${encodeURIComponent(job.id)}` }));
+  if (!cell.firstChild) cell.append(el("a", { href: `${root}/ui/jobs/${encodeURIComponent(job.id)}` }));
   const [anchor] = cell.children;
   text(anchor, job.name || job.id);
   attribute(anchor, "title", [job.name ? `${job.name} (${job.id})` : "", job.owner ? `of ${job.owner}` : ""].filter(Boolean).join(", ") || null);

@@ -1,6 +1,6 @@
 // What left the end devices, in which form, and what attacks on the encoders get back.
 
-import { follow, get } from "./api.js";
+import { follow, get, root } from "./api.js";
 import { attribute, el, replace, text } from "./dom.js";
 import { day, milliseconds, number, percent, size } from "./format.js";
 import { attempt, begin, main } from "./shell.js";
@@ -253,7 +253,7 @@ const audited = new Table(
 
 /** @param {string} name @param {string} described */
 function strip(name, described) {
-  return el("img", { class: "strip", src: `/v1/privacy/audit/${name}.png`, alt: described, loading: "lazy" });
+  return el("img", { class: "strip", src: `${root}/v1/privacy/audit/${name}.png`, alt: described, loading: "lazy" });
 }
 
 /** @param {Attack} attack */

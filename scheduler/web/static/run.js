@@ -1,6 +1,6 @@
 // One training run: how far it is, its curves, its workers, and how to join or stop it.
 
-import { ApiError, follow, get, send } from "./api.js";
+import { ApiError, follow, get, root, send } from "./api.js";
 import { element as ofCopies, showCopies } from "./copies.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
@@ -21,7 +21,7 @@ const AFTER = { pause: "paused", drop: "dropped", trust: "trusted", resume: "act
 /** @type {Record<string, string>} */
 const WORDS = { pause: "Pause", drop: "Drop", trust: "Trust", resume: "Resume" };
 
-const path = `/v1/runs/${location.pathname.split("/")[3] ?? ""}`;
+const path = `/v1/runs/${location.pathname.split("/").at(-1) ?? ""}`;
 /** @type {Run} */
 let run;
 /** @type {uPlot[]} */
@@ -144,7 +144,7 @@ function judged() {
 /** What changes with the state alone. */
 function showRest() {
   const fetch = run.config.share_data === true ? " --fetch own" : "";
-  text(command, `terrace train work --scheduler ${location.origin} --run ${run.id}${fetch}`);
+  text(command, `terrace train work --scheduler ${location.origin}${root} --run ${run.id}${fetch}`);
   text(config, JSON.stringify(run.config, null, 2));
   ofResult.hidden = run.result === null;
   text(result, JSON.stringify(run.result, null, 2));
@@ -242,7 +242,7 @@ begin(async () => {
     run = await get(path);
   } catch (error) {
     if (!(error instanceof ApiError && [400, 404].includes(error.status))) throw error;
-    main.append(el("p", { class: "card", "data-testid": "no-run" }, "There is no such training run. It may have been too long ago: runs are kept for a week after their end unless set otherwise. "), el("p", {}, el("a", { href: "/ui/training" }, "All training runs")));
+    main.append(el("p", { class: "card", "data-testid": "no-run" }, "There is no such training run. It may have been too long ago: runs are kept for a week after their end unless set otherwise. "), el("p", {}, el("a", { href: `${root}/ui/training` }, "All training runs")));
     return;
   }
   main.append(

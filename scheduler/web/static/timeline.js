@@ -1,6 +1,6 @@
 // Faults and decisions as they happened, on one axis with throughput and latencies.
 
-import { follow, get } from "./api.js";
+import { follow, get, root } from "./api.js";
 import { attribute, el, replace, svg, text } from "./dom.js";
 import { clock, day, milliseconds, number } from "./format.js";
 import { axisStyle, colour } from "./plots.js";
@@ -102,7 +102,7 @@ function what(cell, event) {
 function job(cell, event) {
   if (event.job === null || cell.firstChild) return;
   // Interactive requests are no jobs that could be looked at.
-  cell.append(event.job.startsWith("live-") ? "request" : el("a", { href: `/ui/jobs/${encodeURIComponent(event.job)}` }, event.job));
+  cell.append(event.job.startsWith("live-") ? "request" : el("a", { href: `${root}/ui/jobs/${encodeURIComponent(event.job)}` }, event.job));
 }
 
 async function load() {

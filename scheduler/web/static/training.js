@@ -1,6 +1,6 @@
 // The list of training runs, newest first.
 
-import { follow, get } from "./api.js";
+import { follow, get, root } from "./api.js";
 import { attribute, el, text } from "./dom.js";
 import { day, number, percent } from "./format.js";
 import { jobState } from "./jobparts.js";
@@ -50,7 +50,7 @@ const table = new Table(
 
 /** @param {HTMLElement} cell @param {RunSummary} run */
 function link(cell, run) {
-  if (!cell.firstChild) cell.append(el("a", { href: `/ui/training/${encodeURIComponent(run.id)}` }));
+  if (!cell.firstChild) cell.append(el("a", { href: `${root}/ui/training/${encodeURIComponent(run.id)}` }));
   const [anchor] = cell.children;
   text(anchor, run.network);
   attribute(anchor, "title", [run.id, run.owner ? `of ${run.owner}` : ""].filter(Boolean).join(", "));
