@@ -31,6 +31,7 @@ from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq
+from scheduler.store.elapsed import Elapsed, kept_elapsed
 from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from scheduler.store.lease import Lease
@@ -77,13 +78,14 @@ async def open_scheduler(
     async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
         commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
         secret = await kept_secret(engine, commit)
+        elapsed = await kept_elapsed(engine, commit)
         devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
         if lifecycle.gate is not None:
             lifecycle.gate.sessions = Sessions(secret)
         fleet = Fleet(devices, settings, manifest, secret)
         reader = Reader(engine)
         store = JobStore(reader, commit)
-        runs = Runs(RunStore(reader, commit), clock=time.monotonic, wall=time.time)
+        runs = Runs(RunStore(reader, commit), clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
         nodes = NodeStore(engine, commit)
         devices.restore(await nodes.load(), time.monotonic())
         hierarchy = manifest.hierarchy
@@ -117,13 +119,14 @@ async def open_scheduler(
             inputs=InputFiles(settings.inputs, manifest.fit),
             copies=InputCopies(engine, commit) if settings.shares_database else None,
             tuning=_tuning(settings.models, manifest),
+            elapsed=elapsed.now,
         )
         record.jobs = lambda: scheduler.unfinished
         commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
         lifecycle.add_check("database", commit.check)
         watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
         try:
-            async with _loops(scheduler, commit, dispatcher, watch, lifecycle, lease):
+            async with _loops(scheduler, commit, elapsed, dispatcher, watch, lifecycle, lease):
                 yield scheduler
         finally:
             with suppress(TimeoutError):
@@ -133,7 +136,13 @@ async def open_scheduler(
 
 @asynccontextmanager
 async def _loops(
-    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, watch: Watch, lifecycle: Lifecycle, lease: Lease
+    scheduler: Scheduler,
+    commit: GroupCommit,
+    elapsed: Elapsed,
+    dispatcher: Dispatcher,
+    watch: Watch,
+    lifecycle: Lifecycle,
+    lease: Lease,
 ) -> AsyncIterator[None]:
     writing = lifecycle.own(commit.run(), name="group commit")
     others: list[asyncio.Task[None]] = []
@@ -145,6 +154,7 @@ async def _loops(
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
             lifecycle.own(watch.run(), name="watch"),
             lifecycle.own(_purge(scheduler), name="purge"),
+            lifecycle.own(elapsed.run(commit), name="elapsed time"),
             lifecycle.own(scheduler.operators.run(), name="known nodes"),
             lifecycle.own(scheduler.runs.watch(), name="training runs"),
             lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),

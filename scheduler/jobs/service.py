@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -94,6 +94,7 @@ class Scheduler:
         inputs: InputFiles,
         copies: InputCopies | None,
         tuning: Tuning | TerraceError,
+        elapsed: Callable[[], float],
     ) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -107,6 +108,8 @@ class Scheduler:
         self.stopping = False
         """Set when the service drains, or leads no longer: endless streams end themselves then."""
         self._leads = True
+        self._elapsed = elapsed
+        """By which deadlines and retention count: see `scheduler.store.elapsed`."""
         self._store = store
         self._inputs = inputs
         self._copies = copies
@@ -250,7 +253,7 @@ class Scheduler:
             fingerprint=fingerprint,
             traceparent=trace.traceparent,
             created_at=now,
-            deadline_at=now + policy.deadline_s,
+            deadline_elapsed=self._elapsed() + policy.deadline_s,
         )
         try:
             stored = await self._store.add(job, facts, key)
@@ -285,7 +288,7 @@ class Scheduler:
             self._release(job.input_sha256)
             self._news.tell(job.id)
 
-        sink = DurableSink(job, progress, store=self._store, on_end=on_end)
+        sink = DurableSink(job, progress, store=self._store, elapsed=self._elapsed, on_end=on_end)
         self._sinks[job.id] = sink
         active = ActiveJob(
             job_id=job.id,
@@ -294,7 +297,7 @@ class Scheduler:
             content=job.input_sha256,
             tasks=tasks,
             sink=sink,
-            deadline=time.monotonic() + job.deadline_at - time.time(),
+            deadline=time.monotonic() + job.deadline_elapsed - self._elapsed(),
             trace=trace or job.trace,
             created_at=job.created_at,
         )
@@ -342,7 +345,7 @@ class Scheduler:
                 await self._copies.fetch(job.input_sha256, path)
             images = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
-            sink = DurableSink(job, progress, store=self._store, on_end=lambda: None)
+            sink = DurableSink(job, progress, store=self._store, elapsed=self._elapsed, on_end=lambda: None)
             await sink.ended(JobState.FAILED, str(exc))
             self._release(job.input_sha256)
             return
@@ -381,7 +384,7 @@ class Scheduler:
         return job if job.final or job.id in self._sinks else await self._store.get(job.id)
 
     def _shown(self, row: JobRow) -> Job:
-        now, flat = time.time(), self._hierarchy(row).is_flat
+        now, flat = self._elapsed(), self._hierarchy(row).is_flat
         sink = self._sinks.get(row.id)
         if sink is None:
             figures = row.summary or {**self._progress(row, ImageFacts()).summary(), "mapping": {}}
@@ -668,7 +671,7 @@ class Scheduler:
 
     async def purge(self) -> int:
         """Forget jobs and training runs whose retention is over; returns how many jobs."""
-        before = time.time() - self.settings.retention_s
+        before = self._elapsed() - self.settings.retention_s
         await self.runs.purge(before)
         return await self._store.purge(before)
 

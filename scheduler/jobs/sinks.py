@@ -34,6 +34,7 @@ class DurableSink:
         progress: Progress,
         *,
         store: JobStore,
+        elapsed: Callable[[], float],
         on_end: Callable[[], None],
     ) -> None:
         self.job = job
@@ -43,6 +44,7 @@ class DurableSink:
         """Upstream node by end device, as last used."""
         self._store = store
         self._commit = store.commit
+        self._elapsed = elapsed
         self._on_end = on_end
 
     @property
@@ -51,7 +53,7 @@ class DurableSink:
 
     def started(self) -> None:
         self.state = JobState.RUNNING
-        self._store.started(self.job.id, time.time())
+        self._store.started(self.job.id, time.time(), self._elapsed())
 
     def answer(self, answer: Answer) -> None:
         self._commit.put(answer)
@@ -67,7 +69,8 @@ class DurableSink:
         figures = self.figures | {"failed_images": self.job.images - self.progress.answered_coarse}
         figures["damaged"] = await self._store.named(self.job.id, figures["damaged"])
         final, why = self._conclude(state, reason)
-        self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
+        times = {"at": time.time(), "elapsed": self._elapsed()}
+        self._store.finished(self.job.id, state=final, reason=why, summary=figures, **times)
         await self._commit.flush()
         self.state = final
         JOBS.labels(state=final).inc()

@@ -64,10 +64,10 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
         flat: whether all tiers answer the same classes.
         state, reason: of the moment; for a job under way they are ahead of the database.
         figures: `Progress.summary()` with the mapping added.
-        now: wall clock.
+        now: elapsed time.
     """
-    end = row.finished_at if row.finished_at is not None else now
-    elapsed_s = None if row.started_at is None else max(0.0, end - row.started_at)
+    end = row.finished_elapsed if row.finished_elapsed is not None else now
+    elapsed_s = None if row.started_elapsed is None else max(0.0, end - row.started_elapsed)
     return Job(
         id=row.id,
         name=row.policy.name,

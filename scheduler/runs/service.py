@@ -83,13 +83,22 @@ class Runs:
 
     Args:
         clock: monotonic seconds.
-        wall: seconds since 1970.
+        wall: seconds since 1970, for people.
+        elapsed: by which retention counts, and for how long a host has been silent after a restart.
     """
 
-    def __init__(self, store: RunStore, *, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        elapsed: Callable[[], float],
+    ) -> None:
         self._store = store
         self._clock = clock
         self._wall = wall
+        self._elapsed = elapsed
         self._under_way: dict[str, _Known] = {}
         self._turn = asyncio.Lock()
         """Of whoever writes: what is written later is newer."""
@@ -127,7 +136,7 @@ class Runs:
             }
             if known is None:
                 self._make_room(now)
-                row = RunRow(**given, owner=owner, created_at=at, heard_at=at)
+                row = RunRow(**given, owner=owner, created_at=at, heard_at=at, heard_elapsed=self._elapsed())
                 details = RunDetails(**told)
                 await self._store.add(row, details)
                 _log.info("training run begun", extra={"run": row.id, "network": row.network})
@@ -137,7 +146,7 @@ class Runs:
                     raise Conflict(f"the id {row.id} is another run's: choose a fresh one")
                 _check_unended(row, known.state(now))
                 self._make_room(now, but=row.id)
-                row = replace(row, **given, heard_at=at)
+                row = replace(row, **given, heard_at=at, heard_elapsed=self._elapsed())
                 details = replace(details, **told)
                 await self._store.save([(row, details)])
                 _log.info("the host of a training run is back", extra={"run": row.id})
@@ -194,6 +203,7 @@ class Runs:
             state=after,
             reason=(said.error or "") if after.final and not late else row.reason,
             heard_at=at,
+            heard_elapsed=self._elapsed(),
             finished_at=(row.finished_at or at) if after.final else None,
             done=said.done,
             version=said.version,
@@ -223,12 +233,12 @@ class Runs:
         """Runs, newest first. Raises InvalidInput for a cursor that no page has given."""
         before = None if cursor is None else _read_cursor(cursor)
         rows = await self._store.page(limit=limit + 1, before=before, owner=sight.owner, unended=sight.unended)
-        now, at = self._clock(), self._wall()
+        now, elapsed = self._clock(), self._elapsed()
         shown = []
         for row in rows[:limit]:
             known = self._under_way.get(row.id)
             if known is None:
-                shown.append(summary(row, state_now(row.state, at - row.heard_at)))
+                shown.append(summary(row, state_now(row.state, elapsed - row.heard_elapsed)))
             else:
                 shown.append(summary(known.row, known.state(now)))
         more = f"{round(rows[limit - 1].created_at * 1e6)}-{rows[limit - 1].id}" if len(rows) > limit else None
@@ -418,7 +428,7 @@ class Runs:
         if (found := await self._store.get(run_id)) is None:
             return None
         row, details = found
-        return _Known(row, details, heard=self._clock() - max(0.0, self._wall() - row.heard_at))
+        return _Known(row, details, heard=self._clock() - max(0.0, self._elapsed() - row.heard_elapsed))
 
     async def _seen(self, run_id: str, sight: Sight) -> tuple[_Known, RunState]:
         """Raises NotFound."""

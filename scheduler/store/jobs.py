@@ -73,9 +73,13 @@ class JobRow:
     traceparent: str | None = None
     """Of the trace that it belongs to."""
     created_at: float
-    deadline_at: float
+    """Wall clock, as `started_at` and `finished_at`."""
     started_at: float | None = None
     finished_at: float | None = None
+    deadline_elapsed: float
+    """Elapsed time, as `started_elapsed` and `finished_elapsed`."""
+    started_elapsed: float | None = None
+    finished_elapsed: float | None = None
     summary: dict[str, Any] | None = None
 
     @property
@@ -259,21 +263,34 @@ class JobStore:
             for task, answers in by_task.items():
                 yield task, answers
 
-    def started(self, job_id: str, at: float) -> None:
-        """The first task of a job is on its way; written with the next group of results."""
+    def started(self, job_id: str, at: float, elapsed: float) -> None:
+        """The first task of a job is on its way; written with the next group of results.
+
+        Args:
+            at: wall clock.
+            elapsed: the same moment in elapsed time.
+        """
         # A job that goes on after a restart keeps the time of its first beginning.
-        changed = {"state": JobState.RUNNING, "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
+        changed = {
+            "state": JobState.RUNNING,
+            "reason": "",
+            "started_at": func.coalesce(jobs.c.started_at, at),
+            "started_elapsed": func.coalesce(jobs.c.started_elapsed, elapsed),
+        }
         self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
-    def finished(self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]) -> None:
-        """The final state, once and for all; written with the next group of results."""
+    def finished(
+        self, job_id: str, *, state: JobState, reason: str, at: float, elapsed: float, summary: Mapping[str, Any]
+    ) -> None:
+        """The final state, once and for all; written with the next group of results. Times as for `started`."""
         text = json.dumps(summary, allow_nan=False)
-        changed = {"state": state, "reason": reason, "finished_at": at, "summary": text}
+        times = {"finished_at": at, "finished_elapsed": elapsed}
+        changed = {"state": state, "reason": reason, "summary": text, **times}
         self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
     async def purge(self, finished_before: float) -> int:
-        """Delete jobs that finished before this moment, with their results; returns how many."""
-        query = select(jobs.c.id).where(jobs.c.finished_at < finished_before)
+        """Delete jobs that finished before this moment of elapsed time, with their results; returns how many."""
+        query = select(jobs.c.id).where(jobs.c.finished_elapsed < finished_before)
         old = [row.id for row in await self._reader.rows(query)]
 
         for job_id in old:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,6 +38,8 @@ class RunRow:
     created_at: float
     """Seconds since 1970, whole microseconds, as the other times are seconds since 1970."""
     heard_at: float
+    heard_elapsed: float
+    """The same moment in elapsed time."""
     finished_at: float | None = None
     done: int = 0
     version: int = 0
@@ -62,7 +64,6 @@ class RunDetails:
 
 _SHORT = [runs.c[each.name] for each in fields(RunRow)]
 _WHOLE = [*_SHORT, *(runs.c[each.name] for each in fields(RunDetails))]
-_HEARD = func.coalesce(runs.c.finished_at, runs.c.heard_at)
 
 
 class RunStore:
@@ -119,11 +120,11 @@ class RunStore:
         return [_short(row) for row in await self._reader.rows(query)]
 
     async def purge(self, before: float) -> Collection[str]:
-        """Delete runs that ended before this moment, or whose hosts were heard last before it; returns their ids."""
+        """Delete runs whose hosts were heard last before this moment of elapsed time; returns their ids."""
         old: set[str] = set()
 
         async def write(connection: AsyncConnection) -> None:
-            gone = await connection.execute(delete(runs).where(before > _HEARD).returning(runs.c.id))
+            gone = await connection.execute(delete(runs).where(runs.c.heard_elapsed < before).returning(runs.c.id))
             old.update(gone.scalars())
 
         await self._commit.execute(write)

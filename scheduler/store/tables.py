@@ -43,7 +43,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0004"
+SCHEMA = "0005"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -142,11 +142,14 @@ jobs = Table(
     Column("idempotency_key", String(255), unique=True),
     Column("fingerprint", String(64), nullable=False),
     Column("traceparent", String(55)),  # of W3C Trace Context; null in jobs of an older Terrace
-    # Wall clock, seconds since 1970: these must mean the same after a restart.
+    # Wall clock, seconds since 1970, for people.
     Column("created_at", Float(53), nullable=False),
-    Column("deadline_at", Float(53), nullable=False),
     Column("started_at", Float(53)),
     Column("finished_at", Float(53)),
+    # What is decided by: `scheduler.store.elapsed`.
+    Column("deadline_elapsed", Float(53), nullable=False),
+    Column("started_elapsed", Float(53)),
+    Column("finished_elapsed", Float(53)),
     Column("summary", Text),  # JSON, written once with the final state
 )
 
@@ -202,6 +205,7 @@ runs = Table(
     Column("reason", PlainText, nullable=False),  # why it failed or stopped
     Column("created_at", Float(53), nullable=False),
     Column("heard_at", Float(53), nullable=False),  # the host's latest report
+    Column("heard_elapsed", Float(53)),  # the same, as elapsed time
     Column("finished_at", Float(53)),
     Column("done", BigInteger, nullable=False),  # steps
     Column("version", BigInteger, nullable=False),  # of the weights

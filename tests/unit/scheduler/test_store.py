@@ -26,6 +26,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.store import migrations
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
+from scheduler.store.elapsed import continued
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
 from scheduler.store.lease import Lease
 from scheduler.store.reading import Reader
@@ -98,7 +99,7 @@ async def add(jobs: JobStore, *, images: int = 120, key: str | None = None, fact
         resized_images=len(facts.resized),
         fingerprint="f",
         created_at=now,
-        deadline_at=now + 10,
+        deadline_elapsed=now + 10,
     )
     return await jobs.add(job, facts, key)
 
@@ -333,11 +334,11 @@ async def test_an_idempotency_key_is_unique(store):
 
 async def test_a_job_begins_once(store):
     job = await add(store.jobs)
-    store.jobs.started(job.id, 5.0)
-    store.jobs.started(job.id, 9.0)
+    store.jobs.started(job.id, 5.0, 25.0)
+    store.jobs.started(job.id, 9.0, 29.0)
     await store.commit.flush()
     found = await store.jobs.get(job.id)
-    assert (found.state, found.started_at) == ("running", 5.0)
+    assert (found.state, found.started_at, found.started_elapsed) == ("running", 5.0, 25.0)
 
 
 def attempt(job: JobRow, task: int, number: int, outcome: str) -> AttemptReport:
@@ -376,6 +377,14 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
+WITHOUT_ELAPSED = (
+    "ALTER TABLE terrace_jobs RENAME COLUMN deadline_elapsed TO deadline_at",
+    "ALTER TABLE terrace_jobs DROP COLUMN started_elapsed",
+    "ALTER TABLE terrace_jobs DROP COLUMN finished_elapsed",
+)
+"""As the jobs were before elapsed time was counted."""
+
+
 async def downgrade(engine: AsyncEngine) -> None:
     """To the last form before Alembic."""
     async with engine.begin() as connection:
@@ -383,6 +392,7 @@ async def downgrade(engine: AsyncEngine) -> None:
             "DROP TABLE terrace_lease",
             "DROP TABLE terrace_inputs",
             "DROP TABLE terrace_runs",
+            *WITHOUT_ELAPSED,
             f"DROP TABLE {VERSION_TABLE}",
             "INSERT INTO terrace_properties VALUES ('schema_version', '6')",
         ):
@@ -397,6 +407,21 @@ async def test_a_database_from_before_the_lease_is_brought_up_to_date(database_u
         async with opened(database_url) as store:
             assert await store.jobs.get(job.id) == job
             await add(store.jobs)
+
+
+async def test_jobs_of_an_older_terrace_go_on_with_their_deadlines_and_retention(database_url):
+    async with opened(database_url) as store:
+        waits, ended = await add(store.jobs), await add(store.jobs)
+        store.jobs.started(ended.id, 100.0, 0.0)
+        store.jobs.finished(ended.id, state=JobState.COMPLETED, reason="", at=160.0, elapsed=0.0, summary={})
+        await store.commit.flush()
+        await downgrade(store.engine)
+    async with opened(database_url) as store:
+        # Elapsed time begins with the wall clock, as it does in a database that has none yet.
+        assert continued(None, boot="b", since_boot=7.0, wall=1234.5) == 1234.5
+        assert (await store.jobs.get(waits.id)).deadline_elapsed == waits.deadline_elapsed
+        found = await store.jobs.get(ended.id)
+        assert (found.started_elapsed, found.finished_elapsed) == (100.0, 160.0)
 
 
 async def test_a_migration_is_done_as_a_whole_or_not_at_all(database_url, monkeypatch):
@@ -424,6 +449,8 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
             await connection.execute(text("DROP TABLE terrace_runs"))
+            for statement in WITHOUT_ELAPSED:
+                await connection.execute(text(statement))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
         newer = await open_database(database_url)
         await newer.dispose()
@@ -462,7 +489,7 @@ async def test_each_job_keeps_its_classes_and_classes_without_jobs_go(store):
     for served in (second, second, first, second):
         assert await store.jobs.hierarchies(served) == {first.digest: first, served.digest: served}
     assert (await store.jobs.get(old.id)).hierarchy == first.digest
-    store.jobs.finished(old.id, state=JobState.COMPLETED, reason="", at=1.0, summary={})
+    store.jobs.finished(old.id, state=JobState.COMPLETED, reason="", at=9.0, elapsed=1.0, summary={})
     await store.commit.flush()
     await store.jobs.purge(2.0)
     assert await store.jobs.hierarchies(second) == {second.digest: second}
@@ -472,8 +499,10 @@ async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store)
     jobs = [await add(store.jobs) for _ in range(3)]
     store.commit.put(answer(jobs[0], 0))
     await store.commit.flush()
-    store.jobs.finished(jobs[0].id, state=JobState.COMPLETED, reason="", at=100.0, summary={"answered_coarse": 50})
-    store.jobs.finished(jobs[1].id, state=JobState.FAILED, reason="why", at=200.0, summary={})
+    store.jobs.finished(
+        jobs[0].id, state=JobState.COMPLETED, reason="", at=900.0, elapsed=100.0, summary={"answered_coarse": 50}
+    )
+    store.jobs.finished(jobs[1].id, state=JobState.FAILED, reason="why", at=0.0, elapsed=200.0, summary={})
     await store.commit.flush()
     assert [job.id for job in await store.jobs.unfinished()] == [jobs[2].id]
     assert (await store.jobs.get(jobs[0].id)).summary == {"answered_coarse": 50}

@@ -102,7 +102,7 @@ class Written:
         self.queued: list[tuple[str, str, int]] = []
         self.durable: list[tuple[str, str, int]] = []
 
-    def finished(self, job_id, *, state, reason, at, summary) -> None:
+    def finished(self, job_id, *, state, reason, at, elapsed, summary) -> None:
         self.queued.append((state, reason, summary["failed_images"]))
 
     async def named(self, job_id, images):
@@ -133,7 +133,7 @@ async def test_the_end_of_a_job_is_told_when_it_is_durable(coarse, failed, state
     progress = Progress(None, np.zeros(1, np.int32))
     progress.answered_coarse, progress.failed_images = coarse, failed
     store = Written()
-    sink = DurableSink(Row, progress, store=store, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
+    sink = DurableSink(Row, progress, store=store, elapsed=lambda: 0.0, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
     await sink.ended(state, reason)
     assert store.durable == [expected]
     assert ended == ["j"]
