@@ -6,6 +6,7 @@ import errno
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperOption
 
 from tierkit.errors import DataError, InvalidInput, NotFound, ProviderUnavailable, SetupError, WeightsError
 
@@ -18,6 +19,17 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
 UsageError: Any = typer.BadParameter.__base__
+
+
+_type_shown = TyperOption.display_type_rich
+
+
+def _type_of_values(option: TyperOption, ctx: Any) -> str | None:
+    """Typer's help pages show `<bool>` beside flags, as if they took a value."""
+    return None if option.is_flag else _type_shown(option, ctx)
+
+
+TyperOption.display_type_rich = _type_of_values  # type: ignore[method-assign, assignment]  # it has no setting for this
 
 
 def as_sentence(text: str) -> str:

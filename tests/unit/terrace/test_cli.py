@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from models.data import read_sample
 from scheduler.jobs.policy import PolicyRequest
 from scheduler.settings import SchedulerSettings
 from terrace import __version__
-from terrace.cli import run
+from terrace.cli import _COMMANDS, _load, run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, PATIENCE_S
 from tierkit.client import Backoff, PolicyFields
 from tierkit.http.address import free_port
@@ -44,6 +45,21 @@ def test_a_service_is_not_made_to_carry_the_face() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def below(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """The command, and those below it."""
+    yield path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from below(child, *path, name)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_no_help_page_shows_a_value_beside_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    for path in below(_load(name), name):
+        assert run([*path, "--help"]) == 0
+        assert "<bool>" not in capsys.readouterr().out, path
 
 
 @pytest.mark.parametrize("kind", ["end", "edge", "cloud"])
