@@ -49,8 +49,21 @@ class Choice:
     def __str__(self) -> str:
         if self.aim is None:
             return {Scheme.END: "end alone", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
-        what = "budget" if self.escalate is Escalate.BUDGET else "accuracy"
-        return f"{what} {self.aim:g}, from {self.lowest}"
+        what = f"budget {self.aim:g}"
+        if self.escalate is not Escalate.BUDGET:
+            what = f"{self.aim:g} of the next tier's accuracy"
+        return f"{what}, from {self.lowest}"
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> Choice:
+        """That of a job in a record."""
+        lowest = point["escalate_from"]
+        return cls(
+            scheme=Scheme(point["scheme"]),
+            escalate=Escalate(point["escalate"]),
+            lowest=None if lowest is None else Tier(lowest),
+            aim=point["aim"],
+        )
 
 
 def choices(budgets: Sequence[float], accuracies: Sequence[float]) -> list[Choice]:
@@ -154,7 +167,7 @@ def _row(
     relative = point[level] / top[level] if top and point[level] is not None else None
     fine = point["fine_accuracy"] is not None
     return {
-        "choice": point["choice"],
+        "choice": str(Choice.of(point)),
         "escalate": point["escalate"],
         "escalate_from": point["escalate_from"],
         "aim": point["aim"],

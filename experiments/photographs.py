@@ -33,11 +33,11 @@ from experiments.harness import (
 )
 from experiments.imagenet import photographs
 from experiments.record import spread
-from models.manifest import Fit, load_manifest
+from models.manifest import Fit, load_manifest, weights_folder
 from models.pictures import resized
 from models.session import import_runtime, verify_file
 from tierkit.client import AsyncClient
-from tierkit.errors import InvalidInput, ServiceFailed
+from tierkit.errors import ServiceFailed
 from tierkit.fleet import MAX_NODES, TERRACE, local_plan
 from tierkit.inference.model import Array
 from tierkit.types import JobState, Scheme, Tier
@@ -134,7 +134,8 @@ class Chosen(Options):
 
     models: Path | None = option(
         None,
-        "Model set whose end network classifies them; `python -m experiments.imagenet` makes networks to import.",
+        "Model set whose end network classifies them; `python -m experiments.imagenet` makes networks to import. "
+        "Default: Terrace's own, for which no target is judged.",
         file_okay=False,
         exists=True,
     )
@@ -155,9 +156,9 @@ class Photographs(Experiment):
     one_row = True
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
-        if chosen.models is None:
-            raise InvalidInput("say whose network is to classify the photographs: --models SET")
         entry = load_manifest(chosen.models).default_for(Tier.END)
+        if chosen.models is None:
+            run.note("Terrace's own network, which sees 32 x 32 pixels: --models SET for one that sees photographs")
         cores = os.cpu_count() or 1
         ends = chosen.end or cores
         sources = photographs()
@@ -178,8 +179,9 @@ class Photographs(Experiment):
             "end": ends,
             "cores": cores,
             "rounds": chosen.rounds,
+            "judged": chosen.models is not None,
         }
-        path = verify_file(entry, chosen.models)
+        path = verify_file(entry, chosen.models or weights_folder())
         ways = {
             "all_cores_per_batch": (_session(path, cores), 1, _BATCH),
             "one_core_per_batch": (_session(path, 1), cores, _BATCH),
@@ -191,9 +193,10 @@ class Photographs(Experiment):
         state.mkdir()
         plan = local_plan(
             {Tier.END: ends},
-            scheduler={"port": 0, "state": str(state / "state"), "models": chosen.models},
-            node={"models": chosen.models},
+            scheduler={"port": 0, "state": str(state / "state")},
         )
+        if chosen.models is not None:
+            plan = plan.with_defaults({"models": chosen.models})
         async with (
             run.launched(plan, state, command=TERRACE) as fleet,
             AsyncClient(fleet.scheduler_url, timeout_s=_JOB_BUDGET_S) as client,
@@ -216,6 +219,8 @@ class Photographs(Experiment):
         """One row: median and range of the rounds."""
         points, photographs = record["points"], record["config"]["photographs"]
         ratios = spread([ratio_of(point) for point in points])
+        # The target is for networks that see photographs: those for 32 x 32 pixels take next to no time.
+        missed = record["config"].get("judged", True) and ratios.median < _TARGET
         return [
             {
                 "photographs": photographs,
@@ -224,7 +229,7 @@ class Photographs(Experiment):
                 "bare_per_s": asdict(spread([photographs / point["fleet_s"] / ratio_of(point) for point in points])),
                 "ratio": asdict(ratios),
                 "equal": sum(point["equal"] for point in points),
-                "missed": [] if ratios.median >= _TARGET else [f"fleet / bare {ratios.median:.3f} < {_TARGET}"],
+                "missed": [f"fleet / bare {ratios.median:.3f} < {_TARGET}"] if missed else [],
             }
         ]
 

@@ -307,19 +307,24 @@ class Chaos(Experiment):
         return Table(headings=" | counted", rows=list(shown.items()))
 
     def draw(self, record: Record, figures: Figures) -> None:
-        """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then."""
+        """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then; no
+        plot where none was."""
+        looks = ((Kind.KILL, "killed", "#0072B2", "-"), (Kind.STOP, "silent", "#D55E00", "--"))
+        lines = [(_detected(record["points"], kind), *look) for kind, *look in looks]
+        if not any(samples for samples, *_ in lines):
+            return
         (axes,) = figures.panels(
             "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
         )
-        for kind, colour, style in ((Kind.KILL, "#0072B2", "-"), (Kind.STOP, "#D55E00", "--")):
-            if samples := _detected(record["points"], kind):
-                shares = [(rank + 1) / len(samples) for rank in range(len(samples))]
-                label = f"{'killed' if kind is Kind.KILL else 'silent'} (n = {len(samples)})"
-                axes.step(samples, shares, where="post", color=colour, linestyle=style, label=label)
+        for samples, name, colour, style in lines:
+            if samples:
+                # From 0 on, so that a single sample is a line, too.
+                shares = [rank / len(samples) for rank in range(len(samples) + 1)]
+                label = f"{name} (n = {len(samples)})"
+                axes.step([0.0, *samples], shares, where="post", color=colour, linestyle=style, label=label)
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False)
+        axes.legend(frameon=False)
 
 
 CHAOS = Chaos()

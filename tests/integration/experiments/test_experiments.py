@@ -162,6 +162,13 @@ def test_slow_edge(profile: str, tmp_path: Path) -> None:
     assert point["fine_images_by_node"].keys() == {"edge-1", "cloud-1", "end-1", "end-2", "end-3"}
 
 
+def test_photographs(profile: str, tmp_path: Path) -> None:
+    """Without a model set, Terrace's own network classifies them, and no target is judged."""
+    few = ["--photographs", "6", "--rounds", "1", "--end", "1", "--out", str(tmp_path / "run")]
+    row = run("photographs", "--quick", *few)
+    assert (row["photographs"], row["equal"], row["missed"]) == (6, 6, [])
+
+
 def test_escalation(profile: str, tmp_path: Path) -> None:
     options = ["--profile", profile, "--tasks", "8", "--budget", "0.5", "--out", str(tmp_path / "run")]
     rows = run("escalation", *options)

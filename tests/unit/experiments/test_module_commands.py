@@ -37,7 +37,6 @@ from tierkit.errors import (
         ("main-job --data {file}", "TERRACE_DATA to the folder"),
         ("overload --seconds inf", "Invalid value for '--seconds': "),
         ("overload --only mobilenet=0", "write MODEL=FACTOR"),
-        ("photographs --quick", "--models SET"),
         ("photographs --photographs 0", "Invalid value for '--photographs': "),
         ("photographs --models {file}", "Invalid value for '--models': "),
         ("peers --rounds 101", "Invalid value for '--rounds': "),

@@ -1,9 +1,11 @@
 """Tables in documentation pages."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from experiments.catalog import EXPERIMENTS
 from experiments.pages import fill
 from tierkit.errors import InvalidInput
 
@@ -37,3 +39,18 @@ def test_a_page_without_the_place_is_left_as_it_is(text: str | None, tmp_path: P
     with pytest.raises(InvalidInput, match=r"cannot read the page|has no place for the table"):
         fill(page, "a", "| table |")
     assert text is None or page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("| experiment | what it shows |", set(EXPERIMENTS)),
+        ("| experiment | with `--quick` |", {name for name, each in EXPERIMENTS.items() if each.quick}),
+    ],
+    ids=["all", "quick"],
+)
+def test_every_experiment_stands_in_the_tables_of_its_page(heading: str, names: set[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = page.split(heading)[1].split("\n\n")[0].splitlines()[2:]
+    told = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(told) == sorted(names)

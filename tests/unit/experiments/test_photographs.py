@@ -52,3 +52,5 @@ def test_one_row_of_all_rounds(fleet_s: float, missed: int) -> None:
     assert (row["rounds"], row["equal"]) == (3, 29)
     assert len(row["missed"]) == missed
     assert PHOTOGRAPHS.table(record).rows[-1][1] == "29 of 30"
+    (row,) = PHOTOGRAPHS.rows({**record, "config": {"photographs": 10, "judged": False}})
+    assert row["missed"] == []

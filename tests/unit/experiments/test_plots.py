@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.catalog import EXPERIMENTS
+from experiments.chaos.faults import Kind
 from experiments.figure3 import LOOKS, SERIES
 from experiments.plots import Figures, averaged, counted, measured
 from experiments.record import read_record
@@ -174,3 +175,29 @@ def test_numbers_that_would_run_into_one_another_are_left_out(ticks: int) -> Non
     assert 8 <= len(numbers) <= 30
     boxes = [label.get_window_extent() for label in shown]
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+
+
+def _fault(kind: Kind, detection_s: float | None) -> dict[str, Any]:
+    return {"what": "fault", "kind": kind, "detection_s": detection_s}
+
+
+@pytest.mark.parametrize(
+    ("points", "lines"),
+    [
+        ([], None),
+        ([_fault(Kind.KILL, None), _fault(Kind.RESET, None)], None),
+        ([_fault(Kind.KILL, 0.4)], [[(0.0, 0.0), (0.4, 1.0)]]),
+        ([_fault(Kind.STOP, 2.0), _fault(Kind.STOP, 1.0)], [[(0.0, 0.0), (1.0, 0.5), (2.0, 1.0)]]),
+    ],
+    ids=["no faults", "none noticed", "one", "two"],
+)
+def test_chaos_draws_what_was_noticed_and_no_empty_plot(
+    points: list[dict[str, Any]], lines: list[list[tuple[float, float]]] | None
+) -> None:
+    figures = Figures()
+    EXPERIMENTS["chaos"].draw({"points": points}, figures)
+    if lines is None:
+        assert figures.by_name == {}
+        return
+    (axes,) = figures.by_name["detection"].axes
+    assert [[tuple(map(float, pair)) for pair in line.get_xydata()] for line in axes.get_lines()] == lines
