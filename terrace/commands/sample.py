@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from PIL import Image
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
+from models.rightly import right_first
 from terrace.console import image_count, screen
 from tierkit.errors import DataError
 
@@ -26,17 +26,21 @@ def sample(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put them; made if need be.")],
     count: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="How many.")] = 10,
 ) -> None:
-    """Write images of the bundled sample as PNG files, each named by its number and its class."""
+    """Write images of the bundled sample as PNG files, each named by its number and its class.
+
+    Those come first that all of Terrace's networks answer rightly; the whole sample tells how many they do not.
+    """
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="FOLDER")
-    images = read_sample().take(np.arange(count))
+    numbers = right_first(count)
+    images = read_sample().take(numbers)
     if images.fine is None:
         raise DataError("the bundled sample has no labels")
     classes = bundled_hierarchy(images.hierarchy_name).fine
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for index, (pixels, label) in enumerate(zip(images.images, images.fine, strict=True)):
-            Image.fromarray(pixels).save(folder / f"{index:03}-{classes[label]}.png")
+        for number, pixels, label in zip(numbers, images.images, images.fine, strict=True):
+            Image.fromarray(pixels).save(folder / f"{number:03}-{classes[label]}.png")
     except OSError as exc:
         raise DataError(f"cannot write into {folder}: {exc.strerror or exc}") from exc
     screen().print(f"{image_count(count)} in {folder}", soft_wrap=True, markup=False)
