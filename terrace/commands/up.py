@@ -23,8 +23,10 @@ from terrace.report import tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
     CertificateError,
+    Conflict,
     DeadlineExceeded,
     Forbidden,
+    NotFound,
     ServiceFailed,
     SetupError,
     TerraceError,
@@ -37,7 +39,9 @@ from tierkit.fleet import (
     Fleet,
     FleetPlan,
     RunningService,
+    kill_service,
     launch,
+    launched_services,
     local_plan,
     read_fleet_file,
 )
@@ -53,7 +57,7 @@ _JOIN_BUDGET_S = 10.0
 _NOT_WITH_A_FILE = ("end", "edge", "cloud", "port", "untrusted", "n_map", "state")
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def up(
     context: typer.Context,
     end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="End nodes.")] = 2,
@@ -77,6 +81,8 @@ def up(
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Logs for people or for programs.")] = "text",
 ) -> None:
     """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
+    if context.invoked_subcommand is not None:
+        return
     if fleet is not None:
         _check_alone(context)
         plan = read_fleet_file(fleet, host)
@@ -106,6 +112,26 @@ def up(
         raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
         raise typer.Exit(finished)
+
+
+@app.command()
+def kill(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A node, such as end-1, or scheduler.", show_default=False)
+    ],
+) -> None:
+    """End a service that `terrace up` runs, at once and without a word, as a power cut would."""
+    found = [process for process in launched_services() if process.name == name]
+    if not found:
+        known = sorted({process.name for process in launched_services()}) or ["none"]
+        raise NotFound(f"no 'terrace up' of yours runs {name!r} here; what runs: {', '.join(known)}")
+    if len(found) > 1:
+        pids = ", ".join(str(process.pid) for process in found)
+        raise Conflict(
+            f"several fleets run {name!r} here: end the one that you mean with 'kill -9' and its pid, {pids}"
+        )
+    kill_service(found[0])
+    screen().print(f"{name} is killed (pid {found[0].pid}); the other services go on", soft_wrap=True, markup=False)
 
 
 def _check_alone(context: typer.Context) -> None:
@@ -214,7 +240,9 @@ async def _run(
             asyncio.TaskGroup() as tasks,
         ):
             starting = False
-            welcome = tasks.create_task(_welcome(fleet, notes, access), name="welcome")
+            welcome = tasks.create_task(
+                _welcome(fleet, notes, access, own_token=token_file is not None), name="welcome"
+            )
             while fleet.alive:
                 fleet.changed.clear()
                 await fleet.changed.wait()
@@ -223,9 +251,10 @@ async def _run(
     return 1
 
 
-async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
-    """Whoever reads the greeting may use the fleet: it comes when all nodes have joined, however long that takes."""
-    told = ""
+async def _welcome(fleet: Fleet, notes: Console, access: str, *, own_token: bool) -> None:
+    """Whoever reads the greeting may use the fleet: it comes when all nodes have joined, however long that takes. Where
+    that cannot be seen, it says no more than that they have been started."""
+    told, joined = "", False
     while True:
         try:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
@@ -233,7 +262,17 @@ async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
             continue  # the nodes themselves say what they wait for
         except ServiceFailed:
             break  # a node that has ended has been told of; the others have their chance
-        except (Unauthenticated, Forbidden, CertificateError) as exc:
+        except (Unauthenticated, Forbidden) as exc:
+            if not own_token:
+                access += " --token-file FILE"
+            notes.print(
+                f"not waited for the nodes: {exc}. Only the token of a user opens the device list (--token-file FILE, "
+                "or TERRACE_TOKEN). Each node says above whether the scheduler has let it in",
+                soft_wrap=True,
+                markup=False,
+            )
+            break
+        except CertificateError as exc:
             notes.print(f"not waited for the nodes: {exc}", soft_wrap=True, markup=False)
             break
         except TerraceError as exc:
@@ -242,11 +281,12 @@ async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
                 notes.print(Text(f"nodes cannot be seen in the device list: {exc}", style="yellow"), soft_wrap=True)
             await asyncio.sleep(_JOIN_BUDGET_S)
         else:
+            joined = True
             break
-    notes.print(_greeting(fleet, access), soft_wrap=True)
+    notes.print(_greeting(fleet, access, joined=joined), soft_wrap=True)
 
 
-def _greeting(fleet: Fleet, access: str) -> Text:
+def _greeting(fleet: Fleet, access: str, *, joined: bool) -> Text:
     # The sample is of the classes of Terrace's own networks.
     what = "PICTURES" if any("models" in service.plan.settings for service in fleet.alive) else "sample"
     names = Text(", ").join(tier_text(service.name, service.plan.kind) for service in fleet.alive)
@@ -258,9 +298,10 @@ def _greeting(fleet: Fleet, access: str) -> Text:
     else:
         where = f"\nscheduler  {url}   API {url}/docs\npage       {url}/ui"
     return Text.assemble(
-        ("\nTerrace is up: ", "bold"),
+        ("\nTerrace is up: " if joined else "\nTerrace has been started: ", "bold"),
         names,
         where,
+        f"\nprocesses  {', '.join(f'{service.name} {service.process.pid}' for service in fleet.alive)}",
         f"\ntry        terrace classify {what} --scheduler {fleet.scheduler_url}{access}",
         "\nstop       Ctrl-C\n",
     )

@@ -38,6 +38,46 @@ def test_ctrl_c_stops_all_in_good_order(up: Up) -> None:
     assert re.findall(r"(\S+) +stopped", up.output) == ["end-1", "edge-1", "scheduler"]
 
 
+def test_a_node_is_killed_by_its_name_and_nothing_else_is(
+    up: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (processes,) = re.findall(r"^processes +(.*)$", up.output, re.MULTILINE)
+    pids = dict(pair.split() for pair in processes.split(", "))
+    assert sorted(pids) == ["edge-1", "end-1", "scheduler"]
+    assert {int(pid) for pid in pids.values()} == set(children_of(up.process.pid))
+    # What looks like the node, and is none.
+    double = [sys.executable, "-c", "import sys; sys.stdin.read()", "terrace", "end", "--node-id", "end-1"]
+    with subprocess.Popen(double, stdin=subprocess.PIPE) as other:
+        assert run(["up", "kill", "end-1"]) == 0
+        up.wait_for("end-1 was killed by SIGKILL; the other services go on")
+        assert other.poll() is None
+        assert run(["up", "kill", "end-1"]) == 2
+        said = capsys.readouterr().err
+        assert "edge-1, scheduler" in said
+        assert other.poll() is None
+        assert other.stdin is not None
+        other.stdin.close()
+    assert up.running(within_s=0) == 2
+
+
+def test_a_fleet_whose_nodes_are_refused_is_not_up(tmp_path: Path) -> None:
+    make = ["token", "create", "--name", "another", "--role", "node", "--out", str(tmp_path / "node.token")]
+    assert run([*make, "--tokens", str(tmp_path / "tokens.toml")]) == 0
+    port = free_port()
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        f'scheduler = "http://127.0.0.1:{port}"\n[host.hub]\ntokens = "{tmp_path / "tokens.toml"}"\n'
+        f'token_file = "{tmp_path / "node.token"}"\nend = 1\n'
+        f'scheduler = {{ port = {port}, state = "{tmp_path / "state"}" }}\n'
+    )
+    with running("--fleet", str(file), "--host", "hub", log=tmp_path / "log") as up:
+        up.wait_for("refuses this node")
+        assert "Terrace is up" not in up.output
+        assert "Terrace has been started: scheduler, hub-end-1" in up.output
+        assert re.search(r"^try +terrace classify .* --token-file FILE$", up.output, re.MULTILINE)
+        assert "the token of a user" in up.output
+
+
 def test_a_service_that_dies_is_told_of_and_a_killed_launcher_leaves_no_orphans(up: Up) -> None:
     (pid,) = re.findall(r"edge-1 +ready .*pid=(\d+)", up.output)
     os.kill(int(pid), signal.SIGKILL)

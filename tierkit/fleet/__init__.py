@@ -2,6 +2,7 @@
 
 from tierkit.fleet.launcher import TERRACE, Exit, Fleet, RunningService, launch
 from tierkit.fleet.plan import MAX_NODES, SCHEDULER, FleetPlan, ServicePlan, local_plan, read_fleet_file
+from tierkit.fleet.processes import kill_service, launched_services
 
 __all__ = [
     "MAX_NODES",
@@ -12,7 +13,9 @@ __all__ = [
     "FleetPlan",
     "RunningService",
     "ServicePlan",
+    "kill_service",
     "launch",
+    "launched_services",
     "local_plan",
     "read_fleet_file",
 ]

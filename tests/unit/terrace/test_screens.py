@@ -343,6 +343,14 @@ def test_each_tier_is_shown_with_what_it_serves_and_how_often_that_is_right() ->
     assert all(percent(manifest.default_for(tier).accuracy) in line for tier, line in zip(Tier, shown, strict=True))
 
 
+def test_of_a_network_without_an_accuracy_nothing_is_said_of_right_and_wrong() -> None:
+    manifest = load_manifest()
+    none = {"coarse_accuracy": None, "fine_accuracy": None}
+    models = tuple(entry.model_copy(update=none) for entry in manifest.models)
+    (line,) = seen(tier_networks(manifest.model_copy(update={"models": models}), [Tier.CLOUD])).splitlines()
+    assert line.split()[-2:] == ["100", "classes"]
+
+
 def test_of_a_tier_that_gets_features_the_tail_is_shown() -> None:
     encoder = load_manifest().encoder("resnet-34.bottleneck")
     (edge,) = seen(tier_networks(load_manifest(), [Tier.EDGE], [Tier.EDGE])).splitlines()

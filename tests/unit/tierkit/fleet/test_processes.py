@@ -1,0 +1,34 @@
+"""Which process is which service."""
+
+import pytest
+
+from tierkit.fleet.launcher import TERRACE
+from tierkit.fleet.plan import ServicePlan
+from tierkit.fleet.processes import service_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "name"),
+    [
+        ("end", {"node_id": "end-1", "port": "0"}, "end-1"),
+        ("cloud", {"port": "0", "node_id": "cloud-9"}, "cloud-9"),
+        ("scheduler", {"port": "0"}, "scheduler"),
+    ],
+)
+def test_the_command_lines_of_the_launcher(kind: str, settings: dict[str, str], name: str) -> None:
+    assert service_of([*TERRACE, *ServicePlan(name=name, kind=kind, settings=settings).arguments(), ""]) == name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["python", "-m", "http.server"],
+        ["terrace"],
+        ["terrace", "up", "--port", "0"],
+        ["terrace", "end", "--node-id"],
+        ["bash", "-c", "pkill -9 -f 'node-id end-1'"],
+    ],
+)
+def test_other_commands_are_no_services(words: list[str]) -> None:
+    assert service_of(words) is None

@@ -1,0 +1,79 @@
+"""The services that launchers of this user run on this machine, as the kernel knows them (Linux)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierkit.errors import NotFound
+from tierkit.fleet.plan import SCHEDULER
+from tierkit.orphan import PARENT_VARIABLE
+
+__all__ = ["Process", "kill_service", "launched_services", "service_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A service that a launcher has started."""
+
+    name: str
+    """The node's id, or `scheduler`."""
+    pid: int
+    launcher: int
+    """Process id of the launcher."""
+
+
+def launched_services() -> Iterator[Process]:
+    """Those that run now. Each is a child of the launcher that its environment names, so no other process is taken for
+    one, whatever its command line says."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid != os.getuid():
+                continue
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended meanwhile, or may not be looked at
+        name = service_of(words)
+        if name is not None and f"{PARENT_VARIABLE}={parent}".encode() in environment:
+            yield Process(name=name, pid=int(folder.name), launcher=parent)
+
+
+def kill_service(process: Process) -> None:
+    """End it at once.
+
+    Raises:
+        NotFound: it has ended by itself.
+    """
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError as exc:
+        raise NotFound(f"{process.name} has ended by itself") from exc
+    try:
+        # The number may belong to another process by now; the handle stays with the one that it was opened for.
+        if process not in launched_services():
+            raise NotFound(f"{process.name} has ended by itself")
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)
+
+
+def service_of(words: list[str]) -> str | None:
+    """The name of the service that a command line starts; None for another command.
+
+    Args:
+        words: as `tierkit.fleet.launcher` starts it, Python and its flags included.
+    """
+    if "terrace" not in words:
+        return None
+    _, *words = words[words.index("terrace") :]
+    if words[:1] == [SCHEDULER]:
+        return SCHEDULER
+    try:
+        return words[words.index("--node-id") + 1]
+    except (ValueError, IndexError):
+        return None
