@@ -263,11 +263,12 @@ async def _welcome(fleet: Fleet, notes: Console, access: str, *, own_token: bool
         except ServiceFailed:
             break  # a node that has ended has been told of; the others have their chance
         except (Unauthenticated, Forbidden) as exc:
+            said = f" ({exc})" if own_token else ""
             if not own_token:
                 access += " --token-file FILE"
             notes.print(
-                f"not waited for the nodes: {exc}. Only the token of a user opens the device list (--token-file FILE, "
-                "or TERRACE_TOKEN). Each node says above whether the scheduler has let it in",
+                "not waited for the nodes: only the token of a user opens the device list (--token-file FILE, or "
+                f"TERRACE_TOKEN){said}. Each node says in its log whether the scheduler has let it in",
                 soft_wrap=True,
                 markup=False,
             )

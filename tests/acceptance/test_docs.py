@@ -3,8 +3,12 @@
 Blocks marked `console` show what cannot run here (other machines, root, a service that stays).
 """
 
+import contextlib
 import os
 import re
+import select
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +18,10 @@ import pytest
 from scheduler.jobs.policy import PolicyRequest
 from tierkit import errors
 from tierkit.client import DEFAULT_URL
+from tierkit.http.address import free_port
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/api.md", "docs/cli.md")
+PAGES = ("README.md", "docs/api.md", "docs/cli.md", "docs/tracing.md")
 DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -50,6 +55,60 @@ def run(command: list[str], environment: dict[str, str]) -> None:
     assert done.returncode == 0, f"{command[-1]}\n--- {done.returncode}\n{done.stdout}\n{done.stderr}"
     # curl ends well when the scheduler answers with an error; the examples must not.
     assert '{"error":' not in done.stdout, done.stdout + done.stderr
+
+
+def commands(page: str, heading: str) -> list[str]:
+    """The commands of a section that is for more than one machine."""
+    section = (ROOT / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    shown = "".join(re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    lines = shown.replace("\\\n", " ").splitlines()
+    return [line.removeprefix(prompt) for line in lines for prompt in ("$ ", "# ") if line.startswith(prompt)]
+
+
+def here(command: str, port: int) -> str:
+    """The same command with all machines on this one."""
+    command = re.sub(r"10\.0\.0\.\d+", "127.0.0.1", command).replace(":8070", f":{port}")
+    if command.startswith("terrace scheduler"):
+        command += f" --port {port}"
+    elif command.startswith("terrace end"):
+        command += " --port 0"
+    return f"exec {command}" if command.startswith("terrace") else command
+
+
+def wait_for_listener(service: subprocess.Popen[bytes], port: int) -> None:
+    ended = os.pidfd_open(service.pid)
+    try:
+        for _ in range(1200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                return
+            assert not select.select([ended], [], [], 0.05)[0], "the service has ended"
+    finally:
+        os.close(ended)
+    raise AssertionError(f"nothing listens on port {port}")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_fleet_with_tls_works_as_written(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
+    port = free_port()
+    services = []
+    try:
+        for command in commands("docs/security.md", "TLS"):
+            line = ["bash", "-c", here(command, port)]
+            if command.startswith(("terrace scheduler", "terrace end")):
+                services.append(subprocess.Popen(line, env=environment, cwd=tmp_path))
+                if len(services) == 1:
+                    wait_for_listener(services[0], port)
+                continue
+            done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert len(services) == 2
+        assert re.search(r"^coarse +10 ", done.stdout, re.MULTILINE), done.stdout
+    finally:
+        for service in services:
+            service.terminate()
+        for service in services:
+            service.wait(20)
 
 
 def test_the_bounds_of_the_policy_are_told() -> None:
