@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -184,6 +184,11 @@ class ModelEntry(Frozen):
     def fit(self) -> Fit:
         """The pixels that it takes."""
         return Fit(*self.input_shape[:2], self.resize, self.resize_to, self.resample)
+
+    @property
+    def reading(self) -> str:
+        """Digest of what decides an answer besides the weights: how a picture becomes pixels, and the temperature."""
+        return hashlib.sha256(json.dumps([*self.fit, self.temperature]).encode()).hexdigest()
 
     @property
     def trained(self) -> TrainingFacts:
@@ -383,10 +388,11 @@ class Manifest(Frozen):
         return hashlib.sha256(self.as_json()).hexdigest()
 
     @cached_property
-    def offered(self) -> frozenset[tuple[str, str]]:
-        """Name and sha256 of each network and of each encoder's tail that a node may serve."""
-        networks = ((entry.name, entry.sha256) for entry in self.models)
-        return frozenset((*networks, *((encoder.name, encoder.tail.sha256) for encoder in self.encoders)))
+    def offered(self) -> Mapping[str, tuple[str, str]]:
+        """By name: sha256 and `ModelEntry.reading` of each network and each encoder's tail that a node may serve. A
+        tail takes no pictures, so its reading is ""."""
+        tails = {encoder.name: (encoder.tail.sha256, "") for encoder in self.encoders}
+        return tails | {entry.name: (entry.sha256, entry.reading) for entry in self.models}
 
     def entry(self, name: str) -> ModelEntry:
         """The network called `name`.

@@ -208,6 +208,7 @@ def facts_of(entry: ModelEntry) -> dict[str, str | int | float | bool]:
         "precision": entry.precision,
         "parameters": entry.parameters,
         "temperature": entry.temperature,
+        "reading": entry.reading,
         "coarse_accuracy": entry.coarse_accuracy,
         "fine_accuracy": entry.fine_accuracy,
     }

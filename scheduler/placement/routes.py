@@ -127,12 +127,18 @@ class Fleet:
                 f"{', '.join(strangers)} of {registration.node_id} answers other classes than this fleet does: start "
                 "the node with --models for the scheduler's model set, or without --models to get it from there"
             )
-        other = next((offer for offer in registration.models if (offer.name, offer.sha256) not in self._offered), None)
-        if other is not None:
+        for offer in registration.models:
+            sha256, reading = self._offered.get(offer.name, ("", ""))
+            if offer.sha256 != sha256:
+                instead = f", and the set has {sha256}" if sha256 else ""
+                differs = f"is not in the model set of this scheduler: its sha256 is {offer.sha256}{instead}"
+            elif offer.reading not in ("", reading):
+                differs = "reads pictures in another way, or with another temperature, than the model set says"
+            else:
+                continue
             raise OtherNetworks(
-                f"{other.name} of {registration.node_id} is not in the model set of this scheduler: its sha256 is "
-                f"{other.sha256}{self._instead(other.name)}. Start the node without --models to get the set from the "
-                "scheduler, or bring its own set up to date"
+                f"{offer.name} of {registration.node_id} {differs}. Start the node without --models to get the set "
+                "from the scheduler, or bring its own set up to date"
             )
         if registration.tier is not Tier.END and self._fine_classes.isdisjoint(o.classes for o in registration.models):
             names = ", ".join(offer.name for offer in registration.models)
@@ -140,10 +146,6 @@ class Fleet:
                 f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
                 "without --model, or with one that answers classes"
             )
-
-    def _instead(self, name: str) -> str:
-        known = next((sha256 for known, sha256 in self._offered if known == name), None)
-        return "" if known is None else f", and the set has {known}"
 
     def accuracy(self, device: Device) -> float | None:
         """Of the network that a node is asked for, as the manifest has it; None where that does not know the file."""

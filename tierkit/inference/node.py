@@ -224,6 +224,7 @@ class InferenceNode:
                     sha256=runner.model.sha256,
                     ms_per_image=self.runners[self._like.get(name, name)].ms_per_image * self._replicas,
                     classes=_classes(runner.model),
+                    reading=str(runner.model.parameters.get("reading", "")),
                 )
                 for name, runner in self.runners.items()
             )

@@ -196,6 +196,8 @@ class ModelOffer(_Message):
     copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """`classes_digest` of the class names of its answers; "" where it says nothing of them."""
+    reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Digest of how it reads pictures; "" where it takes none, or says nothing of that."""
 
 
 class EncoderOffer(_Message):

@@ -81,7 +81,7 @@ def test_a_plot_without_its_extra_is_refused_before_the_measurement(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # importing it raises ImportError
-    with pytest.raises(MissingExtra, match=r"terrace\[plots\]"):
+    with pytest.raises(MissingExtra, match=r"\[plots\]"):
         run("-m", "sum", "-u", "127.0.0.1:1", "--plot", str(tmp_path / "plot.png"))
 
 

@@ -10,7 +10,7 @@ from experiments.emulation.compute import Answers
 from experiments.emulation.links import read_links
 from experiments.emulation.middleware import LinkMiddleware
 from models.data import read_sample
-from models.manifest import load_manifest
+from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tierkit.http.client import ask, open_client
 from tierkit.inference.oip_client import OipClient
@@ -36,6 +36,7 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
         "--port": "0",
         "--model": entry.name,
         "--scheduler": "http://127.0.0.1:9",  # none there: heartbeats fail meanwhile
+        "--models": f"{weights_folder()}",
         "--links": f"{links}",
         "--emulate-ms-per-image": f"{MS_PER_IMAGE}",
         "--emulate-answers": f"{tmp_path / 'answers.npz'}",

@@ -170,7 +170,7 @@ def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     out = ["--out", str(tmp_path)] if command == "quantize" else []
-    with pytest.raises(MissingExtra, match=r"terrace\[train\]"):
+    with pytest.raises(MissingExtra, match=r"\[train\]"):
         invoke(command, names()[0], "--runs", str(tmp_path), *out)
 
 

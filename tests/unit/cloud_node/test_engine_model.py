@@ -90,5 +90,5 @@ def test_the_largest_batch_is_what_all_replicas_take() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="the extra 'ray' is installed")
 async def test_the_engine_ray_needs_its_extra() -> None:
-    with pytest.raises(MissingExtra, match=r"terrace\[ray\]"):
+    with pytest.raises(MissingExtra, match=r"\[ray\]"):
         await load_engine(CloudSettings(engine="ray"), load_manifest(), Lifecycle())

@@ -228,7 +228,7 @@ def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"terrace\[cpu\]"):
+    with pytest.raises(MissingExtra, match=r"\[cpu\]"):
         load_model(load_manifest().models[0])
 
 

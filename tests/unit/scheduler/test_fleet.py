@@ -10,6 +10,7 @@ from models.manifest import Manifest, load_manifest
 from scheduler.devices.list import DeviceList
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
+from tierkit.errors import OtherNetworks
 from tierkit.types import Privacy, Scheme, Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
 
@@ -62,6 +63,26 @@ class World:
             ),
             0.0,
         )
+
+
+def test_only_networks_of_the_manifest_are_taken():
+    fleet, entry, (_, tail) = World().fleet, manifest().default_for(Tier.CLOUD), the_clouds_encoder()
+    whole = ModelOffer(name=entry.name, sha256=entry.sha256, ms_per_image=1.0, reading=entry.reading)
+
+    def claim(*models: ModelOffer) -> Registration:
+        url = "http://127.0.0.1:1"
+        return Registration(
+            node_id="cloud-1", incarnation="the-first", tier=Tier.CLOUD, url=url, models=models, version="0"
+        )
+
+    for good in ((whole,), (whole, tail), (tail,), (whole.model_copy(update={"reading": ""}),)):
+        fleet.check_networks(claim(*good))
+    squashed = entry.model_copy(update={"resize": "pad"})
+    assert squashed.reading != entry.reading
+    wrong = ({"sha256": "0" * 64}, {"name": "another"}, {"reading": squashed.reading}, {"sha256": tail.sha256[::-1]})
+    for change in wrong:
+        with pytest.raises(OtherNetworks, match=r"cloud-1"):
+            fleet.check_networks(claim(tail, whole.model_copy(update=change)))
 
 
 def test_one_node_that_measured_its_speed_wrongly_does_not_decide_n_map():
