@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,24 +18,16 @@ import onnx
 from models.calibration import expected_calibration_error, fit_temperature
 from models.folders import Pictures
 from models.hierarchy import Hierarchy
-from models.importing import first_steps, metadata as onnx_metadata
 from models.importing.cut import with_cut
-from models.importing.graph import GREY, IMAGES, LOGITS, Signature, class_numbers, fold, signature
+from models.importing.graph import signature
 from models.importing.int8 import quantised
-from models.importing.labels import Place, agreed, names_in_config, names_in_metadata, place_in, read_labels
+from models.importing.labels import agreed, place_in, read_labels
 from models.importing.modelset import check_folder, enter, free_name, hierarchy_of, present
-from models.importing.neighbours import (
-    CONFIG,
-    PROCESSORS,
-    check_exclusive,
-    neighbour,
-    pixels_by_config,
-    pixels_by_processor,
-    read_json,
-)
-from models.importing.outputs import Form, ending, form, own_answers
-from models.importing.preprocess import Preprocess, PreprocessFacts, assumed, from_toml, joined
-from models.importing.reading import first_line, read_onnx
+from models.importing.outputs import ending, own_answers
+from models.importing.preprocess import Preprocess, assumed, from_toml, joined
+from models.importing.reading import read_onnx
+from models.importing.running import Folded, Plain, probes_of, served
+from models.importing.sources import class_names_of, pixels_said
 from models.importing.validation import (
     Mistake,
     batches,
@@ -47,19 +38,14 @@ from models.importing.validation import (
     pictures_in,
 )
 from models.manifest import ModelEntry
-from models.session import import_runtime, open_session, run_session, softmax
+from models.session import softmax
 from models.speed import least_ms_per_image
-from tierkit.errors import DataError, InvalidInput, TerraceError
+from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
 from tierkit.types import Tier
 
 __all__ = ["ImportReport", "Wish", "import_network"]
 
-_PROBES = 4
-_TOLERANCE = 1e-3
-"""Of the largest score: by how much preprocessing inside the graph may change an answer."""
-_BATCH_TOLERANCE = 2e-3
-"""Of the largest output: by how much the other pictures of a batch may change an answer."""
 _CALIBRATION = 200
 _LEAST_FITTED = 50
 """Labelled pictures by which a temperature is fitted; by fewer it would say more of them than of the network."""
@@ -124,46 +110,40 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     stated = None if wish.preprocess is None else from_toml(wish.preprocess)
     say(f"reading {wish.file}")
     model = read_onnx(wish.file)
-    labels = agreed(given, _class_names(wish, model, say), say)
+    labels = agreed(given, class_names_of(wish.file, model, say), say)
     before = present(wish.models)
     hierarchy = hierarchy_of(wish.models, before, wish.hierarchy, labels)
     place = place_in(hierarchy, labels, wish.tier, source="the set" if wish.hierarchy is None else str(wish.hierarchy))
     name = free_name(wish.file, wish.tier, before, wish.name)
     check_folder(wish.models)
     known = signature(model, len(labels), layout=None if stated is None else stated.layout)
-    sources = _sources(wish, model, known, stated, say)
+    toml = None if wish.preprocess is None or stated is None else (wish.preprocess.name, stated)
+    sources = pixels_said(wish.file, model, known, toml, say)
     preprocess = joined(sources)
     if known.channels not in (None, preprocess.channels):
         raise InvalidInput(
             f"the network takes {known.channels} channels, and colour = {preprocess.colour} is said of it"
         )
     say("comparing the network with and without its preprocessing inside")
-    plain = _Plain(model, known, wish.file)
-    probes = _probes(preprocess.size)
+    plain = Plain(model, known, wish.file)
+    probes = probes_of(preprocess.size)
     values = plain.tried(probes, preprocess, say)
     end = ending(model.graph, known.output)
     if known.half:
         end = replace(end, rounded=True)
-    read_as = form(end, values, len(labels))
+    batch = 1 if plain.one_by_one else None
+    folded, read_as, difference = served(wish.file, model, known, preprocess, end, probes, values, place, batch)
+    running = Folded(folded)
     if known.single:
         what = "score" if read_as == "scores" else "probability"
         say(f"one output for two classes: it is read as the {what} of {labels[1]!r}, the second one")
-    batch = 1 if plain.one_by_one else None
-    folded = _in_order(fold(model, known, preprocess, read_as=read_as, end=end, batch=batch), place)
-    running = _Folded(folded)
-    difference = _difference(running.run(probes), own_answers(values, read_as), read_as, place)
-    if difference > (_TOLERANCE if read_as == "scores" else end.tolerance):
-        raise DataError(
-            f"{wish.file} answers otherwise once its preprocessing is inside: its answers differ by {difference:.2%}. "
-            "If it ends with a softmax or sigmoid, it must be over its classes"
-        )
     same = None
     if wish.calibrate is not None:
         say("quantising to INT8")
         folded, same = _quantised(folded, running, pictures_in(wish.calibrate, preprocess), say, batch)
-        running = _Folded(folded)
+        running = Folded(folded)
     folded, cut = with_cut(folded, probes)
-    running = _Folded(folded)
+    running = Folded(folded)
     say("measuring speed")
     pace = least_ms_per_image(running.run, probes, _SPEED_BATCH)
     content = folded.SerializeToString()
@@ -226,79 +206,6 @@ def _licence(model: onnx.ModelProto) -> str:
     return f"{said} (as the file says)" if said.isprintable() and said else "unknown: ask whoever made the network"
 
 
-def _class_names(wish: Wish, model: onnx.ModelProto, say: Say) -> dict[str, tuple[str, ...] | None]:
-    """What the network's files call its classes.
-
-    Raises:
-        InvalidInput: the numbers of its classes are in no order, or its classes do not exclude each other.
-        DataError: a file cannot be read.
-    """
-    numbers = class_numbers(model)
-    if any(type(each) is int for each in numbers) and numbers != sorted(numbers):
-        raise InvalidInput(
-            f"the ZipMap of {wish.file} numbers its outputs {numbers[:10]}: their names are in no clear order"
-        )
-    config = neighbour(wish.file, CONFIG)
-    if config is not None:
-        check_exclusive(config)
-    return {
-        "the ZipMap of the network": tuple(map(str, numbers)) or None,
-        "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
-        CONFIG: None if config is None else names_in_config(read_json(config)),
-    }
-
-
-def _sources(
-    wish: Wish, model: onnx.ModelProto, known: Signature, stated: PreprocessFacts | None, say: Say
-) -> dict[str, PreprocessFacts]:
-    """What each source says about pixels.
-
-    Raises:
-        TerraceError: one is not understood, and `preprocess.toml` leaves something to it.
-    """
-    readers: dict[str, Callable[[], PreprocessFacts]] = {
-        "the metadata of the file": lambda: onnx_metadata.facts_of(
-            {each.key: each.value for each in model.metadata_props}
-        )
-    }
-    for file in PROCESSORS:
-        if (path := neighbour(wish.file, file)) is not None:
-            readers[file] = partial(pixels_by_processor, path)
-    if (path := neighbour(wish.file, CONFIG)) is not None:
-        readers[CONFIG] = partial(pixels_by_config, path, known.size)
-    found = {"the shape of the network's input": _by_shape(known)}
-    first = first_steps.facts_of(model.graph, known.input)
-    if stated is None or stated.scale is None:
-        found["the network's first operators (--preprocess may say otherwise)"] = first
-    elif first.scale not in (None, stated.scale):
-        say(f"warning: the network's first operators look as if scale = {first.scale:g}, and not {stated.scale:g}")
-    for source, read in readers.items():
-        try:
-            found[source] = read()
-        except TerraceError as exc:
-            if stated is None or not stated.is_whole:
-                raise type(exc)(
-                    f"{exc}. To import the network nevertheless, say resize, resize_to, resample, colour, scale, mean "
-                    "and std in a preprocess.toml, and give it with --preprocess"
-                ) from exc
-            say(f"{source} is not followed, as --preprocess says it all: {exc}")
-    if wish.preprocess is not None and stated is not None:
-        found[wish.preprocess.name] = stated
-    return {name: facts for name, facts in found.items() if facts != PreprocessFacts()}
-
-
-def _by_shape(known: Signature) -> PreprocessFacts:
-    """What the type and the shape of the input say: UINT8 is for pixels as they are."""
-    facts = PreprocessFacts(
-        size=known.size,
-        colour="grey" if known.channels == 1 else None,
-        layout=known.layout if known.channels else None,  # type: ignore[arg-type]
-    )
-    if known.element == onnx.TensorProto.UINT8:
-        return facts.model_copy(update={"scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3})
-    return facts
-
-
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _WEIGHTS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, *_BYTES)
 
@@ -319,150 +226,15 @@ def _precision(model: onnx.ModelProto) -> Literal["int8", "fp32"]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-class _Plain:
-    """The network as it came, with the preprocessing done before it."""
-
-    def __init__(self, model: onnx.ModelProto, known: Signature, path: Path) -> None:
-        self._known = known
-        self.one_by_one = False
-        """True if each picture must be given to it by itself."""
-        self._measures_batches = any(node.op_type.startswith("DynamicQuantize") for node in model.graph.node)
-        """True if it rounds by the range of all values in a batch."""
-        open_ended = onnx.ModelProto()
-        open_ended.CopyFrom(model)
-        graph = open_ended.graph
-        for value in graph.input:
-            if value.type.tensor_type.shape.dim:
-                value.type.tensor_type.shape.dim[0].dim_param = "n"
-        del graph.output[:]
-        graph.output.append(onnx.ValueInfoProto(name=known.output))
-        del graph.value_info[:]
-        self._path = path
-        self._session = open_session(open_ended.SerializeToString(), str(path))
-        self._quiet = import_runtime().RunOptions()
-        self._quiet.log_severity_level = 4  # what fails is raised, and need not be logged
-
-    def tried(self, probes: Array, preprocess: Preprocess, say: Say) -> Array:
-        """Its outputs for some different pictures, each given by itself. If it does not answer the same for all of them
-        at once, it runs one by one from now on.
-
-        Raises:
-            DataError: see `run`.
-        """
-        alone = np.concatenate([self._answers(probes[at : at + 1], preprocess) for at in range(len(probes))])
-        if not _same_answers(self._answers(probes[:1], preprocess), alone[:1]):
-            raise DataError(f"{self._path} gives the same picture another answer each time: export it for inference")
-        try:
-            together = self._answers(probes, preprocess)
-        except DataError:
-            why = "its graph takes no more"
-        else:
-            if _same_answers(together, alone) and not self._measures_batches:
-                return alone
-            why = "the other pictures of a batch change its answers"
-        self.one_by_one = True
-        say(
-            f"warning: {self._path} will run one picture at a time, because {why}; with a dynamic first axis it may be "
-            "faster"
-        )
-        return alone
-
-    def run(self, images: Array, preprocess: Preprocess) -> Array:
-        """Its output `[n, outputs]` for UINT8 images `[n, height, width, 3]`.
-
-        Raises:
-            DataError: it fails, or gives no finite numbers of that shape.
-        """
-        if not self.one_by_one:
-            return self._answers(images, preprocess)
-        return np.concatenate([self._answers(images[at : at + 1], preprocess) for at in range(len(images))])
-
-    def _answers(self, images: Array, preprocess: Preprocess) -> Array:
-        known = self._known
-        values = images[..., ::-1] if preprocess.colour == "bgr" else images
-        if preprocess.colour == "grey":
-            values = np.floor(images.astype(np.float32) @ np.array(GREY, np.float32).reshape(3, 1) + np.float32(0.5))
-        if known.element == onnx.TensorProto.UINT8:
-            values = values.astype(np.uint8)
-        else:
-            factor, offset = (np.array(each, np.float32) for each in preprocess.steps)
-            kind = np.float16 if known.element == onnx.TensorProto.FLOAT16 else np.float32
-            values = (values.astype(np.float32) * factor + offset).astype(kind)
-        if known.layout == "nchw":
-            values = values.transpose(0, 3, 1, 2)
-        try:
-            (given,) = self._session.run([known.output], {known.input: np.ascontiguousarray(values)}, self._quiet)
-        except Exception as exc:  # the runtime's own classes
-            others = f"; it takes batches of {known.batch}" if known.batch not in (None, 1) else ""
-            raise DataError(
-                f"{self._path} fails on {len(images)} images of {preprocess.size[0]} x {preprocess.size[1]} "
-                f"({first_line(exc)}){others}: export it with a dynamic first axis, and for this size"
-            ) from exc
-        answers = np.asarray(given, np.float32).reshape(np.shape(given)[0] if np.ndim(given) else 1, -1)
-        if answers.shape != (len(images), 1 if known.single else known.classes):
-            raise DataError(
-                f"{self._path} gives {list(np.shape(given))} for {len(images)} images and {known.classes} classes"
-            )
-        if not np.isfinite(answers).all():
-            raise DataError(f"{self._path} gives values that are no numbers (NaN or infinite) for plain pictures")
-        return answers
-
-
-class _Folded:
-    """The network as it will be served."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._session = open_session(model.SerializeToString(), "the network with its preprocessing inside")
-
-    def run(self, images: Array) -> Array:
-        """Logits FP32 `[n, classes]` of UINT8 images."""
-        return run_session(self._session, LOGITS, {IMAGES: images})
-
-
-def _same_answers(one: Array, other: Array) -> bool:
-    return bool(np.abs(one - other).max() <= _BATCH_TOLERANCE * max(1.0, float(np.abs(other).max())))
-
-
-def _probes(size: tuple[int, int]) -> Array:
-    """Noise of several colours and contrasts, so that what is the same for all of it is no chance."""
-    rng = np.random.default_rng(0)
-    noise = rng.integers(0, 256, (_PROBES, *size, 3))
-    colours = rng.integers(0, 256, (_PROBES, 1, 1, 3))
-    share = np.linspace(1, 0.3, _PROBES).reshape(-1, 1, 1, 1)
-    return np.asarray(share * noise + (1 - share) * colours).astype(np.uint8)
-
-
-def _difference(logits: Array, own: Array, read_as: Form, place: Place) -> float:
-    """Largest change of an answer by the folding: of a score, as a share of the largest one, or of a probability."""
-    expected = own if place.order is None else own[:, place.order]
-    if read_as == "scores":
-        return float(np.abs(logits - expected).max() / max(1.0, float(np.abs(expected).max())))
-    return float(np.abs(softmax(logits) - expected).max())
-
-
-def _in_order(model: onnx.ModelProto, place: Place) -> onnx.ModelProto:
-    """With the logits in the order of the set's classes."""
-    if place.order is None:
-        return model
-    last = model.graph.node[-1]
-    last.output[0] = "logits/as-given"
-    order = onnx.numpy_helper.from_array(np.array(place.order, np.int64), "logits/order")
-    model.graph.initializer.append(order)
-    model.graph.node.append(
-        onnx.helper.make_node("Gather", ["logits/as-given", "logits/order"], [LOGITS], name="logits/order", axis=1)
-    )
-    return model
-
-
 def _quantised(
-    model: onnx.ModelProto, plain: _Folded, chosen: Pictures, say: Say, batch: int | None
+    model: onnx.ModelProto, plain: Folded, chosen: Pictures, say: Say, batch: int | None
 ) -> tuple[onnx.ModelProto, float]:
     """The INT8 form, and the share of pictures that it answers as before."""
     pictures, numbers, damage = chosen.take(evenly(len(chosen), _CALIBRATION)).readable(slice(None))
     if warning := left_out(damage, len(numbers), "for the calibration"):
         say(warning)
     integer = quantised(model, pictures, batch)
-    running = _Folded(integer)
+    running = Folded(integer)
     same = [
         (running.run(part).argmax(axis=1) == plain.run(part).argmax(axis=1)).mean()
         for part in np.array_split(pictures, max(1, len(pictures) // 25))
@@ -470,7 +242,7 @@ def _quantised(
     return integer, float(np.mean(same))
 
 
-def _answered(running: _Folded, chosen: Pictures, labels: Array, say: Say) -> tuple[Array, Pictures, Array]:
+def _answered(running: Folded, chosen: Pictures, labels: Array, say: Say) -> tuple[Array, Pictures, Array]:
     """Logits of the pictures that can be read, these, and their labels."""
     logits: list[Array] = []
     kept: list[int] = []

@@ -90,6 +90,12 @@ TAILS = {
         shape=["n", 3, 1, 1],
         stored={"form": np.array([-1, 3, 1, 1])},
     ),
+    "softmax of all pictures in one row": _tail(
+        _node("Reshape", ["scores", "row"], ["rows"]),
+        _node("Softmax", ["rows"], ["prob"], axis=-1),
+        _node("Reshape", ["prob", "form"], ["output"]),
+        stored={"row": np.array([1, -1, 3]), "form": np.array([-1, 3])},
+    ),
     "softmax over pictures": _tail(_node("Softmax", ["scores"], ["output"], axis=0)),
     "softmax in percent": _tail(
         _SOFTMAX, _node("Mul", ["prob", "hundred"], ["output"]), stored={"hundred": np.float32(100)}

@@ -1,0 +1,102 @@
+"""All that the files of a network say: what its classes are called, and what it expects of its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from models.importing import first_steps, metadata as onnx_metadata
+from models.importing.graph import Signature, class_numbers
+from models.importing.labels import names_in_config, names_in_metadata
+from models.importing.neighbours import (
+    CONFIG,
+    PROCESSORS,
+    check_exclusive,
+    neighbour,
+    pixels_by_config,
+    pixels_by_processor,
+    read_json,
+)
+from models.importing.preprocess import PreprocessFacts
+from tierkit.errors import InvalidInput, TerraceError
+
+__all__ = ["class_names_of", "pixels_said"]
+
+Say = Callable[[str], None]
+
+
+def class_names_of(file: Path, model: onnx.ModelProto, say: Say) -> dict[str, tuple[str, ...] | None]:
+    """What the network's files call its classes.
+
+    Raises:
+        InvalidInput: the numbers of its classes are in no order, or its classes do not exclude each other.
+        DataError: a file cannot be read.
+    """
+    numbers = class_numbers(model)
+    if any(type(each) is int for each in numbers) and numbers != sorted(numbers):
+        raise InvalidInput(
+            f"the ZipMap of {file} numbers its outputs {numbers[:10]}: their names are in no clear order"
+        )
+    config = neighbour(file, CONFIG)
+    if config is not None:
+        check_exclusive(config)
+    return {
+        "the ZipMap of the network": tuple(map(str, numbers)) or None,
+        "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
+        CONFIG: None if config is None else names_in_config(read_json(config)),
+    }
+
+
+def pixels_said(
+    file: Path, model: onnx.ModelProto, known: Signature, toml: tuple[str, PreprocessFacts] | None, say: Say
+) -> dict[str, PreprocessFacts]:
+    """What each source says about pixels.
+
+    Raises:
+        TerraceError: one is not understood, and `preprocess.toml` leaves something to it.
+    """
+    stated = None if toml is None else toml[1]
+    readers: dict[str, Callable[[], PreprocessFacts]] = {
+        "the metadata of the file": lambda: onnx_metadata.facts_of(
+            {each.key: each.value for each in model.metadata_props}
+        )
+    }
+    for name in PROCESSORS:
+        if (path := neighbour(file, name)) is not None:
+            readers[name] = partial(pixels_by_processor, path)
+    if (path := neighbour(file, CONFIG)) is not None:
+        readers[CONFIG] = partial(pixels_by_config, path, known.size)
+    found = {"the shape of the network's input": _by_shape(known)}
+    first = first_steps.facts_of(model.graph, known.input)
+    if stated is None or stated.scale is None:
+        found["the network's first operators (--preprocess may say otherwise)"] = first
+    elif first.scale not in (None, stated.scale):
+        say(f"warning: the network's first operators look as if scale = {first.scale:g}, and not {stated.scale:g}")
+    for source, read in readers.items():
+        try:
+            found[source] = read()
+        except TerraceError as exc:
+            if stated is None or not stated.is_whole:
+                raise type(exc)(
+                    f"{exc}. To import the network nevertheless, say resize, resize_to, resample, colour, scale, mean "
+                    "and std in a preprocess.toml, and give it with --preprocess"
+                ) from exc
+            say(f"{source} is not followed, as --preprocess says it all: {exc}")
+    if toml is not None:
+        found[toml[0]] = toml[1]
+    return {name: facts for name, facts in found.items() if facts != PreprocessFacts()}
+
+
+def _by_shape(known: Signature) -> PreprocessFacts:
+    """What the type and the shape of the input say: UINT8 is for pixels as they are."""
+    facts = PreprocessFacts(
+        size=known.size,
+        colour="grey" if known.channels == 1 else None,
+        layout=known.layout if known.channels else None,  # type: ignore[arg-type]
+    )
+    if known.element == onnx.TensorProto.UINT8:
+        return facts.model_copy(update={"scale": 1.0, "mean": (0.0,) * 3, "std": (1.0,) * 3})
+    return facts
