@@ -68,8 +68,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def pixels_by_processor(path: Path) -> PreprocessFacts:
-    """What a file of `PROCESSORS` says.
+def pixels_by_processor(path: Path, size: tuple[int, int] | None = None) -> PreprocessFacts:
+    """What a file of `PROCESSORS` says; `size` as in `timm_config.facts_of`.
 
     Raises:
         DataError: it has a class, key or value that is not understood.
@@ -82,6 +82,8 @@ def pixels_by_processor(path: Path) -> PreprocessFacts:
             content = dict(inner)
     if path.name == PROCESSORS[1] and not hugging_face.is_image_processor(content):
         return PreprocessFacts()  # of texts
+    if content.get("image_processor_type") == "TimmWrapperImageProcessor" and "pretrained_cfg" in content:
+        return _understood(path, lambda: timm_config.facts_of(content, size))
     return _understood(path, lambda: hugging_face.facts_of(content) if content else PreprocessFacts())
 
 

@@ -66,7 +66,7 @@ def pixels_said(
     }
     for name in PROCESSORS:
         if (path := neighbour(file, name)) is not None:
-            readers[name] = partial(pixels_by_processor, path)
+            readers[name] = partial(pixels_by_processor, path, known.size)
     if (path := neighbour(file, CONFIG)) is not None:
         readers[CONFIG] = partial(pixels_by_config, path, known.size)
     found = {"the shape of the network's input": _by_shape(known)}

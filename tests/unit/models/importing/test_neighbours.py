@@ -144,6 +144,14 @@ def test_timm(tmp_path: Path, content: dict[str, Any], size: tuple[int, int] | N
     assert {name: getattr(facts, name) for name in said} == said
 
 
+def test_the_processor_of_transformers_for_networks_of_timm(tmp_path: Path) -> None:
+    content = {"image_processor_type": "TimmWrapperImageProcessor", "architecture": "x", "pretrained_cfg": TIMM}
+    plain = pixels_by_config(written(tmp_path, {"pretrained_cfg": TIMM}, "config.json"), None)
+    assert pixels_by_processor(written(tmp_path, content)) == plain
+    with pytest.raises(DataError, match="TimmWrapper"):
+        pixels_by_processor(written(tmp_path, {"image_processor_type": "TimmWrapperImageProcessor"}))
+
+
 def test_a_configuration_that_is_not_of_timm_says_nothing_about_pixels(tmp_path: Path) -> None:
     for content in ({"architectures": ["ResNetForImageClassification"], "image_size": 224}, {"input_size": 3}, {}):
         assert pixels_by_config(written(tmp_path, content, "config.json"), None) == PreprocessFacts()
