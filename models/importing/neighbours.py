@@ -94,6 +94,8 @@ def pixels_by_config(path: Path, size: tuple[int, int] | None) -> PreprocessFact
         DataError: it has a key or value that is not understood.
     """
     content = read_json(path)
+    if others := sorted({"image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"} & set(content)):
+        raise DataError(f"cannot follow {path}: {others[0]!r} belongs into {PROCESSORS[0]}")
     return _understood(path, lambda: timm_config.facts_of(content, size))
 
 

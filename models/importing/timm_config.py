@@ -40,7 +40,8 @@ def facts_of(content: Mapping[str, Any], size: tuple[int, int] | None = None) ->
     given = content.get("pretrained_cfg", content)
     if not isinstance(given, Mapping):
         raise ValueError("'pretrained_cfg' is no object")
-    if given is content and not ("architecture" in content and _PIXELS & set(content)):
+    is_ours = {"mean", "std", "crop_pct"} & set(content) or ("architecture" in content and _PIXELS & set(content))
+    if given is content and not is_ours:
         return PreprocessFacts()
     if unknown := sorted(key for key in set(given) - _PIXELS - _NEUTRAL if given[key] is not None):
         raise ValueError(f"timm is not known to have the key {', '.join(map(repr, unknown))}")
