@@ -176,7 +176,7 @@ def agreed(
             raise InvalidInput(
                 f"the class names of {first} contradict those of {other} ({shown}): correct them, or leave out --labels"
             )
-        say(f"{first} calls the classes otherwise than {other}, with no name in common ({shown}): is the order right?")
+        say(f"warning: {first} and {other} have no class name in common ({shown}): is the order the same?")
     return sources[first] if given is not None else _checked(sources[first], f"the class names of {first}", "class {}")
 
 

@@ -113,6 +113,7 @@ def test_what_is_not_understood_is_named(tmp_path: Path, content: Any, named: st
     ("content", "size", "said"),
     [
         ({"pretrained_cfg": TIMM}, None, {"size": (24, 24), "resize": "shortest-side", "resize_to": 32}),
+        (TIMM, None, {"size": (24, 24), "resize": "shortest-side", "resize_to": 32}),
         ({"architecture": "x", **TIMM}, None, {"size": (24, 24), "resize": "shortest-side", "resize_to": 32}),
         (
             {"pretrained_cfg": TIMM | {"crop_mode": "squash"}},
@@ -194,6 +195,13 @@ def test_a_broken_link_is_not_taken_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("nowhere")
     with pytest.raises(DataError, match="cannot read"):
         pixels_by_config(neighbour(tmp_path / "net.onnx", "config.json") or tmp_path, None)
+
+
+def test_pixels_in_the_wrong_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="image_mean"):
+        pixels_by_config(written(tmp_path, {"model_type": "vit", "image_mean": [0.5] * 3}, "config.json"), None)
+    with pytest.raises(DataError, match="model_type"):
+        pixels_by_config(written(tmp_path, {"model_type": "vit", "mean": [0.5] * 3}, "config.json"), None)
 
 
 def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(
