@@ -163,6 +163,12 @@ def test_one_sigmoid_is_the_probability_of_the_second_class(make: Make, imported
     assert imported(file, ("ok", "defect")) == pytest.approx(np.stack([1 - second, second], 1), abs=1e-5)
 
 
+def test_one_sigmoid_follows_the_order_of_the_set(make: Make, imported: Any) -> None:
+    imported(make(tail="one sigmoid"), ("ok", "defect"))
+    file = make(tail="one sigmoid")
+    assert imported(file, ("defect", "ok"))[:, 0] == pytest.approx(own(file, "output")[:, 0], abs=1e-5)
+
+
 def test_one_score_is_that_of_the_second_class(make: Make, imported: Any) -> None:
     file = make(tail="one score")
     second = 1 / (1 + np.exp(-own(file, "output")[:, 0]))
