@@ -14,12 +14,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from models.split import Part
-from tierkit.documents import Frozen, read_json
+from tierkit.documents import Frozen, faults, read_json
 from tierkit.errors import DataError, InvalidInput, NotFound, SetupError, WeightsError
 from tierkit.types import EncoderKind
 
@@ -42,6 +50,7 @@ __all__ = [
     "load_manifest",
     "merge_encoder",
     "merge_entry",
+    "parse_manifest",
     "records_folder",
     "save_manifest",
     "weights_folder",
@@ -507,6 +516,18 @@ def load_manifest(folder: Path | None = None) -> Manifest:
             f"{folder} is no model set ({why}): name a folder that 'terrace models import' or 'quantize' has made"
         ) from error
     return checked_manifest(manifest, str(path))
+
+
+def parse_manifest(content: bytes, source: str) -> Manifest:
+    """A manifest that came from elsewhere; `source` names it in messages.
+
+    Raises:
+        WeightsError: what is wrong with it.
+    """
+    try:
+        return checked_manifest(Manifest.model_validate_json(content), source)
+    except ValidationError as exc:
+        raise WeightsError(f"the manifest {source} is wrong: {faults(exc, Manifest)}") from exc
 
 
 def checked_manifest(manifest: Manifest, source: str) -> Manifest:

@@ -16,12 +16,10 @@ from urllib.parse import quote
 
 import aiohttp
 import anyio
-from pydantic import ValidationError
 
 from models.atomic import write_atomically
-from models.manifest import Manifest, ModelEntry, checked_manifest, load_manifest
+from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest
 from models.store import Fetch
-from tierkit.documents import faults
 from tierkit.errors import (
     DeadlineExceeded,
     NotFound,
@@ -175,14 +173,7 @@ async def _given(settings: NodeSettings, known: Manifest | None = None) -> Manif
         if known is not None and answer.status == 304:
             return known
         content = await read_at_most(answer, _MANIFEST_BYTES)
-    return _parsed(content, f"of {scheduler}")
-
-
-def _parsed(content: bytes, source: str) -> Manifest:
-    try:
-        return checked_manifest(Manifest.model_validate_json(content), source)
-    except ValidationError as exc:
-        raise WeightsError(f"the manifest {source} is wrong: {faults(exc, Manifest)}") from exc
+    return parse_manifest(content, f"of {scheduler}")
 
 
 def _copy_of(settings: NodeSettings) -> Path:
@@ -205,7 +196,7 @@ def _recall(settings: NodeSettings) -> Manifest | None:
     """The copy; None if there is none that can be used."""
     path = _copy_of(settings)
     try:
-        return _parsed(path.read_bytes(), f"in {path}")
+        return parse_manifest(path.read_bytes(), f"in {path}")
     except FileNotFoundError:
         return None
     except (OSError, WeightsError) as exc:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from models.manifest import (
     ModelEntry,
     begin_weights,
     load_manifest,
+    parse_manifest,
     records_folder,
     weights_folder,
 )
@@ -42,7 +44,19 @@ from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
-from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name
+from terrace.options import (
+    Data,
+    DatasetName,
+    Json,
+    ModelSet,
+    OtherDataset,
+    TlsCa,
+    TokenFile,
+    check_tls_ca,
+    connect,
+    on_command_line,
+    plain_name,
+)
 from terrace.stoppable import interruptible
 from tierkit.distribution import install_command
 from tierkit.errors import NotFound, WeightsError
@@ -76,9 +90,26 @@ _RUNS = Path("runs") / "models"
 
 
 @app.command("list")
-def list_models(models: ModelSet = None, json: Json = False) -> None:
+def list_models(
+    context: typer.Context,
+    models: ModelSet = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Show the networks that this scheduler offers, not those of a folder."),
+    ] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
+) -> None:
     """The networks of the manifest."""
-    manifest = load_manifest(models)
+    if scheduler is None:
+        manifest = load_manifest(models)
+    elif on_command_line(context, "models"):
+        raise typer.BadParameter("name a folder (--models) or a scheduler, not both", param_hint="--scheduler")
+    else:
+        check_tls_ca(context, scheduler)
+        with connect(scheduler, token_file, tls_ca) as client:
+            manifest = parse_manifest(dumps(client.models()).encode(), f"of {client.url}")
     if json:
         print_json(manifest.content())
         return

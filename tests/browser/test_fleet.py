@@ -92,6 +92,42 @@ def test_a_removed_node_stays_away_until_it_is_let_in(fleet: Fleet, open_page: O
     expect(row).to_have_attribute("data-health", "alive")
 
 
+@pytest.mark.parametrize(
+    ("count", "letters", "width", "whole"),
+    [
+        (3, 11, 960, True),
+        (14, 11, 960, True),
+        (14, 24, 960, True),
+        (4, 11, 320, True),
+        (1, 63, 960, True),
+        (14, 63, 960, False),
+    ],
+)
+def test_names_on_the_map_are_whole_where_there_is_room(
+    fleet: Fleet, open_page: OpenPage, count: int, letters: int, width: int, whole: bool
+) -> None:
+    page = open_page(f"{fleet.url}/ui")
+    names = [f"{'a' * (letters - 2)}{number:02}" for number in range(count)]
+    shown = page.evaluate(
+        """async ([names, width]) => {
+          const file = document.querySelector("script[type=module]").src.replace("fleet.js", "map.js");
+          const { arranged, shortened } = await import(file);
+          const { places } = arranged(names.map((node_id) => ({ node_id, tier: "end" })), width);
+          return names.map((name) => {
+            const { x, y, letters } = places.get(name);
+            return [x, y, shortened(name, letters)];
+          });
+        }""",
+        [names, width],
+    )
+    texts = [text for _, _, text in shown]
+    assert (texts == names) is whole
+    assert len(set(texts)) == count  # told apart, even where they are cut
+    for one, (x, y, text) in enumerate(shown):
+        for x2, y2, text2 in shown[one + 1 :]:
+            assert y != y2 or abs(x - x2) >= 7 * (len(text) + len(text2)) / 2
+
+
 @pytest.mark.benchmark
 def test_speed_of_a_death_on_the_map(
     tmp_path_factory: pytest.TempPathFactory, open_page: OpenPage, capsys: pytest.CaptureFixture[str]

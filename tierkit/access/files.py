@@ -79,10 +79,10 @@ class TokenFile:
         SetupError: as `read_token`, at the first reading.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = signature([path])
-        self._token = read_token(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._seen = signature([self._path])
+        self._token = read_token(self._path)
 
     def __call__(self) -> str:
         """The token as it is now."""

@@ -85,6 +85,7 @@ class AsyncClient(Connection):
         *,
         labels: Labels | None = None,
         idempotency_key: str | None = None,
+        patience_s: float | None = None,
         **policy: Unpack[PolicyFields],
     ) -> Job:
         """Hand in images as one job; returns when the scheduler has stored them.
@@ -95,12 +96,16 @@ class AsyncClient(Connection):
             labels: one class name, class index or None per image; then accuracy is reported.
             idempotency_key: names this submission; a second one with the same key returns the first one's job. Made
                 afresh by default, so that a try whose answer was lost can be repeated without a second job.
+            patience_s: how long to go on while the scheduler is away, stands by or takes no jobs. Default: a few
+                seconds, as the client's `Backoff` says.
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
                 on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name.
         """
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
-        response = await self._request("POST", "/v1/jobs", repeatable=True, headers=headers, upload=upload)
+        response = await self._request(
+            "POST", "/v1/jobs", repeatable=True, headers=headers, upload=upload, patience_s=patience_s
+        )
         return parse(Job, response.content)
 
     async def classify(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -122,6 +123,7 @@ class _Tries:
         attempts: int,
         repeatable: bool,
         failover_s: float,
+        patience_s: float | None = None,
     ) -> None:
         self._round = Round(ring)
         self._backoff = backoff
@@ -129,6 +131,7 @@ class _Tries:
         self._attempts = attempts
         self._repeatable = repeatable
         self._failover_s = failover_s
+        self._patient_until = None if patience_s is None else time.monotonic() + patience_s
         self._failures = 0
         self._standby_since: float | None = None
 
@@ -143,7 +146,12 @@ class _Tries:
             raise trouble
         self._failures += 1
         told = False
-        if isinstance(trouble, Standby):
+        left_s = math.inf
+        if self._patient_until is not None:
+            left_s = self._patient_until - time.monotonic()
+            if left_s <= 0:
+                raise trouble
+        elif isinstance(trouble, Standby):
             now = time.monotonic()
             told = self._standby_since is not None
             self._standby_since = self._standby_since or now
@@ -152,7 +160,7 @@ class _Tries:
         elif self._failures >= self._attempts:
             raise trouble
         asked_s = 0.0 if isinstance(trouble, UpstreamUnavailable) else min(trouble.retry_after_s, _MAX_RETRY_AFTER_S)
-        wait_s = self._backoff.wait_s(self._failures, at_least_s=asked_s)
+        wait_s = min(left_s, self._backoff.wait_s(self._failures, at_least_s=asked_s))
         if self._on_wait is not None and asked_s >= _TOLD_S and not told:
             self._on_wait(str(trouble), wait_s)
         await anyio.sleep(wait_s)
@@ -245,15 +253,17 @@ class Connection:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         upload: Upload | None = None,
+        patience_s: float | None = None,
     ) -> httpx.Response:
         """Send until answered, with at most `Backoff.attempts` tries.
 
         Args:
             repeatable: whether the request may be sent again although the scheduler may have acted on it. Where it
                 may not, only what certainly never reached it (a refused connection) is tried again.
+            patience_s: go on for so long, however many tries that takes.
         """
         question = _Question(method=method, path=path, params=params, headers=headers, upload=upload)
-        tries = self._tries(attempts=self._backoff.attempts, repeatable=repeatable)
+        tries = self._tries(attempts=self._backoff.attempts, repeatable=repeatable, patience_s=patience_s)
         while True:
             url = self._ring.current
             error: TerraceError
@@ -301,7 +311,9 @@ class Connection:
                 await tries.failed(url, error)
             yield self._chunks(url, response)
 
-    def _tries(self, *, attempts: int, repeatable: bool, patient: bool = True) -> _Tries:
+    def _tries(
+        self, *, attempts: int, repeatable: bool, patient: bool = True, patience_s: float | None = None
+    ) -> _Tries:
         return _Tries(
             self._ring,
             self._backoff,
@@ -309,6 +321,7 @@ class Connection:
             attempts=attempts,
             repeatable=repeatable,
             failover_s=self._backoff.failover_s if patient else 0.0,
+            patience_s=patience_s,
         )
 
     async def _read(self, url: str, question: _Question) -> httpx.Response:

@@ -9,6 +9,11 @@ const LEFT = 56;
 const ROW = 44;
 const GAP = 56;
 const NAME_PX = 64;
+/** Of a letter of a name, and beside each name. */
+const LETTER_PX = 7.5;
+const BESIDE_PX = 10;
+/** Longer names are cut in the middle, where there is no more room. */
+const MOST_LETTERS = 24;
 const SMALL_PX = 18;
 /** With more lines than these none of them moves: that takes a browser too much. */
 const MOST_MOVING = 60;
@@ -21,7 +26,7 @@ const SHAPES = {
   dead: "M -10 -6 L -6 -10 L 0 -4 L 6 -10 L 10 -6 L 4 0 L 10 6 L 6 10 L 0 4 L -6 10 L -10 6 L -4 0 Z",
 };
 
-/** @typedef {{x: number, y: number, scale: number, named: boolean}} Place */
+/** `letters`: for how many of its name there is room. @typedef {{x: number, y: number, scale: number, letters: number}} Place */
 
 /**
  * Where the nodes stand.
@@ -35,16 +40,19 @@ export function arranged(nodes, width) {
   for (const tier of TIERS) {
     const here = nodes.filter((node) => node.tier === tier);
     lines.push({ tier, y });
-    const inLineNamed = Math.floor((width - LEFT) / NAME_PX);
-    const named = here.length <= inLineNamed;
-    const inLine = named ? inLineNamed : Math.floor((width - LEFT) / SMALL_PX);
+    const named = here.length <= Math.floor((width - LEFT) / NAME_PX);
+    const longest = Math.min(MOST_LETTERS, Math.max(0, ...here.map((node) => node.node_id.length)));
+    const each = named ? Math.max(NAME_PX, longest * LETTER_PX + BESIDE_PX) : SMALL_PX;
+    const inLine = Math.max(1, Math.floor((width - LEFT) / each));
     const rows = Math.max(1, Math.ceil(here.length / inLine));
     const step = named ? ROW : SMALL_PX;
     here.forEach((node, index) => {
       const row = Math.floor(index / inLine);
       const inThis = Math.min(inLine, here.length - row * inLine);
-      const x = LEFT + ((width - LEFT) * ((index % inLine) + 0.5)) / inThis;
-      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, named });
+      const room = (width - LEFT) / inThis;
+      const x = LEFT + room * ((index % inLine) + 0.5);
+      const letters = named ? Math.floor((room - BESIDE_PX) / LETTER_PX) : 0;
+      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, letters });
     });
     y += (rows - 1) * step + ROW + GAP;
   }
@@ -122,7 +130,7 @@ export class FleetMap {
       if (moved || isNew) {
         const place = /** @type {Place} */ (this.arrangement.places.get(node.node_id));
         attribute(group, "transform", `translate(${place.x.toFixed(1)} ${place.y}) scale(${place.scale})`);
-        text(name, place.named ? shortened(node.node_id) : "");
+        text(name, place.letters ? shortened(node.node_id, place.letters) : "");
       }
       attribute(group, "data-health", node.health);
       attribute(group, "class", node.outstanding ? "busy" : null);
@@ -149,7 +157,7 @@ export class FleetMap {
       }
       if (moved || isNew) {
         const middle = (from.y + to.y) / 2;
-        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + (to.named ? 42 : 18)}`);
+        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + (to.letters ? 42 : 18)}`);
       }
       attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
       attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));
@@ -164,7 +172,9 @@ export class FleetMap {
   }
 }
 
-/** @param {string} name */
-function shortened(name) {
-  return name.length > 10 ? `${name.slice(0, 9)}…` : name;
+/** A name, cut in the middle where it is too long: nodes of one machine differ at the end. @param {string} name @param {number} most letters */
+export function shortened(name, most) {
+  if (name.length <= most) return name;
+  const kept = Math.max(1, most - 1);
+  return `${name.slice(0, Math.ceil(kept / 2))}…${name.slice(name.length - Math.floor(kept / 2))}`;
 }

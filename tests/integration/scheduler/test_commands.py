@@ -113,3 +113,14 @@ async def test_a_job_that_is_answered_in_full_says_no_word_of_it(kit, scheduler,
         job = await scheduler.submit(kit.images(30), scheme="end")
         code, out, err = await terrace("jobs", "wait", job["id"])
     assert (code, "answer;" in err, "without" in out) == (0, False, False)
+
+
+async def test_the_networks_of_a_scheduler_are_listed(scheduler, terrace):
+    """Those of its set, and not Terrace's own."""
+    code, out, err = await terrace("models", "list", "--scheduler", scheduler.url)
+    assert code == 0, err
+    assert [name in out for name in ("small", "middle", "large", "wrn-16-4")] == [True, True, True, False]
+    code, out, _ = await terrace("models", "list", "--scheduler", scheduler.url, "--json")
+    assert [entry["name"] for entry in json.loads(out)["models"]] == ["small", "middle", "large"]
+    code, _, err = await terrace("models", "list", "--scheduler", scheduler.url, "--models", "absent")
+    assert (code, "--scheduler" in err) == (2, True)

@@ -9,6 +9,7 @@ import pytest
 
 from tierkit.access import (
     TokenEntry,
+    TokenFile,
     checked_token,
     digest_of,
     new_token,
@@ -196,3 +197,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_without_end_is_refused() -> None:
     with pytest.raises(SetupError, match=r"others may use|is longer than"):
         read_token(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("kind", [str, Path], ids=["str", "path"])
+def test_the_file_of_a_token_is_named_by_text_or_path(tmp_path: Path, kind: type) -> None:
+    path, token = tmp_path / "alice.token", new_token()
+    path.touch(0o600)
+    path.write_text(token)
+    assert TokenFile(kind(path))() == token
+    with pytest.raises(SetupError, match="absent"):
+        TokenFile(kind(tmp_path / "absent"))

@@ -252,6 +252,26 @@ async def test_submissions_differ_unless_told_otherwise(api: FakeApi, client: As
     assert keys[2] == "mine"
 
 
+async def test_a_submission_goes_on_for_as_long_as_it_is_told(api: FakeApi, client: AsyncClient) -> None:
+    refused = answer({"error": "full"}, status=503, headers={"Retry-After": "0"})
+    api.on("POST /v1/jobs", *[None, refused] * FAST.attempts, answer(JOB, status=202))
+    assert (await client.submit(PIXELS, patience_s=60)).id == "j1"
+    assert len({request.headers["idempotency-key"] for request in api.requests}) == 1
+
+
+async def test_a_submission_gives_up_when_its_patience_is_over(api: FakeApi, client: AsyncClient) -> None:
+    api.on("POST /v1/jobs", *[None] * 5)
+    with pytest.raises(UpstreamUnavailable):
+        await client.submit(PIXELS, patience_s=0)
+    assert len(api.requests) == 1
+
+
+async def test_what_is_wrong_with_a_submission_is_told_at_once(api: FakeApi, client: AsyncClient) -> None:
+    api.on("POST /v1/jobs", answer({"error": "no such scheme"}, status=400))
+    with pytest.raises(InvalidInput):
+        await client.submit(PIXELS, patience_s=60)
+
+
 async def test_retries_end(api: FakeApi, client: AsyncClient) -> None:
     api.on("POST /v1/jobs", *[None] * 5)
     with pytest.raises(UpstreamUnavailable, match="broke"):
