@@ -102,7 +102,7 @@ async def register(request: Request, scheduler: Service, caller: CallerOf, regis
     except (Conflict, Forbidden) as exc:
         # A node whose token is for other names has proved nothing.
         claim = registration if isinstance(exc, Conflict) else None
-        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic(), claim)
+        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic(), claim, tier=registration.tier)
         reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
         REFUSED.labels(registration.tier, reason).inc()
         raise

@@ -216,6 +216,8 @@ class DeviceList:
         self._dead: dict[str, None] = {}
         """Dead nodes that the list may forget, in the order of their deaths."""
         self._strangers: dict[str, Device] = {}
+        self._turned_away: dict[Tier, tuple[float, str]] = {}
+        """By tier: when a node was refused whose token is for others, and why."""
         """Nodes that were refused and are not on the list, the latest last."""
         self._unsaved: set[str] = set()
         """Nodes whose row in the database is out of date."""
@@ -477,12 +479,15 @@ class DeviceList:
         # Whether it may see pixels decides on the routes, which are worked out when this changes.
         self._moved(device)
 
-    def refused(self, node_id: str, why: str, now: float, claim: Registration | None = None) -> None:
+    def refused(
+        self, node_id: str, why: str, now: float, claim: Registration | None = None, *, tier: Tier | None = None
+    ) -> None:
         """Note that a node was refused a place, or a heartbeat. A known node that is gone is shown with the reason; of
         any other, the name alone proves nothing.
 
         Args:
             claim: what an unknown node has said of itself; it is shown for a minute.
+            tier: that a node wanted to join whose token is for others; `why_none` tells of the last one.
         """
         if (device := self._devices.get(node_id)) is not None:
             device.refusal = now, why[:_MOST_SAID]
@@ -493,6 +498,8 @@ class DeviceList:
             stranger = self._strangers[node_id] = self._new(claim, NO_INTENT, now)
             stranger.refusal = now, why[:_MOST_SAID]
             stranger.death = "has no place on the list"
+        elif tier is not None:
+            self._turned_away[tier] = now, f"{node_id} was refused: {why[:_MOST_SAID]}"
 
     def strangers(self, now: float) -> list[DeviceView]:
         """The nodes that were refused a place within the last minute and never had one, in order."""
@@ -595,11 +602,16 @@ class DeviceList:
         return [self._view(device, now) for device in sorted(self._present.values(), key=_order)]
 
     def why_none(self, tier: Tier, now: float) -> str:
-        """What is known of the nodes of a tier, in words, of a few of them; "" where there are none."""
+        """What is known of the nodes of a tier, in words, of a few of them, those included that were refused a place a
+        moment ago; "" where there are none."""
         here = [device for device in self._in_order if device.tier is tier]
+        refused = [view for view in self.strangers(now) if view.device.tier is tier]
         told = sorted(here, key=lambda device: device.death is not None)[:_MOST_TOLD]
-        views = [self._view(device, now) for device in told]
+        views = [*(self._view(device, now) for device in told), *refused[: _MOST_TOLD - len(told)]]
         more = [f"and {len(here) - len(told):,} more"] if len(here) > len(told) else []
+        at, why = self._turned_away.get(tier, (-math.inf, ""))
+        if now - at < _REFUSED_S:
+            more.append(why)
         return "; ".join([*(f"{view.device.node_id}: {view.health}: {view.reason}" for view in views), *more])
 
     def keeps_tasks(self, node_id: str, now: float) -> bool:

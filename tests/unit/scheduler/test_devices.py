@@ -603,6 +603,19 @@ def test_why_none_takes_work_is_told_of_a_few_and_first_of_those_that_are_there(
     assert [view.device.node_id for view in devices.present(3.3)] == ["end-3", "end-20"]
 
 
+def test_why_none_takes_work_tells_of_nodes_that_were_refused(devices):
+    devices.refused("end-1", "it serves other networks", 0.0, registration("end-1"))
+    devices.refused("edge-1", "it serves other networks", 0.0, registration("edge-1", tier=Tier.EDGE))
+    devices.refused("pc-end", "the token of 'pi' is not for the node id 'pc-end'", 1.0, tier=Tier.END)
+    devices.refused("pc-edge", "the token of 'pi' is not for an edge", 1.0, tier=Tier.EDGE)
+    told = devices.why_none(Tier.END, 1.0)
+    assert "end-1" in told
+    assert "it serves other networks" in told
+    assert "pc-end was refused: the token of 'pi' is not for the node id 'pc-end'" in told
+    assert "edge" not in told
+    assert devices.why_none(Tier.END, 100.0) == ""
+
+
 def test_a_refusal_is_told_of_a_dead_node_for_a_while_and_once(devices):
     devices.register(registration(), 0.0)
     devices.refused("nobody", "unknown", 0.0)
