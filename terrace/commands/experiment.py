@@ -53,7 +53,7 @@ class _Common(Options):
     profile: str = option("paper", "Machines and links: a name, or a TOML file of your own.", metavar="NAME|FILE")
     out: Path | None = option(
         None,
-        "Folder for the run; one that exists is kept, and the run's stands beside it.",
+        "New folder for record, table and plots; if DIRECTORY exists, DIRECTORY-2 is made. Default: runs/NAME-TIME.",
         parser=_run_folder,
         metavar="DIRECTORY",
     )
