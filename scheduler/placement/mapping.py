@@ -165,7 +165,11 @@ def route_of(
         return Route(end=end.node_id, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
     if scheme is Scheme.ADAPTIVE:
         every = (*_from(end, edges, 0), *_from(end, clouds, 0))
-        reason = "scheme adaptive: chosen for each task" if every else "no upstream node on the device list"
+        reason = (
+            "scheme adaptive: chosen for each task"
+            if every
+            else "no upstream node on the device list that may be asked"
+        )
         return _route(end, every, min(1, len(every)), reason, (*edges, *clouds))
     upper = edges if scheme is Scheme.END_EDGE else clouds
     tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
@@ -190,7 +194,7 @@ def _map(end: Node, position: int, edges: Sequence[Node], clouds: Sequence[Node]
         reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
     else:
         own, others, spare = (), 0, ()
-        reason = "no upstream node on the device list: the coarse answer stands"
+        reason = "no upstream node on the device list that may be asked: the coarse answer stands"
     in_reserve = position % len(spare) if len(spare) > _MOST_ASKED else 0
     upstreams = (*_from(end, own, others), *_from(end, spare, in_reserve))
     return _route(end, upstreams, min(1, len(upstreams)), reason, (*edges, *clouds))

@@ -162,7 +162,7 @@ def plan(
     if not open_ends:
         return None
     if not able:
-        why = "no end device with room may ask an upstream node" if uppers else "no upstream node on the device list"
+        why = "no end device with room may ask an upstream node" if uppers else "no upstream node may be asked"
         return _coarse_only(open_ends[0], now, why)
     if known is None:
         known = outlook(ask.remaining, able, uppers, link=link, now=now)
