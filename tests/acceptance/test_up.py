@@ -112,7 +112,7 @@ def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
         "[host.pi]\nend = { count = 2, max_batch_size = 8 }\n"
     )
     with (
-        running("--fleet", str(file), "--host", "pi", log=tmp_path / "pi.log", until="pi-end-2 +ready") as pi,
+        running("--fleet", str(file), "--host", "pi", log=tmp_path / "pi.log", until="pi-end-2 +no model set") as pi,
         running("--fleet", str(file), "--host", "hub", log=tmp_path / "hub.log") as hub,
     ):
         assert "Terrace is up: scheduler, hub-edge-1" in hub.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -95,6 +96,7 @@ class Fleet:
 
     async def start(self, *, budget_s: float) -> None:
         """Start all services and wait until each says that it is ready: the scheduler first, then the nodes at once.
+        Nodes of a scheduler elsewhere get their networks from there, so they are waited for until it is there.
 
         Raises:
             ServiceFailed: a service stopped before it was ready; the message ends with what it said.
@@ -103,6 +105,8 @@ class Fleet:
         deadline = time.monotonic() + budget_s
         if self.plan.scheduler is not None:
             await self._ready(await self._spawn(self.plan.scheduler), deadline)
+        else:
+            deadline = math.inf
         nodes = [await self._spawn(node) for node in self.plan.nodes]
         for node in nodes:
             await self._ready(node, deadline)
@@ -238,7 +242,7 @@ async def launch(
         on_line: called with the name of a service and a line that it wrote.
         on_exit: called when a service ends that was not asked to.
         on_ready: called when a service is ready.
-        start_s: seconds until all services must be ready.
+        start_s: seconds until all services must be ready, where the scheduler is one of them.
         stop_s: seconds that all services have to finish what they do.
         token: a user's, to ask the scheduler for the device list with.
         tls_ca: file with the certificates to trust then.
