@@ -15,7 +15,7 @@ import simplejpeg
 
 from tierkit.inference.model import Array
 
-__all__ = ["COLOURS", "END", "ended", "frame_of", "read_pixels"]
+__all__ = ["COLOURS", "END", "ended", "fault_in_tables", "frame_of", "is_sequential", "read_pixels"]
 
 END = b"\xff\xd9"
 """Marker behind the last scan."""
@@ -26,6 +26,7 @@ COLOURS = {"L": ("GRAY", 1), "RGB": ("RGB", 3), "CMYK": ("CMYK", 4)}
 _SEQUENTIAL = (0xC0, 0xC1)
 _PROGRESSIVE = 0xC2
 _HUFFMAN = (*_SEQUENTIAL, _PROGRESSIVE)
+_QUANTISATION = 0xDB
 _HUFFMAN_TABLES = 0xC4
 _TABLES = (_HUFFMAN_TABLES, 0xC8, 0xCC)
 """Markers among those of frames that begin something else."""
@@ -113,6 +114,39 @@ def read_pixels(
     return read(data, strict=False), seen
 
 
+def fault_in_tables(data: bytes | memoryview) -> str | None:
+    """What is wrong with the tables in front of the first scan, which a decoder uses without a word; None for nothing.
+
+    A step of quantisation is never 0, and no two codes of a table stand for the same symbol.
+    """
+    for marker, content in _segments(data):
+        if marker == _QUANTISATION and _faulty_steps(content):
+            return "a damaged quantisation table"
+        if marker == _HUFFMAN_TABLES and any(
+            len(set(symbols)) < max(1, count) for _, symbols, count in _codes(content)
+        ):
+            return "a damaged Huffman table"
+    return None
+
+
+def _faulty_steps(content: bytes) -> bool:
+    while content:
+        size = 2 if content[0] >> 4 else 1
+        steps = np.frombuffer(content[1 : 1 + 64 * size], np.uint8 if size == 1 else np.dtype(">u2"))
+        if len(steps) < 64 or not steps.all():
+            return True
+        content = content[1 + 64 * size :]
+    return False
+
+
+def _codes(content: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Class and number, symbols, and how many of these there should be, of each table of a segment."""
+    while content:
+        count = sum(content[1:17])
+        yield content[0], content[17 : 17 + count], count
+        content = content[17 + count :]
+
+
 def _hole_in(data: bytes) -> str | None:
     """What is wrong with a file whose only scan has zeros in the middle, as sectors have that were never written.
 
@@ -129,13 +163,9 @@ def _hole_in(data: bytes) -> str | None:
 
 def _zeros_end_blocks(data: bytes) -> bool:
     """Whether the code of zeros ends a block in all tables of AC coefficients."""
-    firsts = set()
-    for marker, content in _segments(data):
-        while marker == _HUFFMAN_TABLES and len(content) > 17:
-            if content[0] >> 4:
-                firsts.add(content[17])
-            content = content[17 + sum(content[1:17]) :]
-    return firsts == {0}
+    segments = (content for marker, content in _segments(data) if marker == _HUFFMAN_TABLES)
+    firsts = {symbols[:1] for content in segments for table, symbols, _ in _codes(content) if table >> 4}
+    return firsts == {b"\0"}
 
 
 def _without_padding(data: bytes | memoryview) -> bytes:

@@ -149,7 +149,7 @@ class Picture:
         if not data:
             raise InvalidInput(f"{name}: an empty file")
         if len(data) > max_bytes:
-            raise TooLarge(f"{name}: {len(data)} bytes; one image may have {max_bytes}")
+            raise TooLarge(f"{name}: {len(data)} bytes; one image may have {max_bytes} (setting max_file_bytes)")
         self._name = name
         self._max_pixels = max_pixels
         self._kind = _kind(data, name)
@@ -264,14 +264,18 @@ class Picture:
         """The image with its pixels, and what is wrong with them."""
         if self._kind == "JPEG" and image.mode in jpeg.COLOURS and self._scans_at_most <= _FEW_SCANS:
             self._file.check()
+            fault = jpeg.fault_in_tables(self._data)
             with suppress(ValueError):  # then Pillow says what it is
                 single = self._scans_at_most == 1
                 pixels, damage = jpeg.read_pixels(self._data, image.mode, image.size, single_scan=single)
                 self._file.check()
+                damage = fault or damage
                 if image.mode != "CMYK":  # of which Pillow knows whether it is inverted
                     return Image.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels), damage
                 image.load()
                 return image, damage
+            image.load()
+            return image, fault
         if self._kind in _PIECEWISE:
             image.decodermaxblock = _PIECE_BYTES
         image.load()
@@ -444,7 +448,7 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes | memoryview, 
 def check_size(height: int, width: int, name: str, *, max_pixels: int) -> None:
     """Raises TooLarge."""
     if width * height > max_pixels:
-        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {max_pixels}")
+        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {max_pixels} (setting max_pixels)")
     if max(width, height) > _MAX_SIDE:
         raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {_MAX_SIDE} on a side")
 

@@ -78,6 +78,10 @@ def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None
         raise InvalidInput(f"{named[0]} is a job of its own: classify it alone")
     if labels:
         raise InvalidInput(f"{named[0]} has labels already: leave out --labels")
+    if Path(named[0]).exists():
+        raise InvalidInput(
+            f"{named[0]} is a data set, and there is one of this name here: call the latter ./{named[0]}"
+        )
     return _data_set(named[0], data)
 
 

@@ -54,7 +54,9 @@ def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfi
     entries = archive.infolist()
     total = sum(entry.file_size for entry in entries)
     if total > limits.max_inflated_bytes:
-        raise TooLarge(f"{name}: unpacks to {total} bytes; {limits.max_inflated_bytes} are accepted")
+        raise TooLarge(
+            f"{name}: unpacks to {total} bytes; {limits.max_inflated_bytes} are accepted (setting max_inflated_bytes)"
+        )
     for entry in entries:
         _check(entry, name)
     for first, second in itertools.pairwise(sorted(entries, key=lambda entry: entry.header_offset)):

@@ -135,7 +135,7 @@ class InputFiles:
         partial = self.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
         try:
             with partial.open("xb") as file:
-                yield self.writer(file, max_images, "one job; split it into several")
+                yield self.writer(file, max_images, "one job (setting max_images); split it into several")
         finally:
             partial.unlink(missing_ok=True)
 

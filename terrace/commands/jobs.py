@@ -152,13 +152,18 @@ def results(
     format: Annotated[
         Literal["jsonl", "csv"], typer.Option(help="One JSON object or one CSV row per image.")
     ] = "jsonl",
+    bom: Annotated[
+        bool, typer.Option("--bom", help="Begin a CSV with a byte order mark, as spreadsheets want it.")
+    ] = False,
 ) -> None:
     """The answers so far, one line per image, in the order in which the images were sent."""
+    if bom and format != "csv":
+        raise typer.BadParameter("it goes with --format csv", param_hint="--bom")
     if sys.stdout.isatty():
         for line in _lines(client.raw_results(job, format=format)):
             sys.stdout.write(f"{harmless(line)}\n")
     else:
-        for chunk in client.raw_results(job, format=format):
+        for chunk in client.raw_results(job, format=format, bom=bom):
             sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
 
@@ -234,7 +239,8 @@ def _event_lines(event: Event) -> list[str]:
     if isinstance(event, StateChange):
         job = event.job
         missing = f", {job.failed_images:,} of {image_count(job.images)} without an answer" if job.failed_images else ""
-        return [f"state     {job.state}{missing}"]
+        waits = f": {one_line(job.reason)}" if job.reason and not job.done else ""
+        return [f"state     {job.state}{missing}{waits}"]
     return [one_line(f"{_kind(event):<9} {_answer(_kind(event), result)}") for result in event.results]
 
 

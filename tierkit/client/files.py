@@ -74,7 +74,7 @@ def gather(sources: Sequence[File]) -> Files:
         folders = [class_of(name) for name in names]
         classes += folders if any(folders) else [path.absolute().name] * len(folders)
     paths = (
-        [os.path.abspath(entry.file) for entry in entries if isinstance(entry.file, Path)] if len(sources) > 1 else []
+        [os.path.realpath(entry.file) for entry in entries if isinstance(entry.file, Path)] if len(sources) > 1 else []
     )
     if twice := _repeated(paths):
         raise InvalidInput(f"given twice: {_few(twice)}")

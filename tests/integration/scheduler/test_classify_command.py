@@ -17,10 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from models.hierarchy import bundled_hierarchy
-from tierkit.testing import wait_for
+from tierkit.settings import ServiceSettings
+from tierkit.testing import serve_app, wait_for
 
 
 @asynccontextmanager
@@ -44,6 +48,15 @@ async def ended(scheduler, *arguments: str | Path) -> tuple[int | None, str, str
     async with classify(scheduler, *arguments) as process:
         out, err = await process.communicate()
         return process.returncode, out.decode(), err.decode()
+
+
+async def said(process: asyncio.subprocess.Process, words: bytes) -> bool:
+    """Whether it says something before it ends."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if words in line:
+            return True
+    return False
 
 
 def picture(number: int) -> bytes:
@@ -80,12 +93,7 @@ def answers(out: Path) -> list[tuple[int, str, int]]:
 
 async def test_why_a_job_waits_is_said_into_a_pipe(kit, scheduler, night) -> None:
     async with classify(scheduler, night, "--scheme", "end") as process:
-        assert process.stderr is not None
-        async for line in process.stderr:
-            if b"waiting for an end device" in line:
-                break
-        else:
-            raise AssertionError("it ended without a word")
+        assert await said(process, b"waiting for an end device")
         async with kit.end(scheduler, "end-0"):
             await process.communicate()
         assert process.returncode == 0
@@ -100,6 +108,24 @@ async def test_why_images_have_no_answer_is_said(kit, scheduler, night) -> None:
     assert code == 1
     assert "12 images without an answer:" in err
     assert "the lens is foggy" in err
+
+
+async def test_a_certificate_for_another_host_is_the_reason(kit, settings, night, tmp_path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    cert = tmp_path / "node.pem"
+    cert.touch(0o600)
+    cert.write_bytes(authority.issue_cert("other.example").private_key_and_cert_chain_pem.bytes())
+    app = Starlette(routes=[Route("/v1/tasks/{task_id}", kit.fake_end("end-0").answer, methods=["POST"])])
+    async with (
+        kit.scheduler(settings.model_copy(update={"tls_ca": tmp_path / "ca.pem"})) as scheduler,
+        serve_app(app, ServiceSettings(port=0, tls_cert=cert)) as node,
+    ):
+        incarnation = await scheduler.register("end-0", "end", url=node.url, ms=1.0)
+        beats = asyncio.create_task(scheduler.keep_alive("end-0", "end", incarnation, url=node.url))
+        async with classify(scheduler, night, "--scheme", "end") as process:
+            assert await said(process, b"is for another host")
+        beats.cancel()
 
 
 # --- what is left out -------------------------------------------------------------------------------------------------

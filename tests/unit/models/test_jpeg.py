@@ -113,6 +113,17 @@ def test_a_hole_in_the_data_is_damage(
         decoded(overwritten(data, piece, at=at))
 
 
+@pytest.mark.parametrize("image", [COLOURED, GREY], ids=["coloured", "grey"])
+@pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc4"], ids=["quantisation", "Huffman"])
+def test_a_hole_in_a_table_is_damage(image: Image.Image, marker: bytes) -> None:
+    data = encoded(image)
+    at = data.index(marker)
+    length = int.from_bytes(data[at + 2 : at + 4])
+    for place in range(at + 5, at + 2 + length - 16, 5):
+        with pytest.raises(InvalidInput, match=r"^x: damaged"):
+            decoded(data[:place] + bytes(16) + data[place + 16 :])
+
+
 DAMAGED = {
     "cut in half": BASELINE[: len(BASELINE) // 2],
     "cut in half, with an end": BASELINE[: len(BASELINE) // 2] + END,

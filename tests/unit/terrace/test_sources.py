@@ -128,6 +128,8 @@ def test_labels_that_are_missing_or_left_over_are_counted(folder: Path, tmp_path
         (["photos"], "absent.json", r"^cannot read the labels in absent\.json: No such file or directory$"),
         (["photos"], "x" * 5000 + ".json", r"^cannot read the labels in x+…x+\.json: File name too long$"),
         (["photos", "photos/apple"], None, "given twice"),
+        (["photos", "link"], None, "given twice"),
+        (["sample"], None, r"the latter \./sample"),
         (["absent.png"], None, r"no such file or folder: absent\.png"),
     ],
 )
@@ -136,6 +138,8 @@ def test_contradictions_are_refused(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     Path("photos.zip").touch()
+    Path("link").symlink_to("photos")
+    Path("sample").mkdir()
     with pytest.raises(InvalidInput, match=message):
         open_source(sources, labels=labels, data=None)
 
