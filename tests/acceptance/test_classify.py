@@ -35,7 +35,7 @@ def terrace(
         (["photos/apple.png"], 1, ["apple.png"]),
         (["photos/"], 3, ["apple.png", "bicycle.png", "ray.png"]),
         (["photos.zip"], 3, ["apple.png", "ray.png", "bicycle.png"]),
-        (["photos/ray.png", "photos.zip"], 4, ["ray.png", "apple.png", "ray.png", "bicycle.png"]),
+        (["photos/ray.png", "photos.zip"], 4, ["ray.png", "photos/apple.png", "photos/ray.png", "photos/bicycle.png"]),
         (["photos.npz"], 3, None),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
