@@ -15,6 +15,7 @@ from models.hierarchy import bundled_hierarchy
 from tierkit.client import Labels, gather, shortened
 from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
+from tierkit.plaintext import from_cell
 
 __all__ = ["FOLDER_LABELS", "PACKED", "Source", "open_source"]
 
@@ -169,8 +170,9 @@ def _labels_by_name(
     known = set(names)
     by_name: dict[str, str | None] = {}
     for name, label in rows:
-        # Other programs write paths in their own way.
-        plain = name if name in known else posixpath.normpath(name.replace("\\", "/"))
+        plain = name
+        if name not in known:  # it may come from a table of results, or from a program that writes paths in its own way
+            plain = text if (text := from_cell(name)) in known else posixpath.normpath(name.replace("\\", "/"))
         if plain in by_name:
             raise InvalidInput(f"{path} names {shortened(plain)} twice")
         by_name[plain] = label

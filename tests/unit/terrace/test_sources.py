@@ -107,6 +107,13 @@ def test_a_name_with_a_comma_and_a_line_break(folder: Path, tmp_path: Path) -> N
     assert source.labels == ["pear", None, None, None]
 
 
+def test_names_as_a_table_of_results_has_them(folder: Path, tmp_path: Path) -> None:
+    (folder / "=1.png").touch()
+    (tmp_path / "labels.csv").write_text("name,label\n'=1.png,pear\n")
+    source = open_source([str(folder)], labels=str(tmp_path / "labels.csv"), data=None)
+    assert source.labels == ["pear", None, None, None]
+
+
 def test_labels_that_are_missing_or_left_over_are_counted(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("name,label\nray/1.png,ray\napple/1.png,\n1.png,apple\nx.png,apple\n")
     source = open_source([str(folder)], labels=str(tmp_path / "labels.csv"), data=None)
