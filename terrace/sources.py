@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,7 +127,7 @@ def _read_labels(path: Path, names: Sequence[str]) -> tuple[list[int | str | Non
     """One label per picture, and remarks: from a CSV with the columns `name` and `label`, a JSON list, or a text file
     with one label per line."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
         raise InvalidInput(f"cannot read the labels in {shortened(str(path))}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
@@ -154,6 +155,8 @@ def _table(text: str, path: Path) -> list[tuple[str, str | None]]:
     try:
         if not {"name", "label"} <= set(reader.fieldnames or ()):
             raise InvalidInput(f"{path} needs a first line with the columns name,label")
+        if twice := {"name", "label"} & {column for column, count in Counter(reader.fieldnames).items() if count > 1}:
+            raise InvalidInput(f"{path} has two columns that are called {min(twice)}: take one of them away")
         rows = []
         for row in reader:
             if None in row:

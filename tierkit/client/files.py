@@ -134,5 +134,5 @@ def shortened(name: str) -> str:
 
 
 def _sent_name(name: str) -> str:
-    """Of a very long name the end."""
-    return name.encode("utf-8", "replace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")
+    """Of a very long name the end; bytes that are no UTF-8 as `\\udce9`."""
+    return name.encode("utf-8", "backslashreplace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")

@@ -202,7 +202,7 @@ def _part(name: str, body: bytes | IO[bytes]) -> tuple[str, bytes | IO[bytes], s
     """A file of a form. What an escape stands for in `filename` is not agreed on."""
     if _PLAIN.fullmatch(name):
         return name, body, "application/octet-stream", {}
-    return "file", body, "application/octet-stream", {NAME_HEADER: quote(name, errors="replace")}
+    return "file", body, "application/octet-stream", {NAME_HEADER: quote(name)}
 
 
 class _FileOnDisk:

@@ -107,6 +107,14 @@ def test_a_name_with_a_comma_and_a_line_break(folder: Path, tmp_path: Path) -> N
     assert source.labels == ["pear", None, None, None]
 
 
+def test_line_breaks_in_names_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    (folder / "a\nb.png").touch()
+    (folder / "a\rb.png").touch()
+    (tmp_path / "labels.csv").write_bytes(b'name,label\r\n"a\rb.png",pear\r\n"a\nb.png",ray\r\n')
+    source = open_source([str(folder)], labels=str(tmp_path / "labels.csv"), data=None)
+    assert source.labels == ["ray", "pear", None, None, None]
+
+
 def test_names_as_a_table_of_results_has_them(folder: Path, tmp_path: Path) -> None:
     (folder / "=1.png").touch()
     (tmp_path / "labels.csv").write_text("name,label\n'=1.png,pear\n")
@@ -159,6 +167,8 @@ def test_contradictions_are_refused(
         ("labels.json", '["apple"]', "1 labels for 3 images"),
         ("labels.csv", "", "columns name,label"),
         ("labels.csv", "file,class\n1.png,apple\n", "columns name,label"),
+        ("labels.csv", "name,label,label\napple/1.png,apple,ray\n", "two columns that are called label"),
+        ("labels.csv", "name,label,name\napple/1.png,apple,ray/1.png\n", "two columns that are called name"),
         ("labels.csv", "name;label\napple/1.png;apple\n", "columns name,label"),
         ("labels.csv", TABLE + "apple/1.png,apple\n", r"apple/1\.png twice"),
         ("labels.csv", TABLE + ".\\apple\\1.png,ray\n", r"apple/1\.png twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,9 @@ def test_what_is_left_out_is_counted_over_all_sources(folder: Path) -> None:
     for name in ("photos/a.txt", "more/b.txt", "more/.c"):
         (folder / name).touch()
     assert gather(["photos", "more"]).left_out == {".txt": 2, "hidden": 1}
+
+
+def test_bytes_of_names_that_are_no_utf8_are_written_out(folder: Path) -> None:
+    for name in (b"M\xfcller.jpg", b"M\xf6ller.jpg", b"M?ller.jpg"):
+        (folder / "card" / os.fsdecode(name)).touch()
+    assert list(gather(["card"]).by_name) == ["3.jpg", "M?ller.jpg", "M\\udcf6ller.jpg", "M\\udcfcller.jpg"]
