@@ -50,7 +50,9 @@ class Part:
     tries: int = 0
     """Jobs of this part that failed before."""
     unanswered: int = 0
-    """Images that its job has not answered."""
+    """Images that its job has not answered, and should have."""
+    damaged: int = 0
+    """Images that cannot be read."""
 
     @property
     def labels(self) -> Labels | None:

@@ -18,7 +18,7 @@ from terrace.sources import PACKED
 from tierkit.client import Client, Job, JobState, Labels, PolicyFields, shortened
 from tierkit.errors import InvalidInput, NotFound, Unavailable
 
-__all__ = ["Answered", "Parts", "bounds_of"]
+__all__ = ["Answered", "Parts", "bounds_of", "missing_text"]
 
 _AHEAD = 2
 """Jobs at a time: while one is answered, the next one is sent."""
@@ -36,6 +36,8 @@ class Answered:
     parts: int
     images: int = 0
     unanswered: int = 0
+    damaged: int = 0
+    """Images that cannot be read, and were to be skipped."""
     completed: bool = True
     jobs: list[Job] = field(default_factory=list)
     """Those of this command; the ones before a cut are not among them."""
@@ -123,6 +125,7 @@ class Parts:
             part, job = under_way.popleft()
             done = follow(self._client, job)
             part.unanswered = unanswered(done) or (0 if done.state is JobState.COMPLETED else len(part.facts))
+            part.damaged = done.damaged_images
             kept.note(part)
             if out is not None:
                 self._client.save_results(
@@ -151,6 +154,7 @@ class Parts:
             kept.merge(parts, out, bom=bom)
         answered.images = len(self._facts)
         answered.unanswered = sum(part.unanswered for part in parts)
+        answered.damaged = sum(part.damaged for part in parts)
         answered.completed = all(job.state is JobState.COMPLETED for job in answered.jobs)
         return answered
 
@@ -192,11 +196,17 @@ def _fact(name: str, file: Path | bytes, label: Any) -> Fact:
     return name, status.st_size, status.st_mtime_ns, label
 
 
+def missing_text(unanswered: int, damaged: int) -> str:
+    """Behind a number of images: how many of them have no answer; "" for none."""
+    counts = ((unanswered, "without an answer"), (damaged, "damaged"))
+    return "".join(f", {count:,} {what}" for count, what in counts if count)
+
+
 def _line(job: Job, part: Part, of: int) -> str:
     accuracy = next(
         (a for a in (job.fine_accuracy, job.final_coarse_accuracy, job.coarse_accuracy) if a is not None), None
     )
     right = "" if accuracy is None else f", {percent(accuracy)} right"
-    missing = f", {part.unanswered:,} without an answer" if part.unanswered else ""
+    missing = missing_text(part.unanswered, part.damaged)
     reason = f" ({job.reason})" if job.reason else ""
     return f"part {part.number} of {of}: {image_count(job.images)}, {job.state}{right}{missing}{reason}; job {job.id}"

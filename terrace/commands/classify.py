@@ -14,7 +14,7 @@ from terrace.console import Column, Listing, image_count, percent, print_json, s
 from terrace.following import follow
 from terrace.options import Json, LowestTier, connected
 from terrace.report import check_answers, job_summary, networks_see
-from terrace.several import Answered, Parts, bounds_of
+from terrace.several import Answered, Parts, bounds_of, missing_text
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import Client, ImageResult, Job, PolicyFields
 from tierkit.errors import InvalidInput
@@ -181,7 +181,7 @@ def _show_several(answered: Answered, out: Path | None, left_out: Mapping[str, i
     if json:
         print_json({"jobs": answered.jobs, "out": None if out is None else str(out), "left_out": left_out})
     else:
-        missing = f", {answered.unanswered:,} without an answer" if answered.unanswered else ""
+        missing = missing_text(answered.unanswered, answered.damaged)
         where = f"results in {out}" if out is not None else "results: terrace jobs results JOB"
         console = screen()
         console.print(f"{image_count(answered.images)} in {answered.parts} jobs{missing}", style="bold")

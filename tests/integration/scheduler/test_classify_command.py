@@ -275,8 +275,12 @@ async def test_a_part_that_is_refused_costs_the_others_nothing(kit, settings, ni
     async with kit.scheduler(settings.model_copy(update={"max_images": 5})) as scheduler, kit.end(scheduler, "end-0"):
         code, _, err = await ended(scheduler, night, "--scheme", "end", "--out", out)
         assert (code, "cam1/IMG_0002.PNG" in err, out.exists()) == (2, True, False)
-        code, _, err = await ended(scheduler, night, "--scheme", "end", "--out", out, "--on-bad-input", "skip")
-        assert code == 0
+        code, said, err = await ended(scheduler, night, "--scheme", "end", "--out", out, "--on-bad-input", "skip")
+        assert (code, "12 images in 3 jobs, 1 damaged" in said, "5 images, completed, 1 damaged" in err) == (
+            0,
+            True,
+            True,
+        )
         jobs = (await scheduler.http.get("/v1/jobs")).json()["jobs"]
     assert [job["images"] for job in jobs] == [2, 5, 5]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
