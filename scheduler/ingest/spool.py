@@ -212,7 +212,8 @@ class _FormReader:
             try:
                 self._spool.fields.append((self._field, self._value.decode()))
             except UnicodeDecodeError as exc:
-                raise InvalidInput(f"the form field {self._field[:64]!r} is not UTF-8") from exc
+                hint = "; a file needs a file name" if self._field == "images" else ""
+                raise InvalidInput(f"the form field {self._field[:64]!r} is not UTF-8{hint}") from exc
             return
         length = self._spool.file.tell() - self._start
         self._spool.parts.append(Part(self._field, self._filename, self._start, length))

@@ -146,6 +146,9 @@ def _as_files(images: Images) -> Files | None:
 
 
 def _as_array(images: Images) -> Array:
+    for picture in images if isinstance(images, Sequence) else [images]:
+        if (mode := getattr(picture, "mode", "RGB")) != "RGB":  # others may have three channels that are no RGB
+            raise InvalidInput(f"a picture has the mode {mode}: convert it to RGB, or hand in the file")
     try:
         array = np.asarray(images)
     except ValueError as exc:

@@ -309,6 +309,7 @@ async def test_a_wrong_header(scheduler, headers, status, message):
         ({"labels": "[0, 1]"}, "labels: 2 for 1 images"),
         ({"labels": "nonsense"}, "not a JSON list"),
         ({"images": "x"}, "must hold files"),
+        ({"images": b"\xff\xd8"}, "file name"),
     ],
 )
 async def test_wrong_form_fields(scheduler, fields, message):
