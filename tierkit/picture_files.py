@@ -43,6 +43,7 @@ _STARTS = {
 """Formats by Pillow's names, and how their files begin."""
 
 HIDDEN = "hidden"
+HIDDEN_FOLDER = "hidden folder, with all that is in it"
 NO_PICTURE = "without a suffix, and no picture"
 """Reasons to leave a file out."""
 _MOST_KINDS = 8
@@ -147,7 +148,7 @@ def _files_below(folder: Path, seen: set[tuple[int, int]], links: list[Path], le
         for entry in entries:
             path = current / entry.name
             if left_out_by_name(PurePosixPath(entry.name)) == HIDDEN:
-                left_out[HIDDEN] += 1
+                left_out[HIDDEN_FOLDER if entry.is_dir(follow_symlinks=False) else HIDDEN] += 1
             elif entry.is_symlink():
                 links.append(path)
             elif entry.is_dir():

@@ -40,6 +40,9 @@ _MAX_NAME = 1024
 _MOST_NAMED = 5
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _NUMPY = b"\x93NUMPY"
+_LABELS = ("fine_labels", "labels")
+"""Arrays of an .npz; the first one that is there counts."""
+_UNREAD_ARRAY = "array of a name that means nothing here"
 
 
 def is_file(data: memoryview) -> bool:
@@ -210,12 +213,15 @@ class Collector:
         if len(keys) != len(archive.infolist()):
             raise InvalidInput(f"{name}: two arrays have the same name")
         before = self._writer.images
-        with open_entry(archive, keys[self._images_key(archive, keys, name)], name) as file:
+        images = self._images_key(archive, keys, name)
+        if unread := keys.keys() - {images, "names", *_LABELS}:
+            self.left_out[_UNREAD_ARRAY] += len(unread)
+        with open_entry(archive, keys[images], name) as file:
             yield from self._add_npy(file, f"{name}: images")
         count = self._writer.images - before
         if "names" in keys:
             self.names |= enumerate(_read_names(archive, keys["names"], f"{name}: names", count), start=before)
-        for key in ("fine_labels", "labels"):
+        for key in _LABELS:
             if key in keys:
                 with open_entry(archive, keys[key], name) as file:
                     self._labels[before] = labels_from_array(read_small(file, f"{name}: {key}"), self._fine, count)

@@ -116,6 +116,11 @@ def test_npz_brings_labels_and_names(tmp_path):
     assert found.names == ["a/x.png", "b", "c"]
 
 
+def test_arrays_of_an_npz_that_are_not_read_are_counted(tmp_path):
+    data = npz(images=images(1), fine_labels=np.array([0]), labels=np.array([0]), lables=np.array([1]), filenames=[""])
+    assert sum(Collected(tmp_path, ("x.npz", data)).collector.left_out.values()) == 2
+
+
 def test_npz_with_one_array_of_images_needs_no_name(tmp_path):
     found = Collected(tmp_path, ("x.npz", npz(data=images(2), labels=np.array(["bear", "cat"]))))
     assert found.writer.images == 2

@@ -51,7 +51,7 @@ def test_other_files_are_counted_by_their_suffix(tmp_path: Path) -> None:
 
 def test_hidden_files_and_copies_of_programs_are_counted(tmp_path: Path) -> None:
     made(tmp_path, "a.jpg", ".DS_Store", "._a.jpg", ".thumbs/a.jpg", ".thumbs/b.jpg", "@eaDir/a.jpg", "__MACOSX/a.jpg")
-    assert found_in(tmp_path) == (["a.jpg"], {"hidden": 5})
+    assert found_in(tmp_path) == (["a.jpg"], {"hidden": 2, "hidden folder, with all that is in it": 3})
 
 
 def test_a_linked_folder_is_followed(tmp_path: Path) -> None:
