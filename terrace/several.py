@@ -74,10 +74,11 @@ class Parts:
             bounds = Bounds(images=max(1, min(bounds.images, _FIELDS_BYTES // (2 * longest + 8))), bytes=bounds.bytes)
         self._bounds = bounds
         for name, size, *_ in self._facts:
-            if name.lower().endswith(PACKED) and size > bounds.bytes:
+            if size > bounds.bytes:
+                way_out = "unpack it, and classify the folder" if name.lower().endswith(PACKED) else "leave it out"
                 raise InvalidInput(
                     f"{shortened(name)} has {size} bytes, and the scheduler takes {bounds.bytes} in one upload "
-                    "(setting max_body_bytes): unpack it, and classify the folder"
+                    f"(setting max_body_bytes): {way_out}"
                 )
 
     def several(self, out: Path | None) -> bool:

@@ -220,9 +220,10 @@ async def test_bytes_are_a_limit_as_well(kit, settings, night) -> None:
         big = night / "all.zip"
         big.write_bytes(bytes(2 * limit))
         code, _, err = await ended(scheduler, big)
-    assert code == 2
-    assert "max_body_bytes" in err
-    assert str(2 * limit) in err
+        assert (code, "all.zip" in err, "max_body_bytes" in err, str(2 * limit) in err) == (2, True, True, True)
+        big.rename(night / "huge.bmp")
+        code, _, err = await ended(scheduler, night)
+    assert (code, "huge.bmp" in err, "max_body_bytes" in err) == (2, True, True)
 
 
 async def test_a_night_goes_on_after_a_kill(kit, settings, night, tmp_path) -> None:

@@ -167,4 +167,6 @@ async def test_files_may_be_given_names(folder: Path) -> None:
 
 def test_what_is_left_out_of_a_folder_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     build_upload(folder, None, {})
-    assert [record.getMessage() for record in caplog.records] == ["left out: 2 files (1 hidden, 1 .txt)"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "left out: 2 files (1 hidden folder, with all that is in it, 1 .txt)"
+    ]
