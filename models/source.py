@@ -22,17 +22,20 @@ from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest
 from models.store import Fetch
 from tierkit.errors import (
     DeadlineExceeded,
+    Forbidden,
     NotFound,
     SetupError,
     Standby,
     TerraceError,
+    Unauthenticated,
     Unavailable,
     UpstreamError,
+    UpstreamUnavailable,
     WeightsError,
     WeightsMissing,
 )
 from tierkit.http.client import authorization, calling, open_client, read_at_most
-from tierkit.http.errors import error_of
+from tierkit.http.errors import error_of, sentence_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
@@ -50,6 +53,8 @@ _STALL_S = 10.0
 _SHOWN = 200
 """Characters of a refusal that a message repeats."""
 _REFUSAL_BYTES = 4096
+_CONTENT_TYPES = ("application/json", "application/octet-stream")
+"""Of a manifest and of weights; the page of a captive portal is something else."""
 _MANIFEST_BYTES = 64 * 1024**2
 """Upper bound for a manifest: one of a hundred thousand classes has a few million bytes."""
 
@@ -88,7 +93,8 @@ async def obtain_manifest(settings: NodeSettings) -> Manifest:
     the node waits. A node without a scheduler serves the bundled set.
 
     Raises:
-        SetupError: the manifest cannot be read or is wrong, or the scheduler refuses this node.
+        SetupError: the manifest of the folder cannot be read or is wrong; or the scheduler refuses this node's token,
+            and there is no copy.
     """
     if not _from_scheduler(settings):
         return load_manifest(settings.models)
@@ -96,13 +102,13 @@ async def obtain_manifest(settings: NodeSettings) -> Manifest:
     while True:
         try:
             manifest = await _given(settings)
-        except (Unavailable, DeadlineExceeded, UpstreamError, WeightsError) as exc:
+        except (Unavailable, DeadlineExceeded, UpstreamError, SetupError) as exc:
             kept = None if isinstance(exc, Standby) else await anyio.to_thread.run_sync(_recall, settings)
             if kept is not None:
                 log.warning("no model set from the scheduler, so this node serves the one it had last: %s", exc)
                 return kept
-            if isinstance(exc, WeightsError):
-                raise
+            if isinstance(exc, SetupError) and not isinstance(exc, WeightsError):
+                raise  # its token is refused: a person must act
             failures += 1
             if failures == 1:
                 log.warning("no model set from the scheduler yet, trying again: %s", exc)
@@ -278,16 +284,18 @@ async def _ask(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
             allow_redirects=False,
         )
-        if answer.status in (200, 304):
+        if answer.status == 304 or (answer.status == 200 and answer.content_type in _CONTENT_TYPES):
             return answer
         async with answer:
             said = await read_at_most(answer, _REFUSAL_BYTES)
-    if answer.status in (401, 403):
-        shown = said.decode("utf-8", "replace")[:_SHOWN]
-        raise SetupError(f"the scheduler gives this node no weights: {answer.status} {shown}; see --token-file")
-    if answer.status == 404:
-        raise WeightsMissing(f"neither this node nor the scheduler has {what}")
+    if sentence_of(said) is None:
+        # Another server in its place, such as a captive portal: no word of a scheduler, and perhaps another one leads.
+        raise UpstreamUnavailable(f"no scheduler answers at {url} ({answer.status})")
     error = error_of("the scheduler", answer.status, said)
+    if isinstance(error, Unauthenticated | Forbidden):
+        raise SetupError(f"the scheduler gives this node no weights: {str(error)[:_SHOWN]}; see --token-file")
+    if isinstance(error, NotFound):
+        raise WeightsMissing(f"neither this node nor the scheduler has {what}")
     if isinstance(error, Standby):
         raise error
-    raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
+    raise UpstreamError(f"{url} answered {answer.status}: {str(error)[:_SHOWN]}", status_code=answer.status)

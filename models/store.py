@@ -107,7 +107,7 @@ def _discard(path: Path) -> bool:
     """Remove a file; whether there was one."""
     try:
         path.unlink()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as exc:
         raise SetupError(f"cannot remove the damaged {path}: {exc.strerror}") from exc

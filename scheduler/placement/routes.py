@@ -137,8 +137,8 @@ class Fleet:
             else:
                 continue
             raise OtherNetworks(
-                f"{offer.name} of {registration.node_id} {differs}. Start the node without --models to get the set "
-                "from the scheduler, or bring its own set up to date"
+                f"{offer.name} of {registration.node_id} {differs}. Start the node without --models and --model to "
+                "get the set from the scheduler, or bring its own set up to date"
             )
         if registration.tier is not Tier.END and self._fine_classes.isdisjoint(o.classes for o in registration.models):
             names = ", ".join(offer.name for offer in registration.models)

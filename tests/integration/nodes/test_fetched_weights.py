@@ -150,7 +150,7 @@ async def test_a_node_without_a_set_takes_the_scheduler_s(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b"no JSON", b"twice", b"path"])
-async def test_a_manifest_that_is_none_stops_a_node_that_had_none(wrong: bytes, tmp_path: Path) -> None:
+async def test_a_node_that_had_no_set_waits_for_one_that_is_whole(wrong: bytes, tmp_path: Path) -> None:
     content = renamed()
     if wrong == b"twice":
         content["models"] *= 2
@@ -158,9 +158,35 @@ async def test_a_manifest_that_is_none_stops_a_node_that_had_none(wrong: bytes, 
     if wrong == b"path":
         content["models"][0]["file"] = "../../outside.onnx"
         wrong = json.dumps(content).encode()
-    async with gives(tmp_path, Response(wrong)) as settings:
-        with pytest.raises(WeightsError, match="manifest"):
+    wrong_one = Response(wrong, media_type="application/json")
+    async with gives(tmp_path, wrong_one, JSONResponse(renamed())) as settings:
+        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 403, 404, 500, 511])
+@pytest.mark.parametrize("body", ["<html>please sign in</html>", "portal", ""])
+async def test_another_server_in_the_scheduler_s_place_is_not_believed(status: int, body: str, tmp_path: Path) -> None:
+    def portal(*more: Response) -> list[Response]:
+        return [*(Response(body, status, media_type="text/html") for _ in range(3)), *more]
+
+    async with (
+        gives(tmp_path / "one", *portal(JSONResponse(renamed()))) as settings,
+        gives(tmp_path / "two", *portal()) as other,
+    ):
+        assert other.scheduler is not None
+        assert settings.scheduler is not None
+        # It waits, and asks the next address as well.
+        both = settings.model_copy(update={"scheduler": (*other.scheduler, *settings.scheduler)})
+        assert (await obtain_manifest(both)).hierarchy.name == "another"
+
+
+async def test_a_node_whose_token_is_refused_serves_what_it_had(tmp_path: Path) -> None:
+    refused = JSONResponse({"error": "this token is not known"}, 401)
+    async with gives(tmp_path, refused, JSONResponse(renamed()), refused) as settings:
+        with pytest.raises(SetupError, match="--token-file"):
             await obtain_manifest(settings)
+        for _ in range(2):
+            assert (await obtain_manifest(settings)).hierarchy.name == "another"
 
 
 async def test_without_a_scheduler_and_a_copy_a_node_waits_and_never_serves_the_bundled_set(
@@ -188,7 +214,7 @@ async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
     old["models"] = [{**entry.model_dump(mode="json"), "file": "old.onnx", "sha256": "0" * 64}]
     old["encoders"] = []
     answers = [JSONResponse(old), JSONResponse(load_manifest().content())]
-    server.answers = [Response(status_code=404)]
+    server.answers = [JSONResponse({"error": "not here"}, 404)]
     routes = [Route("/v1/models", lambda _: answers.pop(0)), Route("/v1/models/{name}/file", server.file)]
     async with serve_app(Starlette(routes=routes)) as lifecycle:
         settings = EdgeSettings(scheduler=(lifecycle.url,), cache=tmp_path)
@@ -225,7 +251,7 @@ async def test_bundled_files_are_not_taken_for_those_of_another_set(
 async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) -> None:
     with pytest.raises(WeightsError, match="--scheduler"):
         await load_models(bare, Tier.END, load_manifest())
-    server.answers = [Response(status_code=404)]
+    server.answers = [JSONResponse({"error": "not here"}, 404)]
     async with server.serve() as url:
         with pytest.raises(WeightsError, match="neither this node nor the scheduler"):
             await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
