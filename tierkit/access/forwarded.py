@@ -18,6 +18,8 @@ Network = IPv4Network | IPv6Network
 
 _ROOT_PATH = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+){0,16}", re.ASCII)
 """Goes into links as it is."""
+_OWN_PATH = re.compile(r"/(v1|v2|ui)(/.*)?|/(docs|openapi\.json|metrics|livez|readyz|healthz)", re.ASCII)
+"""Of the services: where a root path begins like one, nobody could tell which of the two is meant."""
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _LONGEST = 256
@@ -28,6 +30,8 @@ def checked_root_path(value: str) -> str:
     path = value.rstrip("/")
     if len(path) > _LONGEST or not _ROOT_PATH.fullmatch(path):
         raise ValueError("must be a path such as /terrace, of letters, digits, dots, dashes, underscores and tildes")
+    if _OWN_PATH.fullmatch(path):
+        raise ValueError(f"must not be {path[:64]}, which is a path of the service itself")
     return path
 
 

@@ -16,7 +16,7 @@ from anyio import to_thread
 from tierkit.client.http import Connection, Patience
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload, json_upload
-from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.types import JobState, WorkerOrder
 from tierkit.wire.api import (
     AttemptPage,
@@ -101,6 +101,8 @@ class AsyncClient(Connection):
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
                 on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name.
         """
+        if patience_s is not None and not patience_s >= 0:
+            raise InvalidInput(f"patience_s must be 0 or more seconds, not {patience_s}")
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
         response = await self._request(

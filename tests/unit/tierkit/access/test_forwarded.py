@@ -110,6 +110,11 @@ def test_settings_that_are_no_path_or_network_are_refused() -> None:
     for path in ("terrace", "//a", "/a b"):
         with pytest.raises(ValueError, match="such as /terrace"):
             checked_root_path(path)
+    for path in ("/v1", "/v1/jobs", "/ui/", "/docs", "/metrics"):
+        with pytest.raises(ValueError, match="of the service itself"):
+            checked_root_path(path)
+        assert Proxies("/site", HERE).read("127.0.0.1", headers(prefix=path)).root_path == "/site"
+    assert checked_root_path("/docs/terrace") == "/docs/terrace"
     for network in ("proxy", "10.0.0.0/33", "*"):
         with pytest.raises(ValueError, match="IP address or a network"):
             checked_network(network)

@@ -558,3 +558,10 @@ async def test_a_program_that_does_not_close_its_client_ends_all_the_same(api: F
     )
     out, err = await process.communicate()
     assert (process.returncode, out.decode().strip(), err.decode()) == (0, "no job j1", "")
+
+
+@pytest.mark.parametrize("patience_s", [float("nan"), -1.0])
+async def test_a_patience_that_is_no_time_is_refused(patience_s: float) -> None:
+    async with AsyncClient("http://127.0.0.1:9") as client:
+        with pytest.raises(InvalidInput, match="patience_s"):
+            await client.submit(PIXELS, patience_s=patience_s)
