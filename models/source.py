@@ -24,18 +24,18 @@ from tierkit.errors import (
     DeadlineExceeded,
     Forbidden,
     NotFound,
+    NotTerrace,
     SetupError,
     Standby,
     TerraceError,
     Unauthenticated,
     Unavailable,
     UpstreamError,
-    UpstreamUnavailable,
     WeightsError,
     WeightsMissing,
 )
 from tierkit.http.client import authorization, calling, open_client, read_at_most
-from tierkit.http.errors import error_of, sentence_of
+from tierkit.http.errors import error_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
@@ -288,14 +288,13 @@ async def _ask(
             return answer
         async with answer:
             said = await read_at_most(answer, _REFUSAL_BYTES)
-    if sentence_of(said) is None:
-        # Another server in its place, such as a captive portal: no word of a scheduler, and perhaps another one leads.
-        raise UpstreamUnavailable(f"no scheduler answers at {url} ({answer.status})")
-    error = error_of("the scheduler", answer.status, said)
+    if answer.status == 200:
+        raise NotTerrace(f"no scheduler answers at {url}: it sent {answer.content_type[:_SHOWN]}", status_code=200)
+    error = error_of(f"the scheduler at {url}", answer.status, said)
     if isinstance(error, Unauthenticated | Forbidden):
         raise SetupError(f"the scheduler gives this node no weights: {str(error)[:_SHOWN]}; see --token-file")
     if isinstance(error, NotFound):
         raise WeightsMissing(f"neither this node nor the scheduler has {what}")
-    if isinstance(error, Standby):
+    if isinstance(error, Standby | NotTerrace):
         raise error
     raise UpstreamError(f"{url} answered {answer.status}: {str(error)[:_SHOWN]}", status_code=answer.status)

@@ -21,6 +21,7 @@
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
+    │   ├── NotTerrace          another program answers at its address: check the URL, or what is in front of it
     │   ├── InvalidAnswer       its answer contradicts itself, or what was asked: nothing of it is believed
     │   └── CertificateError    TLS does not prove that it is who it should be: a person must act
     └── SetupError              this installation cannot work; a person must act
@@ -60,6 +61,7 @@ __all__ = [
     "MissingExtra",
     "NoNodeAvailable",
     "NotFound",
+    "NotTerrace",
     "OtherNetworks",
     "Overloaded",
     "PortInUse",
@@ -170,6 +172,10 @@ class UpstreamError(TerraceError):
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class NotTerrace(UpstreamError):
+    """Another program answers at the address, such as a captive portal: check the URL, or what is in front of it."""
 
 
 class InvalidAnswer(UpstreamError):

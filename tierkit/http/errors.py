@@ -12,6 +12,7 @@ from tierkit.errors import (
     InvalidInput,
     LimitReached,
     NotFound,
+    NotTerrace,
     Standby,
     TerraceError,
     TooLarge,
@@ -66,7 +67,7 @@ def error_of(who: str, status: int, body: bytes, retry_after: str | None = None)
     """
     message = sentence_of(body)
     if message is None:
-        return UpstreamError(f"{who} answered {status}, and not as a Terrace service does", status_code=status)
+        return NotTerrace(f"{who} answered {status}, and not as a Terrace service does", status_code=status)
     cls = _ERROR.get(status, UpstreamError)
     if issubclass(cls, Unavailable):
         return cls(message, retry_after_s=_seconds(retry_after))

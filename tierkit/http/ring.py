@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tierkit.errors import (
     CertificateError,
+    NotTerrace,
     Standby,
     TerraceError,
     UpstreamError,
@@ -23,7 +24,7 @@ other classes."""
 def leads_elsewhere(error: TerraceError) -> bool:
     """Whether the error means that the scheduler asked does not lead, or cannot be asked at all. A refusal by the one
     that leads is its answer, and stays so wherever it is sent."""
-    if isinstance(error, Standby | UpstreamUnavailable | UpstreamTimeout | CertificateError):
+    if isinstance(error, Standby | NotTerrace | UpstreamUnavailable | UpstreamTimeout | CertificateError):
         return True
     return isinstance(error, UpstreamError) and error.status_code in _GATEWAY_CODES
 

@@ -17,7 +17,7 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
-from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, Unavailable, UpstreamError
+from tierkit.errors import Conflict, Forbidden, NotFound, NotTerrace, TerraceError, Unauthenticated, Unavailable
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from tierkit.http.lifecycle import Lifecycle
@@ -197,7 +197,7 @@ class HeartbeatSender:
         try:
             self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
-            raise UpstreamError(f"{self._ring.current} answers a registration with something that is no lease") from exc
+            raise NotTerrace(f"{self._ring.current} answers a registration with something that is no lease") from exc
         self._said_draining = False
         return registration
 

@@ -37,6 +37,7 @@ TABLE = {
     errors.UpstreamTimeout: 504,
     errors.UpstreamError: 502,
     errors.InvalidAnswer: 502,
+    errors.NotTerrace: 502,
     errors.CertificateError: 502,
     errors.SetupError: 500,
     errors.ProviderUnavailable: 500,
@@ -147,8 +148,8 @@ def test_a_client_reads_the_error_that_the_server_meant(cls: type[errors.Terrace
         (422, b'{"error": "x"}', errors.InvalidInput, "^x$"),
         (500, b'{"error": "x"}', errors.UpstreamError, "^x$"),
         (418, b'{"error": "x"}', errors.UpstreamError, "^x$"),
-        (404, b"<html>", errors.UpstreamError, "answered 404, and not as"),
-        (503, b"[" * 100_000, errors.UpstreamError, "answered 503, and not as"),
+        (404, b"<html>", errors.NotTerrace, "answered 404, and not as"),
+        (503, b"[" * 100_000, errors.NotTerrace, "answered 503, and not as"),
         (400, b'{"error": "\\ud800"}', errors.InvalidInput, "ud800"),
     ],
 )
