@@ -134,14 +134,15 @@ async def test_registers_beats_and_leaves(lifecycle: Lifecycle) -> None:
 
 @pytest.mark.parametrize("status", [200, 404, 403])
 async def test_another_program_in_the_place_of_a_scheduler_is_passed_by(status: int, lifecycle: Lifecycle) -> None:
-    portal = Starlette(
-        routes=[Route("/{path:path}", lambda _: Response("sign in", status), methods=["POST", "DELETE"])]
-    )
+    sign_in = Route("/{path:path}", lambda _: Response("sign in", status), methods=["POST", "DELETE"])
     scheduler = FakeScheduler()
-    async with serve_app(portal) as other, serve_app(scheduler.app()) as service:
-        async with sending([other.url, service.url], lifecycle) as sender:
-            await wait_for(lambda: bool(scheduler.beats), what="a beat at the scheduler")
-            assert sender.registered
+    async with (
+        serve_app(Starlette(routes=[sign_in])) as portal,
+        serve_app(scheduler.app()) as service,
+        sending([portal.url, service.url], lifecycle) as sender,
+    ):
+        await wait_for(lambda: bool(scheduler.beats), what="a beat at the scheduler")
+        assert sender.registered
 
 
 @pytest.fixture
