@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 
-__all__ = ["PARENT_VARIABLE", "die_with_parent"]
+__all__ = ["PARENT_VARIABLE", "die_with_parent", "own_environment"]
 
 PARENT_VARIABLE = "TERRACE_PARENT_PID"
 """Set by the launcher in the environment of what it starts."""
 
 _PR_SET_PDEATHSIG = 1
+
+_launcher: dict[str, str] = {}
+"""The variable that names the launcher of this process, if it has one."""
 
 
 def die_with_parent() -> None:
@@ -25,7 +28,13 @@ def die_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None or sys.platform != "linux":
         return
+    _launcher[PARENT_VARIABLE] = parent
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The launcher may have died between starting us and the line above: then no signal would come.
     if os.getppid() != int(parent):
         sys.exit(f"the launcher {parent} is gone")
+
+
+def own_environment() -> dict[str, str]:
+    """The environment in which this process was started, for when it starts itself again."""
+    return {**os.environ, **_launcher}

@@ -23,10 +23,8 @@ from terrace.report import tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
     CertificateError,
-    Conflict,
     DeadlineExceeded,
     Forbidden,
-    NotFound,
     ServiceFailed,
     SetupError,
     TerraceError,
@@ -39,6 +37,7 @@ from tierkit.fleet import (
     Fleet,
     FleetPlan,
     RunningService,
+    chosen,
     kill_service,
     launch,
     launched_services,
@@ -117,21 +116,15 @@ def up(
 @app.command()
 def kill(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A node, such as end-1, or scheduler.", show_default=False)
+        str,
+        typer.Argument(metavar="NAME", help="A node such as end-1, scheduler, or a process id.", show_default=False),
     ],
 ) -> None:
     """End a service that `terrace up` runs, at once and without a word, as a power cut would."""
-    found = [process for process in launched_services() if process.name == name]
-    if not found:
-        known = sorted({process.name for process in launched_services()}) or ["none"]
-        raise NotFound(f"no 'terrace up' of yours runs {name!r} here; what runs: {', '.join(known)}")
-    if len(found) > 1:
-        pids = ", ".join(str(process.pid) for process in found)
-        raise Conflict(
-            f"several fleets run {name!r} here: end the one that you mean with 'kill -9' and its pid, {pids}"
-        )
-    kill_service(found[0])
-    screen().print(f"{name} is killed (pid {found[0].pid}); the other services go on", soft_wrap=True, markup=False)
+    service = chosen(list(launched_services()), name)
+    kill_service(service)
+    told = f"{service.name} is killed (pid {service.pid}); the other services go on"
+    screen().print(told, soft_wrap=True, markup=False)
 
 
 def _check_alone(context: typer.Context) -> None:

@@ -2,7 +2,7 @@
 
 from tierkit.fleet.launcher import TERRACE, Exit, Fleet, RunningService, launch
 from tierkit.fleet.plan import MAX_NODES, SCHEDULER, FleetPlan, ServicePlan, local_plan, read_fleet_file
-from tierkit.fleet.processes import kill_service, launched_services
+from tierkit.fleet.processes import chosen, kill_service, launched_services
 
 __all__ = [
     "MAX_NODES",
@@ -13,6 +13,7 @@ __all__ = [
     "FleetPlan",
     "RunningService",
     "ServicePlan",
+    "chosen",
     "kill_service",
     "launch",
     "launched_services",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkit.errors import NotFound
+from tierkit.errors import Conflict, NotFound
 from tierkit.fleet.plan import SCHEDULER
 from tierkit.orphan import PARENT_VARIABLE
 
-__all__ = ["Process", "kill_service", "launched_services", "service_of"]
+__all__ = ["Process", "chosen", "kill_service", "launched_services", "service_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,23 @@ def launched_services() -> Iterator[Process]:
         name = service_of(words)
         if name is not None and f"{PARENT_VARIABLE}={parent}".encode() in environment:
             yield Process(name=name, pid=int(folder.name), launcher=parent)
+
+
+def chosen(services: Sequence[Process], wanted: str) -> Process:
+    """The service of a name or, as several fleets may have one of that name, of a process id.
+
+    Raises:
+        NotFound: there is none.
+        Conflict: several fleets have one.
+    """
+    found = [one for one in services if one.name == wanted] or [one for one in services if str(one.pid) == wanted]
+    if not found:
+        known = ", ".join(sorted({one.name for one in services})) or "none"
+        raise NotFound(f"no 'terrace up' of yours runs {wanted!r} here; what runs: {known}")
+    if len(found) > 1:
+        pids = ", ".join(str(one.pid) for one in found)
+        raise Conflict(f"several fleets run {wanted!r} here: name the process id that 'terrace up' has shown ({pids})")
+    return found[0]
 
 
 def kill_service(process: Process) -> None:

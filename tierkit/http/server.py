@@ -29,6 +29,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.protocol import bounded_protocol
 from tierkit.http.shell import Shell
 from tierkit.http.tls import TlsListener
+from tierkit.orphan import own_environment
 from tierkit.settings import NodeSettings, ServiceSettings
 
 __all__ = ["Build", "running", "serve", "spare_collections"]
@@ -91,7 +92,7 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
         spans.close()
     if lifecycle.restarting and lifecycle.crash is None:
         # The same process for whoever watches it, with nothing left in memory. Sockets and files are closed by now.
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], own_environment())
     return code
 
 
