@@ -1,74 +1,112 @@
-"""What the first operators of a network show of the pixels that it takes: one that divides by 255 or subtracts a mean
-must not be given pixels on which this is done already."""
+"""What the first operators of a network show of the pixels that it takes.
+
+A network that divides by 255 or subtracts a mean must not be given pixels on which this is done already.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
+from models.importing.following import BYTES, SUMS, Pixels, followed
 from models.importing.preprocess import PreprocessFacts
-from tierkit.inference.model import Array
+from tierkit.errors import InvalidInput
 
-__all__ = ["facts_of"]
+__all__ = ["check_clear", "facts_of"]
 
-_SAME = {"Identity", "Cast", "Transpose"}
-_MOST = 8
-"""Operators that are looked at; exporters write a scale and a mean as two to four."""
-_BYTES_FACTOR, _BYTES_OFFSET = 1 / 30, 30.0
-"""A smaller factor, or a larger offset without one, is for values of 0 to 255."""
+_ORDINARY = (
+    *("Conv", "MatMul", "Gemm", "Pool", "Reshape", "Flatten", "Reduce", "SpaceToDepth", "ReorderInput"),
+    *("Quantize", "Einsum", "Concat"),
+)
+"""Parts of the names of operators with which networks begin that take values of any scale."""
+_BYTES_FACTOR = 1 / BYTES
+"""A smaller factor is for values of 0 to 255."""
+_LEAST_MEAN = 0.1
+"""Of values of 0 to 1; what has a smaller one has been shifted."""
+_IMAGENET = np.array([0.485, 0.456, 0.406])
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    facts: PreprocessFacts
+    unclear: str | None = None
+    """The operator that changes values in a way that is not understood."""
+    reorders: bool = False
+    """True if it changes the order of the colours, and nothing shows from which one."""
 
 
 def facts_of(graph: onnx.GraphProto, taken: str) -> PreprocessFacts:
     """What the first operators say about the network's input; nothing if they do not scale or shift it, or by
     something that is not clear."""
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            stored[node.output[0]] = node.attribute[0].t
-    factor, offset, steps = np.ones(1), np.zeros(1), 0
-    name = taken
-    for _ in range(_MOST):
-        users = [node for node in graph.node if name in node.input]
-        if len(users) != 1:
-            break
-        (node,) = users
-        if node.op_type not in _SAME:
-            value = _constant(node, name, stored)
-            if value is None:
-                break
-            factor, offset = _after(node, factor, offset, value)
-            steps += 1
-        name = node.output[0]
-    if not steps or not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
-        return PreprocessFacts()
-    if (factor <= _BYTES_FACTOR).all() or ((factor == 1).all() and (offset < -_BYTES_OFFSET).all()):
-        return PreprocessFacts(scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3)
-    if (factor >= 1).all() and (offset <= 0).all() and (-offset / factor <= 1).all() and offset.any():
-        return PreprocessFacts(scale=255.0, mean=(0.0,) * 3, std=(1.0,) * 3)
-    return PreprocessFacts()
+    return _seen(graph, taken).facts
 
 
-def _constant(node: onnx.NodeProto, name: str, stored: dict[str, onnx.TensorProto]) -> Array | None:
-    """What is added to a tensor or multiplied with it: one number, or one by channel. None for other operators."""
-    if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(node.input) != 2:
-        return None
-    other = stored.get(node.input[1] if node.input[0] == name else node.input[0])
-    if other is None or int(np.prod(other.dims)) not in (1, 3):
-        return None
-    if node.input[1] == name and node.op_type in ("Sub", "Div"):
-        return None
-    return np.asarray(numpy_helper.to_array(other), np.float64).reshape(-1)
+def check_clear(graph: onnx.GraphProto, taken: str, sources: Mapping[str, PreprocessFacts]) -> None:
+    """Raises InvalidInput if the first operators change values or colours, and neither they nor others say from
+    what."""
+    said = {name for facts in sources.values() for name in facts.model_dump(exclude_none=True)}
+    seen = _seen(graph, taken)
+    if seen.unclear and not said & {"scale", "mean"}:
+        raise InvalidInput(
+            f"the network begins with {seen.unclear}, which is not understood, and nothing says which values it takes: "
+            "say scale, mean and std in a preprocess.toml, and give it with --preprocess"
+        )
+    if "colour" not in said and (seen.reorders or seen.facts.colour == "bgr"):
+        raise InvalidInput(
+            "the network's first operators depend on the order of the colours, and nothing says which one it takes: "
+            'say colour = "rgb" or "bgr" in a preprocess.toml, and give it with --preprocess'
+        )
 
 
-def _after(node: onnx.NodeProto, factor: Array, offset: Array, value: Array) -> tuple[Array, Array]:
-    match node.op_type:
-        case "Add":
-            return factor, offset + value
-        case "Sub":
-            return factor, offset - value
-        case "Mul":
-            return factor * value, offset * value
-        case _:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                return factor / value, offset / value
+def _seen(graph: onnx.GraphProto, taken: str) -> _Seen:
+    ends = followed(graph, taken)
+    judged = [(_judged(pixels, kind), pixels) for pixels, kind in ends]
+    clear = [(scale, pixels) for scale, pixels in judged if isinstance(scale, float)]
+    unclear = next((scale for scale, _ in judged if isinstance(scale, str)), None)
+    orders = [_colour(pixels) for _, pixels in judged]
+    colour = next((each for each in orders if each is not None and each != "reordered"), None)
+    reorders = colour is None and "reordered" in orders
+    if len({scale for scale, _ in clear}) != 1:
+        return _Seen(PreprocessFacts(colour=colour), unclear or (clear[0][1].by if clear else None), reorders)
+    facts = PreprocessFacts(scale=clear[0][0], mean=(0.0,) * 3, std=(1.0,) * 3, colour=colour)
+    return _Seen(facts, None, reorders)
+
+
+def _judged(pixels: Pixels, kind: str) -> float | str | None:
+    """By what pixels are to be divided (1 or 255), the operator that is not understood, or None for values that are
+    taken as they are."""
+    unchanged = (pixels.factor == 1).all() and (pixels.offset == 0).all() and np.isnan(pixels.limit)
+    if pixels.by is None or (unchanged and pixels.by in SUMS):
+        return None if any(part in kind for part in _ORDINARY) else kind
+    with np.errstate(all="ignore"):
+        factor, mean = np.abs(pixels.factor), -pixels.offset / pixels.factor
+    if not (np.isfinite(factor).all() and np.isfinite(mean).all()):
+        return pixels.by
+    if (factor <= _BYTES_FACTOR).all() or (mean > BYTES).all() or pixels.limit > BYTES:
+        return 1.0
+    if ((factor >= 1).all() and (mean > _LEAST_MEAN).all() and (mean <= 1).all()) or np.isclose(pixels.limit, 1):
+        return 255.0
+    return pixels.by
+
+
+def _colour(pixels: Pixels) -> Literal["rgb", "bgr", "reordered"] | None:
+    """rgb or bgr if ImageNet's mean shows it, "reordered" if nothing does and the colours change places."""
+    source = pixels.source.ravel().astype(int).tolist()
+    if source == [0, 1, 2]:
+        swapped = False
+    elif source == [2, 1, 0]:
+        swapped = True
+    else:
+        return None if source == [0, 1, 2] * (len(source) // 3) or set(source) == {0} else "reordered"
+    with np.errstate(all="ignore"):
+        mean = (-pixels.offset / pixels.factor).ravel()
+    mean = mean / 255 if (mean > BYTES).all() else mean
+    if np.allclose(mean, _IMAGENET, atol=0.01, rtol=0):
+        return "bgr" if swapped else None
+    if np.allclose(mean, _IMAGENET[::-1], atol=0.01, rtol=0):
+        return "rgb" if swapped else "bgr"
+    return "reordered" if swapped else None

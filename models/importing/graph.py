@@ -14,7 +14,7 @@ from models.importing.preprocess import MOST_SIDE, Preprocess
 from models.split import FEATURES
 from tierkit.errors import InvalidInput
 
-__all__ = ["GREY", "IMAGES", "LOGITS", "Signature", "class_numbers", "fold", "signature"]
+__all__ = ["GREY", "IMAGES", "LOGITS", "Signature", "class_numbers", "fold", "signature", "taken_by"]
 
 IMAGES = "images"
 _OURS = {IMAGES, "pixels", FEATURES, LOGITS, "network"}
@@ -288,17 +288,17 @@ def _needed(nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
     for node in reversed(nodes):  # which the file sorts by what they need
         if wanted.intersection(node.output):
             kept.append(node)
-            wanted.update(_taken_by(node))
+            wanted.update(taken_by(node))
     return kept[::-1]
 
 
-def _taken_by(node: onnx.NodeProto) -> Iterable[str]:
+def taken_by(node: onnx.NodeProto) -> Iterable[str]:
     """Names that a node takes, and those that its inner graphs take from outside."""
     yield from node.input
     for attribute in node.attribute:
         for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             for each in inner.node:
-                yield from _taken_by(each)
+                yield from taken_by(each)
             yield from (value.name for value in inner.output)
 
 

@@ -19,6 +19,7 @@ from models.calibration import expected_calibration_error, fit_temperature
 from models.folders import Pictures
 from models.hierarchy import Hierarchy
 from models.importing.cut import with_cut
+from models.importing.first_steps import check_clear
 from models.importing.graph import signature
 from models.importing.int8 import quantised
 from models.importing.labels import agreed, place_in, read_labels
@@ -128,6 +129,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     plain = Plain(model, known, wish.file)
     probes = probes_of(preprocess.size)
     values = plain.tried(probes, preprocess, say)
+    check_clear(model.graph, known.input, sources)
     end = ending(model.graph, known.output)
     if known.half:
         end = replace(end, rounded=True)

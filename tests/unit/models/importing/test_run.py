@@ -214,8 +214,6 @@ def scaled(file: Path, *steps: tuple[str, float]) -> Path:
         ([("Sub", 123.7), ("Mul", 0.017)], 1.0),
         ([("Sub", 0.485), ("Div", 0.229)], 255.0),
         ([("Mul", 2.0), ("Add", -1.0)], 255.0),
-        ([("Mul", 0.5)], None),
-        ([("Add", 3.0)], None),
         ([], None),
     ],
 )
@@ -237,6 +235,31 @@ def test_who_knows_better_than_the_first_operators_may_say_so(wish: Any, make: M
     report = import_network(wish(scaled(make(size=(6, 8)), ("Mul", 1 / 255)), "scale = 255"), told.append)
     assert report.preprocess.scale == 255
     assert [line for line in told if "first operators" in line]
+
+
+@pytest.mark.parametrize("step", [("Pow", 0.5), ("Mul", 0.5), ("Add", 3.0), ("Max", 0.0)])
+def test_first_operators_that_are_not_understood_end_the_import_unless_the_scale_is_said(
+    wish: Any, make: Make, step: tuple[str, float]
+) -> None:
+    file = scaled(make(size=(6, 8)), step)
+    with pytest.raises(InvalidInput, match=step[0]):
+        import_network(wish(file, None))
+    assert import_network(wish(file, "scale = 255")).preprocess.scale == 255
+
+
+def test_a_network_that_normalises_bytes_gets_bytes(wish: Any, make: Make) -> None:
+    model = onnx.load(make(size=(6, 8)))
+    for name, value in {"one": 1, "zero": 0, "mean": 120, "variance": 3600}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(3, value, np.float32), name))
+    model.graph.node.insert(
+        0, helper.make_node("BatchNormalization", ["input", "one", "zero", "mean", "variance"], ["normal"])
+    )
+    model.graph.node[1].input[0] = "normal"
+    file = make("normalising.onnx")
+    file.write_bytes(model.SerializeToString())
+    report = import_network(wish(file, None))
+    assert report.preprocess.scale == 1
+    assert not [line for line in report.assumed if "scale" in line]
 
 
 def named(models: Path) -> tuple[str, ...]:
