@@ -24,7 +24,7 @@ Form = Literal["scores", "probabilities", "softmax", "sigmoid"]
 """Where the scores are: in the output (scores), or in the input of the graph's last operator (softmax, sigmoid). The
 logarithm of other probabilities serves as well (probabilities)."""
 
-Kind = Literal["softmax", "log", "sigmoid", "tanh", "sorted", "distance", "unbounded", "unknown"]
+Kind = Literal["softmax", "log", "sigmoid", "tanh", "sorted", "distance", "power", "turned", "unbounded", "unknown"]
 
 _SAME = {"Identity", "Cast", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
 _ROUNDING = {"QuantizeLinear", "DequantizeLinear"}
@@ -60,8 +60,11 @@ _ENDS: dict[str, Kind] = {
     "Tanh": "tanh",
     "Softsign": "tanh",
     "TopK": "sorted",
+    "Exp": "power",
     **dict.fromkeys(("Sqrt", "Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare"), "distance"),
 }
+_TURNING = {"Neg", "Reciprocal"}
+"""Operators that make the largest value the smallest."""
 _EXACT = 1e-3
 _ROUNDED = 0.02
 """By how much probabilities may miss a sum of 1, or their softmax: as computed, and rounded to 8 bits."""
@@ -98,6 +101,10 @@ def ending(graph: onnx.GraphProto, output: str) -> Ending:
     if node is not None and node.op_type == "Log":
         inner = ending(graph, node.input[0])
         return Ending(kind="log" if inner.kind == "softmax" else inner.kind, rounded=rounded or inner.rounded)
+    if node is not None and node.op_type in _TURNING:
+        inner = ending(graph, node.input[0])
+        turned = inner.kind in ("softmax", "log", "sigmoid", "power", "turned")
+        return Ending(kind="turned" if turned else "unknown", rounded=rounded or inner.rounded)
     if node is not None and (kind := _ENDS.get(str(node.op_type))):
         before: tuple[str, ...] = ()
         if node.op_type in ("Softmax", "Sigmoid"):
@@ -174,6 +181,19 @@ def form(end: Ending, values: Array, classes: int) -> Form:
             f"{sums.min():.2f} to {sums.max():.2f}: several classes may be right at once, and Terrace answers one. If "
             "one is always right, export the network without the sigmoid"
         )
+    if end.kind == "power":
+        raise InvalidInput(
+            f"the network ends with an exponential (Exp), and its outputs add up to {sums.min():.4g} to "
+            f"{sums.max():.4g}: they are neither scores nor probabilities; export it without the Exp"
+        )
+    if end.kind == "turned" and (values >= 0).all() and _are_negative_logarithms(values):
+        raise InvalidInput("the network gives negative logarithms of probabilities: export it with logits")
+    negative = bool((values <= 0).all() and sums.mean() < 0)
+    if end.kind == "turned" or (negative and np.ptp(sums) <= _EXACT * -sums.mean()):
+        raise InvalidInput(
+            "the network ends with probabilities that are negated or inverted (as by Neg or Reciprocal), so the "
+            "largest output is the least probable class: export it with logits"
+        )
     if end.kind == "unbounded":
         return "scores"
     if end.kind == "sorted":
@@ -188,7 +208,7 @@ def form(end: Ending, values: Array, classes: int) -> Form:
             f"the network's outputs add up to {sums.mean():.4g} for each picture, so they are no scores, and "
             "probabilities add up to 1: export it without what follows its softmax"
         )
-    if (values >= 0).all() and np.abs(np.exp(-values).sum(axis=1) - 1).max() <= _EXACT:
+    if (values >= 0).all() and _are_negative_logarithms(values):
         raise InvalidInput("the network gives negative logarithms of probabilities: export it with logits")
     if inside or end.kind in ("softmax", "tanh"):
         raise InvalidInput(
@@ -199,13 +219,17 @@ def form(end: Ending, values: Array, classes: int) -> Form:
     return "scores"
 
 
+def _are_negative_logarithms(values: Array) -> bool:
+    return bool(np.abs(np.exp(-values).sum(axis=1) - 1).max() <= _EXACT)
+
+
 def _form_of_one(end: Ending, values: Array) -> Form:
     """By one output for two classes."""
     if end.kind == "sigmoid" and end.before:
         return "sigmoid"
     if end.kind == "unbounded":
         return "scores"
-    if (values >= 0).all() and (values <= 1).all() and end.kind != "softmax":
+    if (values >= 0).all() and (values <= 1).all() and end.kind not in ("softmax", "power", "turned"):
         return "probabilities"
     raise InvalidInput(
         f"the network has one output for two classes, with values from {values.min():.3g} to {values.max():.3g}: it is "

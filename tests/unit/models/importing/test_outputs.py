@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
@@ -45,6 +46,13 @@ ROUNDED = np.round(SOFT * 256) / 256
         ("sigmoid", False, SOFT, "probabilities"),  # of two sigmoids, one of the opposite of the other
         ("tanh", False, LOW, None),
         ("tanh", False, -LOW, None),
+        ("unknown", False, -SOFT, None),
+        ("unbounded", False, -SOFT, None),
+        ("unbounded", False, -LOW, "scores"),
+        ("turned", False, -LOW, None),
+        ("power", False, SOFT, "probabilities"),
+        ("power", False, LOW, None),
+        ("power", False, np.exp(WIDE), None),
     ],
 )
 def test_values_of_several_classes(kind: Kind, before: bool, values: Any, expected: Form | None) -> None:
@@ -67,6 +75,8 @@ def test_values_of_several_classes(kind: Kind, before: bool, values: Any, expect
         ("unknown", False, [-7.0, 2.0], None),
         ("tanh", False, [-0.7, 0.2], None),
         ("softmax", True, [1.0, 1.0], None),
+        ("power", False, [0.2, 0.9], None),
+        ("turned", False, [-0.2, -0.9], None),
     ],
 )
 def test_one_value_for_two_classes(kind: Kind, before: bool, values: Any, expected: Form | None) -> None:
@@ -196,6 +206,45 @@ def test_one_score_is_that_of_the_second_class(make: Make, imported: Any) -> Non
 def test_outputs_that_are_no_exclusive_classes_are_refused(make: Make, imported: Any, tail: str, words: str) -> None:
     with pytest.raises(TerraceError, match=words):
         imported(make(tail=tail))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (["Softmax", "Neg"], "negated"),
+        (["Softmax", "Neg", "Identity"], "negated"),
+        (["Softmax", "Reciprocal"], "inverted"),
+        (["LogSoftmax", "Reciprocal"], "inverted"),
+        (["Sigmoid", "Neg"], "negated"),
+        (["Exp"], "Exp"),
+        (["Exp", "Identity"], "Exp"),
+        (["Exp", "Neg"], "negated"),
+    ],
+)
+def test_what_turns_or_stretches_the_answers_is_refused(
+    make: Make, imported: Any, kinds: list[str], words: str
+) -> None:
+    with pytest.raises(TerraceError, match=words):
+        imported(ending_with(make(), *kinds))
+
+
+@pytest.mark.parametrize("kinds", [["LogSoftmax", "Exp"], ["Neg", "Neg", "LogSoftmax", "Exp"]])
+def test_an_exponential_of_logarithms_gives_probabilities(make: Make, imported: Any, kinds: list[str]) -> None:
+    file = ending_with(make(), *kinds)
+    assert imported(file) == pytest.approx(own(file, "output"), abs=1e-6)
+
+
+def ending_with(file: Path, *kinds: str) -> Path:
+    """The network with some operators behind it."""
+    model = onnx.load(file)
+    names = ["scores", *(f"end-{number}" for number in range(1, len(kinds))), "output"]
+    model.graph.node.extend(
+        onnx.helper.make_node(kind, [taken], [given])
+        for kind, taken, given in zip(kinds, names[:-1], names[1:], strict=True)
+    )
+    model.graph.output[0].name = "output"
+    file.write_bytes(model.SerializeToString())
+    return file
 
 
 def test_one_tanh_is_refused(make: Make, imported: Any) -> None:
