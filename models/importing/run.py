@@ -27,7 +27,7 @@ from models.importing.modelset import check_folder, enter, free_name, hierarchy_
 from models.importing.outputs import ending, own_answers
 from models.importing.preprocess import Preprocess, assumed, from_toml, joined
 from models.importing.reading import read_onnx
-from models.importing.running import Folded, Plain, probes_of, served
+from models.importing.running import Folded, Plain, check_answers_differ, probes_of, served
 from models.importing.sources import class_names_of, pixels_said
 from models.importing.validation import (
     Mistake,
@@ -136,6 +136,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     batch = 1 if plain.one_by_one else None
     folded, read_as, difference = served(wish.file, model, known, preprocess, end, probes, values, place, batch)
     running = Folded(folded)
+    check_answers_differ(running, probes)
     if known.single:
         what = "score" if read_as == "scores" else "probability"
         say(f"one output for two classes: it is read as the {what} of {labels[1]!r}, the second one")

@@ -15,14 +15,17 @@ from models.importing.outputs import Ending, Form, form, own_answers
 from models.importing.preprocess import Preprocess
 from models.importing.reading import first_line
 from models.session import import_runtime, open_session, run_session, softmax
-from tierkit.errors import DataError
+from tierkit.errors import DataError, InvalidInput
 from tierkit.inference.model import Array
 
-__all__ = ["Folded", "Plain", "probes_of", "served"]
+__all__ = ["Folded", "Plain", "check_answers_differ", "probes_of", "served"]
 
 _PROBES = 4
 _TOLERANCE = 1e-3
 """Of the largest score: by how much preprocessing inside the graph may change an answer."""
+_LEAST_DIFFERENCE = 1e-6
+"""Of the largest score: what is less is rounding."""
+_PLAIN_COLOURS = [(0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
 _BATCH_TOLERANCE = 2e-3
 """Of the largest output: by how much the other pictures of a batch may change an answer."""
 
@@ -138,6 +141,18 @@ def probes_of(size: tuple[int, int]) -> Array:
     colours = rng.integers(0, 256, (_PROBES, 1, 1, 3))
     share = np.linspace(1, 0.3, _PROBES).reshape(-1, 1, 1, 1)
     return np.asarray(share * noise + (1 - share) * colours).astype(np.uint8)
+
+
+def check_answers_differ(running: Folded, probes: Array) -> None:
+    """Raises InvalidInput if the network gives noise, black, white and plain colours the same scores."""
+    colours = np.array(_PLAIN_COLOURS, np.uint8).reshape(-1, 1, 1, 3)
+    pictures = np.concatenate([probes, np.broadcast_to(colours, (len(colours), *probes.shape[1:]))])
+    scores = np.concatenate([running.run(pictures[at : at + 1]) for at in range(len(pictures))])
+    if np.ptp(scores, axis=0).max() <= _LEAST_DIFFERENCE * max(1.0, float(np.abs(scores).max())):
+        raise InvalidInput(
+            "the network gives every picture the same scores when it is given one at a time: either it compares the "
+            "pictures of a batch with each other, or it does not depend on its input; export it for inference"
+        )
 
 
 def _difference(running: Folded, probes: Array, own: Array, read_as: Form, place: Place) -> float:

@@ -157,6 +157,12 @@ TAILS = {
         _node("Sub", ["scores", "mean"], ["output"]),
         stored={"first": np.array([0])},
     ),
+    "half the mean of the batch": _tail(
+        _node("ReduceMean", ["scores", "first"], ["mean"]),
+        _node("Mul", ["mean", "half"], ["less"]),
+        _node("Sub", ["scores", "less"], ["output"]),
+        stored={"first": np.array([0]), "half": np.float32(0.5)},
+    ),
     "zipmap": _zipmap(["red", "green", "blue"]),
     "numbered zipmap": _zipmap([0, 1, 2]),
     "shuffled zipmap": _zipmap([2, 0, 1]),

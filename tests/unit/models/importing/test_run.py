@@ -73,7 +73,7 @@ def test_it_answers_plain_pictures(wish: Any, make: Make, file: dict[str, Any], 
     assert answers(asked.models, [picture(colour) for colour in COLOURS]) == list(COLOURS)
 
 
-@pytest.mark.parametrize("tail", ["fixed", "mean of the batch", "range of the batch"])
+@pytest.mark.parametrize("tail", ["fixed", "half the mean of the batch", "range of the batch"])
 def test_a_network_that_needs_single_pictures_gets_them(
     wish: Any, make: Make, tmp_path: Path, tail: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,9 +90,25 @@ def test_a_network_that_needs_single_pictures_gets_them(
     together = model.run({"images": images}, ["probabilities"])["probabilities"]
     alone = [model.run({"images": images[at : at + 1]}, ["probabilities"])["probabilities"][0] for at in range(5)]
     assert np.array_equal(together, alone)
-    if tail != "mean of the batch":
-        assert report.entry.coarse_accuracy == 1.0
-        assert together.argmax(axis=1).tolist() == [2, 0, 1, 0, 0]
+    assert report.entry.coarse_accuracy == 1.0
+    assert together.argmax(axis=1).tolist() == [2, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("file", [{"tail": "mean of the batch"}, {"factor": 0.0}, {"factor": 0.0, "softmax": True}])
+def test_a_network_that_gives_every_picture_the_same_scores_is_refused(
+    wish: Any, make: Make, file: dict[str, Any]
+) -> None:
+    asked = wish(make(**file))
+    with pytest.raises(InvalidInput, match="every picture the same scores"):
+        import_network(asked)
+    assert not (asked.models / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_small_and_saturated_differences_are_answers(wish: Any, make: Make, factor: float) -> None:
+    asked = wish(make(factor=factor, softmax=True))
+    import_network(asked)
+    assert answers(asked.models, [picture(colour) for colour in COLOURS]) == list(COLOURS)
 
 
 def test_batches_of_another_fixed_size_are_refused(wish: Any, make: Make) -> None:
