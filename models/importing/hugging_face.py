@@ -147,6 +147,10 @@ def facts_of(content: Mapping[str, Any]) -> PreprocessFacts:
         if unknown := [key for key in unknown if key not in idle]:
             raise ValueError(f"{name} is not known to have the key {', '.join(map(repr, unknown))}")
     own |= {key: said[key] for key in own if key in said}
+    if unclear := sorted(key for key in content if content[key] is None and _is_on(processor, key)):
+        raise ValueError(f"{unclear[0]!r} is null, which versions of transformers read differently: say true or false")
+    if "resample" in content and content["resample"] is None and processor.resample != "bilinear":
+        raise ValueError("'resample' is null, which versions of transformers read differently: say its number")
     if name == "PoolFormer" and "crop_pct" in content and content["crop_pct"] is None:
         raise ValueError("'crop_pct' is null, which versions of PoolFormer read differently")
     bgr = processor.rule == "pplcnet" or _flag(own, "do_flip_channel_order", False)
@@ -160,6 +164,14 @@ def facts_of(content: Mapping[str, Any]) -> PreprocessFacts:
             raise ValueError(f"'data_format' is {said['data_format']!r}")
         found["layout"] = layouts[said["data_format"]]
     return PreprocessFacts(**found)
+
+
+def _is_on(processor: _Processor, key: str) -> bool:
+    """True for a step that the class takes unless the file says otherwise: a null may mean no, or this default."""
+    if key == "do_center_crop":
+        return processor.crop is not None and processor.crops is not False
+    usual = {"do_resize": True, "do_rescale": True, "do_normalize": processor.normalises}
+    return usual.get(key, processor.own.get(key)) is True
 
 
 def _class_of(content: Mapping[str, Any]) -> tuple[str, _Processor]:
