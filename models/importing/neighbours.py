@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from models.importing import hugging_face, timm_config
+from models.importing import hugging_face, open_clip, timm_config
 from models.importing.preprocess import PreprocessFacts
 from tierkit.documents import faults
 from tierkit.errors import DataError, InvalidInput
 
 __all__ = [
     "CONFIG",
+    "OPEN_CLIP",
     "PROCESSORS",
     "check_exclusive",
     "neighbour",
+    "not_followed",
+    "others_about_pixels",
+    "pixels_by_clip",
     "pixels_by_config",
     "pixels_by_processor",
     "read_json",
@@ -29,6 +34,16 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files of Hugging Face about pixels."""
 CONFIG = "config.json"
 """File of timm or Hugging Face about the network."""
+
+OPEN_CLIP = "open_clip_config.json"
+"""File of OpenCLIP about the network and its pixels."""
+
+_ABOUT_PIXELS = re.compile(
+    r"(?i)pre[_-]?proc|image[_-]?proc|transforms?(?![a-z])|feature[_-]?extractor|normali[sz]|mean[_-]?(?:and[_-]?)?std"
+)
+"""Names of files that are about pixels, by whatever tool."""
+_SUFFIXES = {".json", ".toml", ".yaml", ".yml"}
+_NETWORKS = {".onnx", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite", ".engine"}
 
 _SEVERAL = {"multi_label_classification", "regression"}
 """Values of `problem_type` in a file of Hugging Face for networks whose classes do not exclude each other."""
@@ -40,10 +55,59 @@ _MAX_BYTES = 4 * 1024 * 1024
 def neighbour(network: Path, name: str) -> Path | None:
     """The file of that name in the network's folder, or in the folder above one called `onnx`; None if there is
     none."""
-    folder = network.absolute().parent
-    folders = [network.parent, *([folder.parent] if folder.name == "onnx" else [])]
     # A broken link is there, and cannot be read.
-    return next((path for folder in folders if os.path.lexists(path := folder / name)), None)
+    return next((path for folder in _folders(network) if os.path.lexists(path := folder / name)), None)
+
+
+def _folders(network: Path) -> list[Path]:
+    folder = network.absolute().parent
+    return [network.parent, *([folder.parent] if folder.name == "onnx" else [])]
+
+
+def others_about_pixels(network: Path) -> list[Path]:
+    """Files next to the network that are about pixels by their name, but that nothing here reads.
+
+    A file that is named after another network in these folders is that network's.
+
+    Raises:
+        DataError: a folder cannot be listed.
+    """
+    found: dict[str, Path] = {}
+    stems = {network.stem.lower()}
+    for folder in _folders(network):
+        try:
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries]
+        except OSError as exc:
+            raise DataError(f"cannot list {folder}: {exc.strerror}") from exc
+        for path in map(Path, sorted(names)):
+            if path.suffix.lower() in _NETWORKS and not _ABOUT_PIXELS.search(path.stem):
+                stems.add(path.stem.lower())
+            its_own = path.suffix.lower() == ".toml" and path.stem == network.stem
+            about = path.suffix.lower() in _SUFFIXES and _ABOUT_PIXELS.search(path.stem)
+            if (its_own or about) and path.name not in (*PROCESSORS, OPEN_CLIP):
+                found.setdefault(path.name, folder / path)
+    return [path for path in found.values() if not _is_of_another(path, network, stems)]
+
+
+def _is_of_another(path: Path, network: Path, stems: set[str]) -> bool:
+    """True if a file is named after another network than this one, and than one that this is a form of."""
+    owner = max((stem for stem in stems if _begins(path.stem, stem)), key=len, default=None)
+    return owner is not None and not _begins(network.stem, owner)
+
+
+def _begins(name: str, stem: str) -> bool:
+    rest = name.lower().removeprefix(stem)
+    return name.lower().startswith(stem) and not rest[:1].isalnum()
+
+
+def not_followed(path: Path) -> PreprocessFacts:
+    """Refuse a file of `others_about_pixels`.
+
+    Raises:
+        DataError: always.
+    """
+    raise DataError(f"cannot follow {path}: by its name it is about pixels, and files of that name are not read")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -85,6 +149,15 @@ def pixels_by_processor(path: Path, size: tuple[int, int] | None = None) -> Prep
     if content.get("image_processor_type") == "TimmWrapperImageProcessor" and "pretrained_cfg" in content:
         return _understood(path, lambda: timm_config.facts_of(content, size))
     return _understood(path, lambda: hugging_face.facts_of(content) if content else PreprocessFacts())
+
+
+def pixels_by_clip(path: Path) -> PreprocessFacts:
+    """What an `open_clip_config.json` says.
+
+    Raises:
+        DataError: it has a key or value that is not understood.
+    """
+    return _understood(path, lambda: open_clip.facts_of(read_json(path)))
 
 
 def pixels_by_config(path: Path, size: tuple[int, int] | None) -> PreprocessFacts:

@@ -13,9 +13,13 @@ from models.importing.graph import Signature, class_numbers
 from models.importing.labels import names_in_config, names_in_metadata
 from models.importing.neighbours import (
     CONFIG,
+    OPEN_CLIP,
     PROCESSORS,
     check_exclusive,
     neighbour,
+    not_followed,
+    others_about_pixels,
+    pixels_by_clip,
     pixels_by_config,
     pixels_by_processor,
     read_json,
@@ -56,7 +60,8 @@ def pixels_said(
     """What each source says about pixels.
 
     Raises:
-        TerraceError: one is not understood, and `preprocess.toml` leaves something to it.
+        TerraceError: one is not understood, and `preprocess.toml` leaves something to it; or there is such a file that
+            was not given.
     """
     stated = None if toml is None else toml[1]
     readers: dict[str, Callable[[], PreprocessFacts]] = {
@@ -69,6 +74,15 @@ def pixels_said(
             readers[name] = partial(pixels_by_processor, path, known.size)
     if (path := neighbour(file, CONFIG)) is not None:
         readers[CONFIG] = partial(pixels_by_config, path, known.size)
+    if (path := neighbour(file, OPEN_CLIP)) is not None:
+        readers[OPEN_CLIP] = partial(pixels_by_clip, path)
+    for path in others_about_pixels(file):
+        if path.suffix.lower() != ".toml":
+            readers[path.name] = partial(not_followed, path)
+        elif toml is None:
+            raise InvalidInput(f"{path} is there, and was not given: give it with --preprocess, or take it away")
+        elif path.name != toml[0]:
+            say(f"{path} is not read, as --preprocess gives {toml[0]}")
     found = {"the shape of the network's input": _by_shape(known)}
     first = first_steps.facts_of(model.graph, known.input)
     if stated is None or stated.scale is None:

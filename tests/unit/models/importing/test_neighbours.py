@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from models.importing.neighbours import check_exclusive, neighbour, pixels_by_config, pixels_by_processor
+from models.importing.neighbours import (
+    check_exclusive,
+    neighbour,
+    others_about_pixels,
+    pixels_by_clip,
+    pixels_by_config,
+    pixels_by_processor,
+)
 from models.importing.preprocess import PreprocessFacts
 from tierkit.errors import DataError, InvalidInput
 
@@ -27,7 +34,15 @@ def written(folder: Path, content: Any, name: str = "preprocessor_config.json") 
     [
         {"image_processor": VIT, "processor_class": "CLIPProcessor"},
         {"preprocessor_config": {"image_processor": VIT}},
-        VIT | {"crop_size": None, "do_center_crop": None, "resample": None, "do_pad": False, "_valid_processor_keys": ["images"], "do_convert_rgb": None},
+        VIT
+        | {
+            "crop_size": None,
+            "do_center_crop": None,
+            "resample": None,
+            "do_pad": False,
+            "_valid_processor_keys": ["images"],
+            "do_convert_rgb": None,
+        },
         VIT | {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first"},
     ],
     ids=["nested", "nested twice", "keys without effect", "fast"],
@@ -223,3 +238,73 @@ def test_files_lie_next_to_the_network_or_above_a_folder_called_onnx(
     assert neighbour(Path("net.onnx"), "config.json") == above
     near = written(tmp_path / "onnx", {}, "config.json")
     assert neighbour(tmp_path / "onnx" / "net.onnx", "config.json") == near
+
+
+@pytest.mark.parametrize(
+    ("network", "name", "named"),
+    [
+        ("net", "preprocessor.json", True),
+        ("net", "preprocess.json", True),
+        ("net", "image_processor_config.json", True),
+        ("net", "video_preprocessor_config.json", True),
+        ("net", "val_transforms.yaml", True),
+        ("net", "Transform.yml", True),
+        ("net", "pre-processing.toml", True),
+        ("net", "preprocess.toml", True),
+        ("net", "net.toml", True),
+        ("net", "net_preprocess.json", True),
+        ("net", "other_preprocess.json", False),
+        ("net", "other.preprocess.toml", False),
+        ("net", "net2-transforms.json", False),
+        ("net2", "net_preprocess.json", False),
+        ("net_int8", "net_preprocess.json", True),
+        ("net", "other.toml", False),
+        ("net", "transformer.json", False),
+        ("net", "transforms.txt", False),
+        ("net", "tokenizer_config.json", False),
+        ("net", "preprocessor_config.json", False),
+    ],
+)
+def test_files_that_are_about_pixels_by_their_name(tmp_path: Path, network: str, name: str, named: bool) -> None:
+    for each in ("net", "net2", "other", "net_int8"):
+        (tmp_path / f"{each}.onnx").touch()
+    path = written(tmp_path, "", name)
+    assert others_about_pixels(tmp_path / f"{network}.onnx") == ([path] if named else [])
+
+
+OPEN_CLIP: dict[str, dict[str, Any]] = {
+    "model_cfg": {"embed_dim": 512, "vision_cfg": {"image_size": 24}},
+    "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3},
+}
+
+
+def test_open_clip(tmp_path: Path) -> None:
+    facts = pixels_by_clip(written(tmp_path, OPEN_CLIP, "open_clip_config.json"))
+    assert (facts.size, facts.resize, facts.resize_to, facts.resample) == ((24, 24), "shortest-side", 24, "bicubic")
+    assert (facts.colour, facts.scale, facts.mean, facts.std) == ("rgb", 255, (0.5,) * 3, (0.25,) * 3)
+    squash = {"size": [24, 24], "interpolation": "bilinear", "resize_mode": "squash", "mode": "RGB", "fill_color": 0}
+    facts = pixels_by_clip(written(tmp_path, OPEN_CLIP | {"preprocess_cfg": squash}, "open_clip_config.json"))
+    assert (facts.size, facts.resize, facts.resample) == ((24, 24), "squash", "bilinear")
+    assert facts.mean is not None
+    assert facts.mean[0] == pytest.approx(0.4815, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"gamma": 2.2}, "'gamma'"),
+        ({"mode": "BGR"}, "'mode'"),
+        ({"interpolation": "random"}, "'interpolation'"),
+        ({"resize_mode": "longest"}, "'resize_mode'"),
+        ({"size": 32}, "'image_size'"),
+        ({"size": [24, 32]}, "size"),
+        ({"size": "24"}, "size"),
+        ({"mean": "no"}, "mean"),
+    ],
+)
+def test_what_is_not_understood_of_open_clip_is_named(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+    content = OPEN_CLIP | {"preprocess_cfg": OPEN_CLIP["preprocess_cfg"] | more}
+    with pytest.raises(DataError, match=named):
+        pixels_by_clip(written(tmp_path, content, "open_clip_config.json"))
+    with pytest.raises(DataError, match="preprocess_cfg"):
+        pixels_by_clip(written(tmp_path, {}, "open_clip_config.json"))

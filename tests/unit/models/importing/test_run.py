@@ -191,6 +191,42 @@ def test_what_is_not_understood_is_refused_unless_all_is_said(wish: Any, make: M
     assert [line for line in told if "do_sharpen" in line]
 
 
+ALL = 'size = [6, 8]\nresize = "squash"\nresample = "bilinear"\ncolour = "rgb"\nscale = 255\nmean = 0\nstd = 1'
+
+
+@pytest.mark.parametrize("name", ["preprocessor.json", "image_processor_config.json", "transforms.yaml"])
+def test_a_file_about_pixels_that_is_not_read_is_refused_unless_all_is_said(
+    wish: Any, make: Make, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match=name):
+        import_network(wish(make()))
+    told: list[str] = []
+    import_network(wish(make(), ALL), told.append)
+    assert any(name in line for line in told)
+
+
+@pytest.mark.parametrize("name", ["preprocess.toml", "net.toml"])
+def test_a_preprocess_toml_that_is_there_must_be_given(wish: Any, make: Make, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("size = [6, 8]\nscale = 1")
+    with pytest.raises(InvalidInput, match="--preprocess"):
+        import_network(wish(make(size=(6, 8)), None))
+
+
+def test_a_preprocess_toml_other_than_the_one_given_is_told(wish: Any, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "net.toml").write_text("scale = 1")
+    told: list[str] = []
+    import_network(wish(make()), told.append)
+    assert any("net.toml" in line for line in told)
+
+
+def test_a_file_of_open_clip_is_read(wish: Any, make: Make, tmp_path: Path) -> None:
+    content = {"preprocess_cfg": {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    report = import_network(wish(make(size=(8, 8)), None))
+    assert (report.preprocess.mean, report.assumed) == ((0.5,) * 3, ())
+
+
 def test_another_layout_than_that_of_the_network_is_a_contradiction(wish: Any, make: Make, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"data_format": "channels_last"}))
     with pytest.raises(InvalidInput, match="layout"):
