@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from models.importing import hugging_face, open_clip, timm_config
+from models.importing.hints import hints_in
 from models.importing.preprocess import PreprocessFacts
 from tierkit.documents import faults
 from tierkit.errors import DataError, InvalidInput
@@ -44,6 +45,13 @@ _ABOUT_PIXELS = re.compile(
 """Names of files that are about pixels, by whatever tool."""
 _SUFFIXES = {".json", ".toml", ".yaml", ".yml"}
 _NETWORKS = {".onnx", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite", ".engine"}
+
+_NOT_PIXELS = {
+    *("id2label", "label2id", "labels", "label_names", "label_descriptions", "classes", "class_names", "names"),
+    *("class_to_idx", "idx_to_class", "class_mapping", "idx2label", "label2idx", "description", "license", "notes"),
+    *("quantization_config", "task_specific_params", "architectures", "architecture", "model_type", "_name_or_path"),
+}
+"""Keys of a `config.json` that hold names, or numbers of a network's inside."""
 
 _SEVERAL = {"multi_label_classification", "regression"}
 """Values of `problem_type` in a file of Hugging Face for networks whose classes do not exclude each other."""
@@ -160,16 +168,42 @@ def pixels_by_clip(path: Path) -> PreprocessFacts:
     return _understood(path, lambda: open_clip.facts_of(read_json(path)))
 
 
-def pixels_by_config(path: Path, size: tuple[int, int] | None) -> PreprocessFacts:
+def pixels_by_config(path: Path, size: tuple[int, int] | None, channels: int | None = None) -> PreprocessFacts:
     """What a `config.json` says; `size` as in `timm_config.facts_of`.
 
+    Args:
+        channels: Of the network's input, if they are fixed.
+
     Raises:
-        DataError: it has a key or value that is not understood.
+        DataError: it has a key or value that is not understood, or is of a network of another size.
     """
     content = read_json(path)
     if others := sorted({"image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"} & set(content)):
         raise DataError(f"cannot follow {path}: {others[0]!r} belongs into {PROCESSORS[0]}")
-    return _understood(path, lambda: timm_config.facts_of(content, size))
+    facts = _understood(path, lambda: timm_config.facts_of(content, size))
+    read = {"pretrained_cfg"} if "pretrained_cfg" in content else set()
+    if facts != PreprocessFacts() and not read:
+        read = timm_config.PIXELS
+    rest = {key: value for key, value in content.items() if key not in read}
+    if unread := sorted({*hints_in(rest, _NOT_PIXELS), *({"default_cfg", "pretrained_cfgs"} & set(content))}):
+        raise DataError(
+            f"cannot follow {path}: {', '.join(map(repr, unread[:5]))} may be about pixels, and is not read"
+        )
+    if channels is not None and content.get("num_channels", channels) not in (channels, None):
+        raise DataError(f"{path} says num_channels = {content['num_channels']!r}, and the network has {channels}")
+    side = content.get("image_size")
+    if size is not None and side is not None and _sides(side) != size:
+        raise DataError(f"{path} says image_size = {side!r}, and the network takes {list(size)}")
+    return facts
+
+
+def _sides(value: Any) -> tuple[Any, Any] | None:
+    """Height and width of an `image_size`; None if it is of no known form."""
+    if isinstance(value, Mapping):
+        value = [value.get("height"), value.get("width")]
+    if not isinstance(value, list):
+        return value, value
+    return (value[0], value[1]) if len(value) == 2 else None
 
 
 def check_exclusive(path: Path) -> None:

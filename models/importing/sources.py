@@ -73,7 +73,7 @@ def pixels_said(
         if (path := neighbour(file, name)) is not None:
             readers[name] = partial(pixels_by_processor, path, known.size)
     if (path := neighbour(file, CONFIG)) is not None:
-        readers[CONFIG] = partial(pixels_by_config, path, known.size)
+        readers[CONFIG] = partial(pixels_by_config, path, known.size, known.channels)
     if (path := neighbour(file, OPEN_CLIP)) is not None:
         readers[OPEN_CLIP] = partial(pixels_by_clip, path)
     for path in others_about_pixels(file):

@@ -11,12 +11,13 @@ from typing import Any, get_args
 from models.importing.preprocess import PreprocessFacts
 from models.manifest import Resample
 
-__all__ = ["facts_of"]
+__all__ = ["PIXELS", "facts_of"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CROP = 0.875
 
-_PIXELS = {"input_size", "test_input_size", "interpolation", "crop_pct", "test_crop_pct", "crop_mode", "mean", "std"}
+PIXELS = {"input_size", "test_input_size", "interpolation", "crop_pct", "test_crop_pct", "crop_mode", "mean", "std"}
+"""Keys about pixels."""
 _NEUTRAL = {
     *("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "architecture", "tag", "custom_load"),
     *("min_input_size", "fixed_input_size", "num_classes", "label_offset", "label_names", "label_descriptions"),
@@ -40,10 +41,10 @@ def facts_of(content: Mapping[str, Any], size: tuple[int, int] | None = None) ->
     given = content.get("pretrained_cfg", content)
     if not isinstance(given, Mapping):
         raise ValueError("'pretrained_cfg' is no object")
-    is_ours = {"mean", "std", "crop_pct"} & set(content) or ("architecture" in content and _PIXELS & set(content))
+    is_ours = {"mean", "std", "crop_pct"} & set(content) or ("architecture" in content and PIXELS & set(content))
     if given is content and not is_ours:
         return PreprocessFacts()
-    if unknown := sorted(key for key in set(given) - _PIXELS - _NEUTRAL if given[key] is not None):
+    if unknown := sorted(key for key in set(given) - PIXELS - _NEUTRAL if given[key] is not None):
         raise ValueError(f"timm is not known to have the key {', '.join(map(repr, unknown))}")
     arguments = content.get("model_args") or {}
     said = {key: value for key, value in given.items() if value is not None}

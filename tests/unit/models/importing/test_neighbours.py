@@ -308,3 +308,74 @@ def test_what_is_not_understood_of_open_clip_is_named(tmp_path: Path, more: dict
         pixels_by_clip(written(tmp_path, content, "open_clip_config.json"))
     with pytest.raises(DataError, match="preprocess_cfg"):
         pixels_by_clip(written(tmp_path, {}, "open_clip_config.json"))
+
+
+USUAL: list[dict[str, Any]] = [
+    {"architectures": ["ViTForImageClassification"], "model_type": "vit", "attention_probs_dropout_prob": 0.0}
+    | {"encoder_stride": 16, "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "initializer_range": 0.02}
+    | {"layer_norm_eps": 1e-12, "num_channels": 3, "patch_size": 16, "qkv_bias": True, "image_size": 24}
+    | {"pooler_act": "tanh", "transformers_version": "4.57.0", "id2label": {"0": "scale", "1": "crop"}},
+    {"model_type": "resnet", "depths": [3, 4, 6, 3], "downsample_in_first_stage": False, "embedding_size": 64}
+    | {"layer_type": "bottleneck", "num_channels": 3, "out_features": ["stage4"], "problem_type": None},
+    {"model_type": "convnext", "drop_path_rate": 0.0, "layer_scale_init_value": 1e-6, "image_size": 24}
+    | {"hidden_sizes": [96], "num_stages": 4, "label2id": {"scale": 0, "crop": 1}},
+    {"model_type": "swin", "use_absolute_embeddings": False, "window_size": 7, "path_norm": True, "mlp_ratio": 4.0},
+    {"model_type": "mobilenet_v2", "depth_multiplier": 1.0, "finegrained_output": True, "tf_padding": True}
+    | {"output_stride": 32, "semantic_loss_ignore_index": 255, "layer_norm_eps": 0.001, "first_layer_is_expansion": 1},
+    {"model_type": "beit", "use_mean_pooling": True, "use_mask_token": False, "pool_scales": [1, 2, 3, 6]}
+    | {"layer_scale_init_value": 0.1, "auxiliary_concat_input": False, "use_shared_relative_position_bias": False},
+    {"model_type": "efficientnet", "batch_norm_eps": 0.001, "pooling_type": "mean", "width_coefficient": 1.0},
+    {"model_type": "dinov2", "layerscale_value": 1.0, "reshape_hidden_states": True, "torch_dtype": "float32"},
+    {"model_type": "clip", "logit_scale_init_value": 2.6592, "vision_config": {"image_size": 224, "num_channels": 3}}
+    | {"text_config": {"attention_dropout": 0.0, "initializer_factor": 1.0}},
+    {"model_type": "swinv2", "attention_scale": 1.0, "qk_scale": None, "normalization": "batch_norm"}
+    | {"normalize_before": True, "rope_scaling": {"factor": 2.0}, "interpolate_pos_encoding": True},
+    {"architecture": "resnet50", "num_classes": 10, "global_pool": "avg", "num_features": 2048}
+    | {"pretrained_cfg": TIMM | {"pool_size": [7, 7], "first_conv": "conv1", "tag": "a1_in1k", "license": "mit"}}
+    | {"model_args": {"img_size": 24, "in_chans": 3}, "label_names": ["red", "blue"]},
+]
+
+
+@pytest.mark.parametrize("content", USUAL, ids=[each.get("model_type", "timm") for each in USUAL])
+def test_the_inside_of_a_network_is_not_taken_for_pixels(tmp_path: Path, content: dict[str, Any]) -> None:
+    pixels_by_config(written(tmp_path, content, "config.json"), (24, 24), 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"preprocessing": {"mean": 0}}, "'preprocessing'"),
+        ({"transforms": []}, "'transforms'"),
+        ({"transform": {}}, "'transform'"),
+        ({"input": {"mean": [1]}}, "'input.mean'"),
+        ({"input": {"color": "BGR"}}, "'input.color'"),
+        ({"input": [{"std": 1}]}, "'input.std'"),
+        ({"input": {"format": "BGR"}}, "'input.format'"),
+        ({"default_cfg": TIMM}, "'default_cfg"),
+        ({"pretrained_cfgs": {"a": {}}}, "'pretrained_cfgs"),
+        ({"bgr": True}, "'bgr'"),
+        ({"input_normalization": "imagenet"}, "'input_normalization'"),
+        ({"preprocess_input": "caffe"}, "'preprocess_input'"),
+        ({"pretrained_cfg": TIMM, "img_mean": [0.5] * 3}, "'img_mean'"),
+        ({"pretrained_cfg": TIMM, "mean": [0.1] * 3}, "'mean'"),
+        ({"a": {"b": {"c": {"pixelStd": 1}}}}, "'a.b.c.pixelStd'"),
+        ({"scale": 1}, "'scale'"),
+        ({"rescale": 1}, "'rescale'"),
+        ({"normalize": True}, "'normalize'"),
+        ({"mean_values": [1, 2, 3]}, "'mean_values'"),
+        ({"center_crop": 24}, "'center_crop'"),
+        ({"channel_order": "xyz"}, "'channel_order'"),
+        ({"colour_order": "xyz"}, "'colour_order'"),
+        ({"interpolation": "nearest"}, "'interpolation'"),
+        ({"pixel_range": [0, 1]}, "'pixel_range'"),
+        ({"num_channels": 1}, "num_channels"),
+        ({"image_size": 32}, "image_size"),
+        ({"image_size": [24, 32]}, "image_size"),
+        ({"image_size": {"height": 32, "width": 24}}, "image_size"),
+    ],
+)
+def test_what_a_configuration_says_of_pixels_and_is_not_read_is_named(
+    tmp_path: Path, content: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(DataError, match=named):
+        pixels_by_config(written(tmp_path, {"model_type": "vit", **content}, "config.json"), (24, 24), 3)
