@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-__all__ = ["hints_in", "is_about_pixels", "names_a_colour_order", "words_of"]
+__all__ = ["hints_in", "is_about_pixels", "is_for_names", "names_a_colour_order", "words_of"]
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -46,6 +46,21 @@ def words_of(key: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(key)]
 
 
+_FOR_NAMES = {
+    *("names", "labels", "classes", "classnames", "classlabels", "labelnames", "categories", "modelinfolabels"),
+    *("id2label", "label2id", "idx2label", "label2idx", "idtolabel", "labeltoid", "idxtolabel", "labeltoidx"),
+    *("classtoidx", "idxtoclass", "class2idx", "idx2class", "classtoid", "idtoclass", "class2id", "id2class"),
+    *("indextolabel", "labeltoindex", "indextoclass", "classtoindex", "indextoname", "idtoname", "id2name"),
+    *("classmapping", "classmap", "labelmapping", "labelmap", "classindices", "classindex"),
+}
+"""Keys under which files keep class names, without the marks between their words."""
+
+
+def is_for_names(key: str) -> bool:
+    """True for a key under which files keep class names."""
+    return re.sub(r"[\s_.-]", "", key).lower() in _FOR_NAMES
+
+
 def is_about_pixels(key: str) -> bool:
     """True if a key says something about pixels, and not about what happens inside a network."""
     words = words_of(key)
@@ -76,7 +91,7 @@ def hints_in(content: Any, passed: Collection[str] = ()) -> Iterator[str]:
 
     Args:
         content: Of a JSON file, whose size the reader bounds.
-        passed: Keys that are not looked into, wherever they are: they are read elsewhere, or hold names of classes.
+        passed: Keys that are not looked into, wherever they are: they are read elsewhere. Nor are class names.
     """
     left: list[tuple[str, Any]] = [("", content)]
     while left:
@@ -84,7 +99,7 @@ def hints_in(content: Any, passed: Collection[str] = ()) -> Iterator[str]:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 name = f"{path}.{key}" if path else str(key)
-                if key in passed or inner is None:
+                if key in passed or inner is None or is_for_names(str(key)):
                     continue
                 if isinstance(key, str) and is_about_pixels(key) and not _is_layer(inner):
                     yield name

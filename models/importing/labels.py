@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from models.hierarchy import Hierarchy, few
+from models.importing.hints import is_for_names
 from models.importing.neighbours import read_json
 from tierkit.errors import DataError, InvalidInput
 
@@ -21,11 +22,6 @@ _MOST_BYTES = 4 * 1024**2
 _LONGEST = 200
 
 
-_KEYS = (
-    *("names", "labels", "classes", "class_names", "class_labels", "label_names", "id2label", "label2id"),
-    "model_info labels",
-)
-"""Keys under which files keep class names."""
 _PLACEHOLDER = re.compile(r"(?i)(?:label|class)?[_ -]?\d+")
 """A name that only numbers its class."""
 
@@ -40,7 +36,9 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() == ".json":
         names = names_in(read_json(path))
         if names is None:
-            raise DataError(f"the labels {path} have no class names: none of the keys {', '.join(_KEYS)}")
+            raise DataError(
+                f"the labels {path} have no class names: it needs a list, numbers, or a key such as id2label"
+            )
         return _checked(names, f"the labels {path}", "class {}")
     try:
         with path.open("rb") as handle:
@@ -88,15 +86,15 @@ def names_in(content: Any) -> tuple[str, ...] | None:
         return tuple(map(str.strip, content)) if all(isinstance(each, str) for each in content) else None
     if not isinstance(content, Mapping):
         return None
-    for key in _KEYS:
-        if key in content and (names := names_in(content[key])) is not None:
+    for key, value in content.items():
+        if isinstance(key, str) and is_for_names(key) and (names := names_in(value)) is not None:
             return names
     if isinstance(inner := content.get("pretrained_cfg"), Mapping):
         return names_in_config(inner)
     if all(_number(key) is not None for key in content):
         by_number = {_number(key): value for key, value in content.items()}
-    elif all(type(value) is int for value in content.values()):
-        by_number = {value: key for key, value in content.items()}
+    elif all(type(value) is not bool and _number(value) is not None for value in content.values()):
+        by_number = {_number(value): key for key, value in content.items()}
     else:
         return None
     if not content or set(by_number) != set(range(len(content))):
@@ -108,7 +106,7 @@ def names_in(content: Any) -> tuple[str, ...] | None:
 
 def names_in_config(content: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The class names in a `config.json`, which says other things as well."""
-    return names_in({key: content[key] for key in (*_KEYS, "pretrained_cfg") if key in content})
+    return names_in({key: content[key] for key in content if key == "pretrained_cfg" or is_for_names(str(key))})
 
 
 def _number(key: Any) -> int | None:
@@ -118,7 +116,7 @@ def _number(key: Any) -> int | None:
 def names_in_metadata(metadata: Mapping[str, str], say: Callable[[str], None]) -> tuple[str, ...] | None:
     """The class names in the metadata of an ONNX file; says which key it could not read."""
     for key, text in metadata.items():
-        if key.lower() not in _KEYS or not text.strip() or len(text) > _MOST_BYTES:
+        if not is_for_names(key) or not text.strip() or len(text) > _MOST_BYTES:
             continue
         for read in (json.loads, ast.literal_eval, _as_text):
             try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from models.importing.hints import hints_in, is_for_names, names_a_colour_order
 from models.importing.preprocess import PreprocessFacts
 from tierkit.errors import InvalidInput
 
-__all__ = ["facts_of"]
+__all__ = ["facts_of", "structure_of"]
 
 _FORMATS = {"rgb8": "rgb", "bgr8": "bgr", "gray8": "grey"}
 _RANGES = {
@@ -26,13 +28,17 @@ _ABOUT_PIXELS = re.compile(
 _OTHERS = re.compile(
     r"(?i)^(onnx|terrace)\.|gr[ae]yscale_?output|description|docs?$|author|licen[cs]e|names?$|labels?$"
 )
+_NAMES = re.compile(r"(?i)names?$|labels?$|^(onnx|terrace)\.")
+_FREE_WORDS = re.compile(r"(?i)\bbgr|\b(?:pixel_?|image_?|img_?)?(?:mean|std)s?['\"]?\s*[=:]\s*[\[({\d.-]")
+"""What a longer text says of pixels, in words that mean nothing else."""
+_MOST_CHARACTERS = 4 * 1024**2
 
 
 def facts_of(metadata: Mapping[str, str]) -> PreprocessFacts:
     """What the metadata says about pixels.
 
     Raises:
-        InvalidInput: a key about pixels is not known, or has a value that cannot be served.
+        InvalidInput: a key or a value about pixels is not known, or cannot be served.
     """
     said = {key.lower(): value.strip() for key, value in metadata.items()}
     found: dict[str, Any] = {}
@@ -46,16 +52,37 @@ def facts_of(metadata: Mapping[str, str]) -> PreprocessFacts:
         found |= _RANGES[values.lower()]
     if (gamma := said.get("image.colorspacegamma", "srgb")).lower() != "srgb":
         raise InvalidInput(f"the network takes pixels with the gamma {gamma!r}, and Terrace has SRGB")
-    if said.get("author", "").lower() == "ultralytics":
-        return PreprocessFacts(**_ultralytics(said) | found)
-    if unknown := sorted(
-        key for key in metadata if _ABOUT_PIXELS.search(key) and key.lower() not in _KNOWN and not _OTHERS.search(key)
-    ):
+    if unknown := sorted(key for key in metadata if key.lower() not in _KNOWN and _is_unread(key, metadata[key])):
         raise InvalidInput(
             f"the metadata of the file has {', '.join(f'{key} = {metadata[key]!r:.60}' for key in unknown[:5])}, "
             "which is not understood"
         )
+    if said.get("author", "").lower() == "ultralytics":
+        return PreprocessFacts(**_ultralytics(said) | found)
     return PreprocessFacts(**found)
+
+
+def _is_unread(key: str, value: str) -> bool:
+    """True if a key or its value says something about pixels."""
+    if is_for_names(key):
+        return False
+    if _OTHERS.search(key):
+        return bool(_FREE_WORDS.search(value)) and not _NAMES.search(key)
+    if _ABOUT_PIXELS.search(key) or names_a_colour_order(value) or _FREE_WORDS.search(value):
+        return True
+    return next(hints_in(structure_of(value)), None) is not None
+
+
+def structure_of(text: str) -> Any:
+    """The list or object that a value holds, as JSON or as Python writes it; None for anything else."""
+    if not text.lstrip().startswith(("{", "[", "(")) or len(text) > _MOST_CHARACTERS:
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    return None
 
 
 def _ultralytics(said: Mapping[str, str]) -> dict[str, Any]:

@@ -47,11 +47,10 @@ _SUFFIXES = {".json", ".toml", ".yaml", ".yml"}
 _NETWORKS = {".onnx", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite", ".engine"}
 
 _NOT_PIXELS = {
-    *("id2label", "label2id", "labels", "label_names", "label_descriptions", "classes", "class_names", "names"),
-    *("class_to_idx", "idx_to_class", "class_mapping", "idx2label", "label2idx", "description", "license", "notes"),
+    *("label_descriptions", "description", "license", "notes"),
     *("quantization_config", "task_specific_params", "architectures", "architecture", "model_type", "_name_or_path"),
 }
-"""Keys of a `config.json` that hold names, or numbers of a network's inside."""
+"""Keys of a `config.json` that hold texts, or numbers of a network's inside."""
 
 _SEVERAL = {"multi_label_classification", "regression"}
 """Values of `problem_type` in a file of Hugging Face for networks whose classes do not exclude each other."""

@@ -47,11 +47,15 @@ def class_names_of(file: Path, model: onnx.ModelProto, say: Say) -> dict[str, tu
     config = neighbour(file, CONFIG)
     if config is not None:
         check_exclusive(config)
-    return {
-        "the ZipMap of the network": tuple(map(str, numbers)) or None,
-        "the metadata of the file": names_in_metadata({each.key: each.value for each in model.metadata_props}, say),
-        CONFIG: None if config is None else names_in_config(read_json(config)),
-    }
+    found = {"the ZipMap of the network": tuple(map(str, numbers)) or None}
+    for each in model.metadata_props:  # each key by itself: they may contradict each other
+        found[f"{each.key} in the metadata of the file"] = names_in_metadata({each.key: each.value}, say)
+        if isinstance(inner := onnx_metadata.structure_of(each.value), dict):
+            for key, value in inner.items():
+                found[f"{each.key}.{key} in the metadata of the file"] = names_in_config({key: value})
+    for key, value in ({} if config is None else read_json(config)).items():
+        found[f"{key} in {CONFIG}"] = names_in_config({key: value})
+    return found
 
 
 def pixels_said(

@@ -22,6 +22,8 @@ ULTRALYTICS |= {"names": "{0: 'red', 1: 'green'}", "args": "{'half': False}", "d
         ({"Image.NominalPixelRange": "NominalRange_0_255"}, {"scale": 1.0, "mean": 0.0, "std": 1.0}),
         ({"Image.NominalPixelRange": "Normalized_1_1"}, {"scale": 255.0, "mean": 0.5, "std": 0.5}),
         ({"license": "MIT", "author": "me", "onnx.quant.pre_process": "x", "names": "['a', 'b']"}, {}),
+        ({"labels": "['bgr', 'mean: 1']", "classes": '{"scale": 0, "crop": 1}', "config": '{"lr": 0.1}', "x": "{"}, {}),
+        ({"config": '{"id2label": {"0": "mean", "1": "std"}, "layer_norm_eps": 1}', "framework": "pytorch"}, {}),
         (
             ULTRALYTICS,
             {"size": (64, 64), "resize": "shortest-side", "resize_to": 64, "resample": "bilinear", "colour": "rgb"}
@@ -48,6 +50,14 @@ def test_what_is_understood(metadata: dict[str, str], said: dict[str, Any]) -> N
         ({"normalize": "imagenet"}, "normalize"),
         ({"preprocessing": "caffe"}, "preprocessing"),
         ({"reverse_input_channels": "True"}, "reverse_input_channels"),
+        ({"input_format": "BGR"}, "input_format"),
+        ({"config": '{"mean": [0.5, 0.5, 0.5]}'}, "config"),
+        ({"config": "{'input': {'std': (1, 1, 1)}}"}, "config"),
+        ({"settings": '[{"name": "Normalize", "center_crop": 224}]'}, "settings"),
+        ({"notes": "pixels with mean=[123, 117, 104] taken off"}, "notes"),
+        ({"description": "takes BGR pictures"}, "description"),
+        (ULTRALYTICS | {"input_format": "bgr"}, "input_format"),
+        (ULTRALYTICS | {"args": "{'bgr': True}"}, "args"),
         (ULTRALYTICS | {"task": "detect"}, "detect"),
         ({"author": "Ultralytics", "task": "classify"}, "imgsz"),
     ],

@@ -329,6 +329,19 @@ def test_class_names_of_the_file_are_used_and_compared(wish: Any, make: Make, la
         import_network(wish(file))
 
 
+@pytest.mark.parametrize("key", ["class_to_idx", "label2id", "class_mapping"])
+def test_all_class_names_are_compared(wish: Any, make: Make, tmp_path: Path, key: str) -> None:
+    turned = {colour: number for number, colour in enumerate(reversed(COLOURS))}
+    with pytest.raises(InvalidInput, match=key):
+        import_network(wish(make(metadata={"names": str(list(COLOURS)), key: json.dumps(turned)})))
+    with pytest.raises(InvalidInput, match=key):
+        import_network(wish(make(metadata={"config": json.dumps({key: turned})})))
+    content = {"id2label": dict(enumerate(COLOURS)), key: turned}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidInput, match=key):
+        import_network(wish(make()))
+
+
 def test_class_names_of_a_configuration_are_used(wish: Any, make: Make, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(COLOURS))}))
     import_network(wish(make(), labels=None))
