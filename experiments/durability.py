@@ -50,7 +50,6 @@ BATCH = 50
 _SCHEMES = (Scheme.END, Scheme.END_EDGE)
 _DEADLINE_S = 600.0
 _POLL_S = 0.002
-_SHA256 = "0" * 64
 _TASK = re.compile(rb"^POST /v1/tasks/(\S+) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
@@ -76,8 +75,9 @@ IDLE = Heartbeat(incarnation="12345678", in_flight=0, queued_images=0, images_do
 
 
 def null_node(node_id: str, tier: Tier, port: int) -> Registration:
-    """A node as it registers."""
-    offer = ModelOffer(name="null", sha256=_SHA256, ms_per_image=0.001)
+    """A node as it registers: with a network of the bundled set, which it never runs."""
+    network = load_manifest().default_for(tier)
+    offer = ModelOffer(name=network.name, sha256=network.sha256, ms_per_image=0.001)
     url = f"http://127.0.0.1:{port}"
     return Registration(node_id=node_id, incarnation=IDLE.incarnation, tier=tier, url=url, models=(offer,), version="0")
 
@@ -87,11 +87,12 @@ class _Null:
 
     def __init__(self, number: int) -> None:
         zeros, sure = (0,) * BATCH, (0.123456789,) * BATCH
+        end, edge = (load_manifest().default_for(tier) for tier in (Tier.END, Tier.EDGE))
         coarse = CoarseEvent(
             task_id="TASK",
             node_id=f"end-{number}",
-            model="null",
-            sha256=_SHA256,
+            model=end.name,
+            sha256=end.sha256,
             labels=zeros,
             confidences=sure,
             queue_ms=0.0,
@@ -101,8 +102,8 @@ class _Null:
             task_id="TASK",
             node_id="edge-0",
             tier=Tier.EDGE,
-            model="null",
-            sha256=_SHA256,
+            model=edge.name,
+            sha256=edge.sha256,
             labels=zeros,
             confidences=sure,
             coarse_labels=zeros,
