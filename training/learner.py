@@ -16,9 +16,9 @@ from models.data import ImageSet
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from models.training.learner import NetworkLearner, predict
+from models.training.learner import NetworkLearner, groups_of, predict, set_rate
 from tierkit.errors import WeightsError
-from training.strategies.config import Sends
+from training.strategies.config import Inner, Sends
 from training.units import Computed, Flat
 
 __all__ = ["FlatLearner"]
@@ -30,13 +30,16 @@ class FlatLearner:
     """A network whose weights come from outside, as one vector, and whose steps can be computed in any order.
 
     The same weights, buffers and steps give the same result, bit for bit on one machine. Local steps are SGD with the
-    momentum of the configuration, which starts from nothing with each `load`.
+    momentum of the configuration, which starts from nothing with each `load`; or AdamW, whose moments stay.
+
+    Args:
+        inner: which of them a change of the weights comes from.
 
     Raises:
         InvalidInput, WeightsError, DataError: as `NetworkLearner`.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainingData) -> None:
+    def __init__(self, config: TrainConfig, data: TrainingData, *, inner: Inner = "sgd") -> None:
         self.config = config
         self.data = data
         self.steps = config.all_epochs * data.batches.steps_per_epoch
@@ -46,6 +49,9 @@ class FlatLearner:
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
         self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         self._velocity: list[Tensor | None] = [None] * len(self._parameters)
+        self._inner = inner
+        self.moments: torch.optim.AdamW | None = None
+        """What AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
     def weights(self) -> Flat:
         """As they are now; at first the configuration's random ones."""
@@ -73,26 +79,39 @@ class FlatLearner:
         """Take the batches of the steps to come from these images: some segments of the same data set."""
         self._learner.data = data
 
-    def compute(self, steps: range, sends: Sends, watch: Callable[[int], None] = lambda step: None) -> Computed:
+    def compute(
+        self,
+        steps: range,
+        sends: Sends,
+        rate: float | None = None,
+        watch: Callable[[int], None] = lambda step: None,
+    ) -> Computed:
         """Do some steps, each from the weights that the one before has left.
 
         Args:
+            rate: learning rate at the peak of the schedule; the configuration's own unless given.
             watch: called after each step with the one that follows; what it raises ends the computation.
         """
+        factor = 1.0 if rate is None else rate / self.config.peak_rate
         before = self.weights() if sends == "change" else None
         total: list[Tensor] | None = None
         loss = 0.0
         for step in steps:
             loss += self._learner.backward(step)
-            gradients = self._decayed()
+            gradients = self._decayed() if self._inner == "sgd" else []
             if sends == "gradient":
                 if total is None:
                     total = [each.clone() for each in gradients]
                 else:
                     torch._foreach_add_(total, gradients)
-            # Steps of a gradient that is sent are plain SGD: what the server will do, as far as a worker can know it.
             began = time.perf_counter()
-            self._descend(gradients, self.rate(step), self.config.momentum if sends == "change" else 0.0)
+            if sends == "gradient":
+                # Plain SGD: what the host will do, as far as a worker can know it.
+                self._descend(gradients, factor * self.rate(step), momentum=0.0)
+            elif self._inner == "sgd":
+                self._descend(gradients, factor * self.rate(step), self.config.momentum)
+            else:
+                self._step_adamw(factor * self.rate(step))
             times = self._learner.times
             times["step"] = times.get("step", 0.0) + time.perf_counter() - began
             self._learner.network.zero_grad()
@@ -173,6 +192,13 @@ class FlatLearner:
                 self._velocity[place] = velocity
                 gradient = gradient.add(velocity, alpha=momentum)  # Nesterov
             value.data.add_(gradient, alpha=-rate)
+
+    def _step_adamw(self, rate: float) -> None:
+        """With the decay of the configuration, decoupled from the gradients."""
+        if self.moments is None:
+            self.moments = torch.optim.AdamW(groups_of(self._learner.network, self.config), lr=rate)
+        set_rate(self.moments, rate)
+        self.moments.step()
 
     def _calibrate(self) -> None:
         """Running statistics of the weights that are loaded, over the first batches."""

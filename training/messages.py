@@ -12,7 +12,7 @@ from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
 from training.strategies.config import OuterConfig, ServerConfig
 from training.trust.score import FIRST
-from training.units import Verdict, WorkUnit
+from training.units import Lease, Verdict, WorkUnit
 from training.wire import Format
 
 __all__ = [
@@ -164,17 +164,29 @@ class GrantedLease(Frozen):
     number: NonNegativeInt
     version: NonNegativeInt
     first: NonNegativeInt
-    steps: PositiveInt
     push: PositiveInt
+    """Steps to compute, and to push as one update."""
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     segments: tuple[SegmentNumber, ...] = ()
     """See `training.units.WorkUnit`."""
+
+    @classmethod
+    def of(cls, lease: Lease) -> GrantedLease:
+        """What its worker is told of a lease."""
+        unit = lease.unit
+        return cls(
+            number=lease.number,
+            version=unit.version,
+            first=unit.first,
+            push=unit.steps,
+            rate=unit.rate,
+            segments=unit.segments,
+        )
 
     @property
     def unit(self) -> WorkUnit:
         """What to compute."""
-        return WorkUnit(
-            version=self.version, first=self.first, steps=self.steps, push=self.push, segments=self.segments
-        )
+        return WorkUnit(version=self.version, first=self.first, steps=self.push, rate=self.rate, segments=self.segments)
 
 
 class Progress(Frozen):

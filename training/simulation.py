@@ -96,7 +96,7 @@ def run_simulation(
             that means anything, can be computed from them; workers die too soon; or the strategy judges more or
             fewer updates together than it can.
     """
-    learner, wire = FlatLearner(config, data), machines.wire
+    learner, wire = FlatLearner(config, data, inner=choice.inner), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
 
     def start() -> Strategy:
@@ -107,6 +107,7 @@ def run_simulation(
             steps=learner.steps,
             rate=learner.rate,
             peak_rate=config.peak_rate,
+            momentum=config.momentum,
             workers=machines.workers,
             lease_s=lease_s,
         )
@@ -115,7 +116,7 @@ def run_simulation(
     slowest = step_s * max([1.0, *machines.slow]) * (1 + machines.spread)
     both_ways = (packed_bytes(len(weights), len(buffers), each) for each in (wire, format_of_weights(wire)))
     # Three times what an update of the slowest worker takes, so that none is given up that lives.
-    lease_s = 3 * (slowest * choice.push + sum(map(machines.link.seconds, both_ways))) + 1.0
+    lease_s = 3 * (slowest * choice.period + sum(map(machines.link.seconds, both_ways))) + 1.0
     serve_s = _serve_s(start(), wire) if machines.serve_s is None else machines.serve_s
     strategy = start()
     leaving = dict(zip(reversed(range(machines.workers)), machines.leave_after_s, strict=False))
@@ -145,7 +146,7 @@ def run_simulation(
         seed=config.seed,
         faults=draw_faults(
             machines.faults,
-            updates=-(-learner.steps // choice.push),
+            updates=-(-learner.steps // choice.period),
             longest_s=_FAULT_LEASES * lease_s,
             seed=config.seed,
         ),
@@ -190,6 +191,7 @@ class _Still:
 
     def __init__(self, weights: Flat, buffers: Flat) -> None:
         self._nothing, self._buffers = np.zeros_like(weights), buffers
+        self.moments = None
 
     def load(self, weights: Flat, buffers: Flat) -> None:
         pass
@@ -197,7 +199,7 @@ class _Still:
     def weights(self) -> Flat:
         return self._nothing
 
-    def compute(self, steps: range, sends: Sends) -> Computed:
+    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed:
         return Computed(values=self._nothing, buffers=self._buffers, loss=0.0)
 
 
@@ -221,10 +223,9 @@ def _serve_s(strategy: Strategy, wire: Format) -> float:
         lease = strategy.grant("probe", 0.0)
         if lease is None:
             break
-        part = lease.unit.parts()[0]
         began = time.perf_counter()
         values, buffers = unpack(body, **lengths)
         computed = Computed(values=values, buffers=buffers, loss=0.0)
-        strategy.take(Update(lease=lease.number, worker="probe", steps=part, computed=computed), 0.0)
+        strategy.take(Update(lease=lease.number, worker="probe", steps=lease.unit.span, computed=computed), 0.0)
         spent.append(time.perf_counter() - began)
     return statistics.median(spent)

@@ -34,24 +34,21 @@ class WorkUnit:
     first: int
     """Its first step, counted from 0 over the whole run."""
     steps: int
-    push: int
-    """Steps after which an update is due; the last update of a unit may cover fewer."""
+    """How many there are; one update covers all of them."""
+    rate: float | None = None
+    """Learning rate at the peak of the network's schedule; the network's own unless given."""
     segments: tuple[int, ...] = ()
     """Of the data set, in this order, from which alone batches are drawn; none where it is the whole one."""
 
     @property
-    def end(self) -> int:
-        """The step after its last one."""
-        return self.first + self.steps
-
-    def parts(self) -> list[range]:
-        """The steps of each update."""
-        return [range(step, min(step + self.push, self.end)) for step in range(self.first, self.end, self.push)]
+    def span(self) -> range:
+        """Its steps."""
+        return range(self.first, self.first + self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to bring the updates of a unit, until it expires."""
+    """The right to bring the update of a unit, until it expires."""
 
     number: int
     worker: str

@@ -14,7 +14,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 from zlib import crc32
 
 import numpy as np
@@ -50,7 +50,10 @@ class Steps(Protocol):
 
     def weights(self) -> Flat: ...
 
-    def compute(self, steps: range, sends: Sends) -> Computed: ...
+    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed: ...
+
+    moments: Any
+    """What AdamW remembers for the worker that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,7 @@ def simulate(
     rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
     stays, came = random.Random(seed + 2), dict[str, float]()
     noise = np.random.default_rng(seed)
+    moments: dict[str, Any] = {}
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
@@ -243,7 +247,7 @@ def simulate(
         chosen = rechecks.taken(update)
         if chosen is not None and strategy.trust is not None:
             own = computed_again(chosen, learner, sends, wire, masking)
-            strategy.rechecked(update.worker, is_same(update.computed.values, own, tolerance=strategy.trust.tolerance))
+            strategy.rechecked(update.worker, is_same(update.computed, own, tolerance=strategy.trust.tolerance))
             rechecks.done(chosen)
             result.rechecks += 1
 
@@ -287,8 +291,8 @@ def simulate(
         await kept(lasting=verdict != "duplicate")
         return verdict
 
-    async def sent(worker: SimulatedWorker, update: Update, version: int, fault: Fault | None) -> bool:
-        """Send an update, whatever goes wrong; whether the worker may go on with its unit."""
+    async def sent(worker: SimulatedWorker, update: Update, version: int, fault: Fault | None) -> None:
+        """Send an update, whatever goes wrong."""
         kind, seconds = (None, 0.0) if fault is None else (fault.kind, fault.seconds)
         if kind == "cut":
             result.bytes_sent += update_bytes // 2
@@ -296,15 +300,12 @@ def simulate(
         if kind in ("death", "cut", "delay"):
             await loop.until(loop.time() + seconds)
         if kind == "death":
-            return False
+            return
         verdict = await bring(worker, update, version)
         if kind == "duplicate":
             await loop.until(loop.time() + seconds)
             verdict = await bring(worker, update, version)
-        if verdict in ("taken", "duplicate"):
-            return True
-        result.faults += fault is None
-        return False
+        result.faults += fault is None and verdict not in ("taken", "duplicate")
 
     async def work(worker: SimulatedWorker) -> None:
         nonlocal ready
@@ -321,21 +322,20 @@ def simulate(
             lease, weights, buffers = found
             result.bytes_received += weights_bytes
             await loop.until(loop.time() + worker.link.seconds(weights_bytes))
-            for part in lease.unit.parts():
-                pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + spread * draw.uniform(-1, 1)
-                await loop.until(loop.time() + worker.step_s * len(part) * pace)
-                learner.load(weights, buffers)
-                computed = learner.compute(part, sends)
-                weights, buffers = learner.weights(), computed.buffers
-                fault = faults.get(ready) if faults else None
-                ready += 1
-                honest = masked(computed, masking, noise)
-                said = honest if cheater is None else cheater.sends(honest)
-                came = dataclasses.replace(said, values=rounded(said.values, wire))
-                result.faults += fault is not None
-                update = Update(lease=lease.number, worker=worker.name, steps=part, computed=came)
-                if not await sent(worker, update, lease.unit.version, fault):
-                    break
+            pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + spread * draw.uniform(-1, 1)
+            await loop.until(loop.time() + worker.step_s * lease.unit.steps * pace)
+            learner.load(weights, buffers)
+            learner.moments = moments.get(worker.name)
+            computed = learner.compute(lease.unit.span, sends, lease.unit.rate)
+            moments[worker.name] = learner.moments
+            fault = faults.get(ready) if faults else None
+            ready += 1
+            honest = masked(computed, masking, noise)
+            said = honest if cheater is None else cheater.sends(honest)
+            came = dataclasses.replace(said, values=rounded(said.values, wire))
+            result.faults += fault is not None
+            update = Update(lease=lease.number, worker=worker.name, steps=lease.unit.span, computed=came)
+            await sent(worker, update, lease.unit.version, fault)
 
     async def live(worker: SimulatedWorker) -> None:
         nonlocal deaths

@@ -41,11 +41,12 @@ host: see the lines that exchange each step, and every 20."""
 _ROUND = 20
 """Steps between two exchanges where the images are shared: units are short, so that the last ones cost little."""
 
+_PLAIN = ServerConfig(rule="sgd", momentum=0.0)
 _DOWNPOUR = ServerConfig(rule="adagrad", rate=0.02)
 _DC = ServerConfig(rule="dc-adaptive", delay_compensation=2.0)
 _DC_RATE = 0.01
 """Of updates that are sums of many gradients."""
-_SYNCHRONOUS = OuterConfig(local_steps=1, momentum=0.9, nesterov=True)
+_SYNCHRONOUS = OuterConfig(period=1, momentum=0.9, nesterov=True)
 """The mean of all gradients at each step, with the momentum that the network is trained with alone."""
 
 
@@ -99,7 +100,7 @@ class Case:
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
     """With an exchange every so many steps."""
-    return strategy.model_copy(update={"n_fetch": steps, "n_push": steps, **changes})
+    return strategy.model_copy(update={"period": steps, **changes})
 
 
 _MEAN = "fedavg"
@@ -113,25 +114,25 @@ _SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
 )
 """With steps between exchanges, epochs, and epochs of the run without gradients."""
 _DELAYED: tuple[tuple[str, StrategyConfig, int], ...] = (
-    ("sgd", STRATEGIES["sgd"], 1),
-    ("sgd", STRATEGIES["sgd"], 8),
+    ("sgd", _PLAIN, 1),
+    ("sgd", _PLAIN, 8),
     ("dc-adaptive", _DC, 8),
     ("adagrad", _DOWNPOUR, 8),
 )
 _SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
     ("asynchronous", _every(_ROUND, _DOWNPOUR)),
-    ("synchronous", OuterConfig(local_steps=_ROUND, quorum=1.0)),
+    ("synchronous", OuterConfig(period=_ROUND, quorum=1.0)),
 )
 _CHURNED: tuple[tuple[str, StrategyConfig], ...] = (
     ("downpour", _every(5, _DOWNPOUR)),
-    ("fedavg", OuterConfig(local_steps=5)),
+    ("fedavg", OuterConfig(period=5)),
 )
 _STAY_S, _LAPTOP_STEP_S = 20.0, 0.3
 """Each worker is so slow that the run lasts for several stays."""
-_FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(local_steps=5)))
+_FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(period=5)))
 _CHEATED: tuple[tuple[str, StrategyConfig], ...] = (
-    (_MEAN, OuterConfig(local_steps=_ROUND)),
-    ("fedavg, median", OuterConfig(local_steps=_ROUND, trust=TrustConfig(centre="median", recheck=0.05))),
+    (_MEAN, OuterConfig(period=_ROUND)),
+    ("fedavg, median", OuterConfig(period=_ROUND, trust=TrustConfig(centre="median", recheck=0.05))),
 )
 
 

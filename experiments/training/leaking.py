@@ -178,5 +178,5 @@ def accuracy_with(masking: Masking | None, data: Path | None, *, seed: int, epoc
     config = config.model_copy(update={"held_out_per_class": held_out})
     drawn = TrainingData(config, dataset.read("train").take(np.arange(images)), dataset.hierarchy)
     machines = Machines(workers=_WORKERS, step_s=0.001, serve_s=0.0001)
-    strategy = ServerConfig(rule="sgd", masking=masking)
+    strategy = ServerConfig(rule="sgd", momentum=0.0, masking=masking)
     return float(run_simulation(config, strategy, drawn, dataset.read("test"), machines)["accuracy"])

@@ -154,7 +154,7 @@ def _main(arguments: Sequence[str]) -> None:
     try:
         asyncio.run(work(options, lambda spec, step: pacer.step()))
     finally:
-        say(PACED + json.dumps(pacer.figures(given.push)))
+        say(PACED + json.dumps(pacer.figures(given.period)))
 
 
 if __name__ == "__main__":

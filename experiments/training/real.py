@@ -52,7 +52,7 @@ async def real_run(
     ready: set[str] = set()
     found: dict[str, dict[str, Any]] = {}
     told = asyncio.Event()
-    push = STRATEGIES[strategy].push
+    push = STRATEGIES[strategy].period
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         gate = Path(folder) / "gate"
 
@@ -112,7 +112,7 @@ async def request_steps(strategy: str, *, workers: int, share: float, epochs: in
             for seed in range(workers)
         )
     )
-    push = STRATEGIES[strategy].push
+    push = STRATEGIES[strategy].period
     return statistics.fmean(
         max(0.0, (each["seconds"] / each["updates"] - each["sync_s"]) / each["step_s"] - push) / 2 for each in runs
     )

@@ -89,7 +89,7 @@ class Bench:
 
         def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
             config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
-            updates = -(-config.epochs * self._drawn(seed).batches.steps_per_epoch // case.strategy.push)
+            updates = -(-config.epochs * self._drawn(seed).batches.steps_per_epoch // case.strategy.period)
             hit = min(faults, updates // 2) if case.faulty else 0
             found = run_simulation(
                 config,
@@ -233,7 +233,7 @@ def parts_ms(values: int, folder: Path) -> dict[str, float]:
         lease = strategy.grant("w", 0.0)
         assert lease is not None
         computed = Computed(values=gradient, buffers=none, loss=0.0)
-        strategy.take(Update(lease=lease.number, worker="w", steps=lease.unit.parts()[0], computed=computed), 0.0)
+        strategy.take(Update(lease=lease.number, worker="w", steps=lease.unit.span, computed=computed), 0.0)
 
     def write() -> None:
         journal.add({}, body)
@@ -290,15 +290,14 @@ async def _exchange(worker: HostConnection, times: int) -> int:
         if granted == "none yet":
             continue
         lease, _ = granted
-        for part in lease.unit.parts():
-            head = UpdateHead(
-                worker=worker.name,
-                incarnation=worker.incarnation,
-                lease=lease.number,
-                first=part.start,
-                stop=part.stop,
-                loss=0.0,
-            )
-            await worker.update(head, worker.packed(values, buffers, spec))
-            done += 1
+        head = UpdateHead(
+            worker=worker.name,
+            incarnation=worker.incarnation,
+            lease=lease.number,
+            first=lease.unit.span.start,
+            stop=lease.unit.span.stop,
+            loss=0.0,
+        )
+        await worker.update(head, worker.packed(values, buffers, spec))
+        done += 1
     return done

@@ -23,12 +23,6 @@ _HIDDEN = 1_040
 _VALUES = 784 * _HIDDEN + _HIDDEN + 10 * _HIDDEN + 10
 _NAME = "mnist-1040"
 
-_EVERY_TEN = """family = "server"
-rule = "adagrad"
-n_fetch = 10
-"""
-"""Weights are fetched every ten updates."""
-
 
 class Chosen(Cores):
     """How much is exchanged."""
@@ -53,13 +47,11 @@ class Updates(Experiment):
         with training_extra("training on the fleet", "learn"):
             from experiments.training.running import exchanged, parts_ms
         text = (CONFIGS / "mnist-100.toml").read_text(encoding="utf-8")
-        network, rare = run.folder / f"{_NAME}.toml", run.folder / "every-ten.toml"
+        network = run.folder / f"{_NAME}.toml"
         network.write_text(text.replace('"mnist-100"', f'"{_NAME}"').replace("hidden = [100]", f"hidden = [{_HIDDEN}]"))
-        rare.write_text(_EVERY_TEN)
         strategies = {
             "sgd": "sgd",
             "downpour": "downpour",
-            "downpour, weights every 10 updates": str(rare),
             "dc-adaptive": "dc-adaptive",
         }
         flags = ["--network", str(network), "--wire", "bf16"]

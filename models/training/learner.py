@@ -29,6 +29,7 @@ __all__ = [
     "autocast",
     "averaged_network",
     "check_images",
+    "groups_of",
     "load_weights",
     "make_optimizer",
     "predict",
@@ -201,15 +202,20 @@ def check_images(network: nn.Module, shape: tuple[int, ...], config: TrainConfig
 
 def make_optimizer(network: nn.Module, config: TrainConfig) -> torch.optim.SGD:
     """SGD as the configuration says."""
-    # Decay on biases and normalisation only distorts scale (arXiv:1812.01187, section 3.1).
-    matrices = [value for value in network.parameters() if value.ndim > 1]
-    vectors = [value for value in network.parameters() if value.ndim <= 1]
     return torch.optim.SGD(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        groups_of(network, config),
         lr=config.peak_rate,
         momentum=config.momentum,
         nesterov=config.momentum > 0,
     )
+
+
+def groups_of(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """The parameters for an optimiser, each group with its weight decay."""
+    # Decay on biases and normalisation only distorts scale (arXiv:1812.01187, section 3.1).
+    matrices = [value for value in network.parameters() if value.ndim > 1]
+    vectors = [value for value in network.parameters() if value.ndim <= 1]
+    return [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -36,7 +36,7 @@ StrategyName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, fedavg, "
+        help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
         "bmuf, diloco, or a TOML file.",
     ),
 ]
@@ -50,7 +50,7 @@ def run_local(
     config: Annotated[
         str, typer.Argument(help="A bundled configuration, such as mnist-100, or a TOML file.", show_default=False)
     ],
-    strategy: StrategyName = "downpour",
+    strategy: StrategyName = "fedavg",
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that compute.")] = 4,
     wire: Wire = "fp32",
     folder: Annotated[
@@ -247,7 +247,7 @@ def _address(text: str) -> tuple[str, int]:
 @interruptible
 def simulate_run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Configuration of the network.", show_default=False)],
-    strategy: StrategyName = "downpour",
+    strategy: StrategyName = "fedavg",
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Machines that compute.")] = 4,
     config: Annotated[
         Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)

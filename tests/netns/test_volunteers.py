@@ -36,7 +36,7 @@ CHEATING = Path(__file__).with_name("cheating.py")
 WORKERS = ("w1", "w2", "w3", "w4")
 STRATEGY = """
 family = "outer"
-local_steps = 10
+period = 10
 
 [trust]
 centre = "median"

@@ -40,7 +40,7 @@ from training.simulation import read_images
 from training.strategies.build import build_strategy
 from training.strategies.config import find_strategy
 from training.strategies.protocol import Strategy
-from training.units import Flat
+from training.units import Flat, WorkUnit
 from training.wire import unpack
 from training.worker.connection import HostConnection
 from training.worker.finding import at
@@ -79,7 +79,7 @@ class Aggregator(Host):
     Args:
         spec: as its own workers are told it.
         above: the same of the parent.
-        start: makes the strategy of a unit from weights, buffers and a number of steps.
+        start: makes the strategy of a unit from weights, buffers and the unit.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Aggregator(Host):
         spec: RunSpec,
         above: RunSpec,
         parent: Parent,
-        start: Callable[[Flat, Flat, int], Strategy],
+        start: Callable[[Flat, Flat, WorkUnit], Strategy],
         journal: Journal,
         learner: FlatLearner,
         test: ImageSet,
@@ -95,7 +95,7 @@ class Aggregator(Host):
         checker: FlatLearner | None,
         max_lease_wait_s: float,
     ) -> None:
-        run = Run(start(learner.weights(), learner.buffers(), 0))
+        run = Run(start(learner.weights(), learner.buffers(), WorkUnit(version=0, first=0, steps=0)))
         super().__init__(spec, run, journal, learner, test, checker=checker, max_lease_wait_s=max_lease_wait_s)
         self.result = None
         self._above, self._parent, self._start = above, parent, start
@@ -150,38 +150,35 @@ class Aggregator(Host):
                     await connection.leave(budget_s=_FAREWELL_S)
 
     async def _fulfil(self, connection: HostConnection, patience: Patience, lease: GrantedLease, body: bytes) -> None:
-        """Have a unit of the parent computed, and bring its updates."""
+        """Have a unit of the parent computed, and bring its update."""
         weights, buffers = unpack(body, values=self._above.values, buffers=self._above.buffers)
-        for part in lease.unit.parts():
-            await self._call(lambda weights=weights, buffers=buffers, part=part: self._begin(weights, buffers, part))  # type: ignore[misc]
-            self._tell()
-            if not await self._computed(connection, lease, part):
-                log.info("the parent has given the steps from %d on to somebody else", part.start)
-                return
-            after, buffers = await self._call(self._copies)
-            head = UpdateHead(
-                worker=connection.name,
-                incarnation=connection.incarnation,
-                lease=lease.number,
-                first=part.start,
-                stop=part.stop,
-                loss=self._run.loss,
-            )
-            message = connection.packed(weights - after, buffers, self._above)
-            weights = after
-            answer = await patience.have(lambda head=head, message=message: connection.update(head, message))  # type: ignore[misc]
-            if answer.verdict not in ("taken", "duplicate"):
-                log.info("an update was %s by the parent", answer.verdict)
-                return
+        await self._call(lambda: self._begin(weights, buffers, lease.unit))
+        self._tell()
+        if not await self._computed(connection, lease):
+            log.info("the parent has given the steps from %d on to somebody else", lease.first)
+            return
+        after, buffers = await self._call(self._copies)
+        head = UpdateHead(
+            worker=connection.name,
+            incarnation=connection.incarnation,
+            lease=lease.number,
+            first=lease.unit.span.start,
+            stop=lease.unit.span.stop,
+            loss=self._run.loss,
+        )
+        message = connection.packed(weights - after, buffers, self._above)
+        answer = await patience.have(lambda: connection.update(head, message))
+        if answer.verdict not in ("taken", "duplicate"):
+            log.info("an update was %s by the parent", answer.verdict)
 
-    def _begin(self, weights: Flat, buffers: Flat, part: range) -> None:
-        former, strategy = self._run.strategy, self._start(weights, buffers, len(part))
-        strategy.leases.follow(former.leases, part)
+    def _begin(self, weights: Flat, buffers: Flat, unit: WorkUnit) -> None:
+        former, strategy = self._run.strategy, self._start(weights, buffers, unit)
+        strategy.leases.follow(former.leases, unit.span)
         strategy.version, strategy.scores = former.version + 1, former.scores
         self._run.strategy = strategy
 
-    async def _computed(self, connection: HostConnection, lease: GrantedLease, part: range) -> bool:
-        """Wait until the workers have computed these steps; False where the parent has given them to somebody else."""
+    async def _computed(self, connection: HostConnection, lease: GrantedLease) -> bool:
+        """Wait until the workers have computed its steps; False where the parent has given them to somebody else."""
         pause_s = self._above.lease_s * _SHOWN_SHARE
         show_at = self._now() + pause_s
         while True:
@@ -196,7 +193,7 @@ class Aggregator(Host):
             progress = Progress(
                 worker=connection.name,
                 incarnation=connection.incarnation,
-                shown=part.start + strategy.leases.done,
+                shown=lease.first + strategy.leases.done,
             )
             try:
                 await connection.renew(lease.number, progress)
@@ -244,6 +241,11 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 "weights: train that run with fedavg, bmuf, diloco or average"
             )
         network, strategy = above.network, find_strategy(settings.strategy)
+        if strategy.inner != above.strategy.inner:
+            raise InvalidInput(
+                f"the workers of the run at {parent.url} use {above.strategy.inner}, and those of this host would use "
+                f"{strategy.inner}: give it a --strategy with the same inner"
+            )
         training, test = read_images(network, dataset_of(settings, network))
         if training.sha256 != above.data_sha256:
             raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
@@ -264,14 +266,15 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
         }
     )
 
-    def start(weights: Flat, buffers: Flat, steps: int) -> Strategy:
+    def start(weights: Flat, buffers: Flat, unit: WorkUnit) -> Strategy:
         return build_strategy(
             strategy,
             weights,
             buffers,
-            steps=steps,
+            steps=unit.steps,
             rate=learner.rate,
             peak_rate=network.peak_rate,
+            local_rate=unit.rate,
             workers=spec.workers,
             lease_s=spec.lease_s,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import secrets
@@ -40,7 +39,7 @@ from training.messages import (
     WorkerStatus,
 )
 from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
-from training.units import Flat, is_finite
+from training.units import Computed, Flat, is_finite
 from training.wire import format_of_weights, pack, packed_bytes, rounded
 
 __all__ = ["Host"]
@@ -496,7 +495,7 @@ class Host:
             return rounded(strategy.weights, form), strategy.buffers.copy()
 
         self._rechecks.granted(lease, start, strategy.leases)
-        return GrantedLease(number=lease.number, **dataclasses.asdict(lease.unit)), body
+        return GrantedLease.of(lease), body
 
     def _now(self) -> float:
         """On the run's clock."""
@@ -539,15 +538,14 @@ class Host:
                 continue
             data = await asyncio.to_thread(self._drawn, segments)
 
-            def again(chosen: Chosen = chosen, data: TrainingData = data) -> Flat:
+            def again(chosen: Chosen = chosen, data: TrainingData = data) -> Computed:
                 checker.draw_from(data)
                 strategy = self.spec.strategy
                 return computed_again(chosen, checker, strategy.sends, self.spec.wire, strategy.masking)
 
             own = await asyncio.to_thread(again)
             assert chosen.update is not None
-            came, name = chosen.update.computed.values, chosen.lease.worker
-            right = is_same(came, own, tolerance=trust.tolerance)
+            name, right = chosen.lease.worker, is_same(chosen.update.computed, own, tolerance=trust.tolerance)
 
             def call(chosen: Chosen = chosen, name: str = name, right: bool = right) -> None:
                 now = self._now()
@@ -625,7 +623,7 @@ class Host:
         """Updates were refused one after the other. Compute these steps here, from the weights as they are: where that
         gives no finite numbers either, it is not the workers' fault, and the run has failed."""
         start = min(first, self.steps - 1)
-        steps = range(start, min(start + self.spec.strategy.push, self.steps))
+        steps = range(start, min(start + self.spec.strategy.period, self.steps))
         async with self._learning:
             if not self._run.doubtful or self.finished:
                 return
@@ -633,7 +631,7 @@ class Host:
 
             def computed() -> bool:
                 self._learner.load(weights, buffers)
-                found = self._learner.compute(steps, self.spec.strategy.sends)
+                found = self._learner.compute(steps, self.spec.strategy.sends, self.spec.strategy.local_rate)
                 return is_finite(found.values) and is_finite(found.buffers)
 
             good = await asyncio.to_thread(computed)

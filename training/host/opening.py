@@ -83,6 +83,7 @@ def open_host(settings: HostSettings) -> Host:
                 steps=learner.steps,
                 rate=learner.rate,
                 peak_rate=network.peak_rate,
+                momentum=network.momentum,
                 workers=spec.workers,
                 lease_s=spec.lease_s,
             )

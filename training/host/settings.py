@@ -41,9 +41,9 @@ class HostSettings(ServiceSettings):
     patience_s: NonNegativeFloat = 120.0
     """How long `parent` may be away."""
 
-    strategy: str = "downpour"
-    """How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, fedavg, bmuf,
-    diloco, or a TOML file."""
+    strategy: str = "fedavg"
+    """How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, bmuf, diloco,
+    or a TOML file."""
 
     workers: PositiveInt = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""

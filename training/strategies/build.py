@@ -22,24 +22,30 @@ def build_strategy(
     steps: int,
     rate: Callable[[int], float],
     peak_rate: float,
+    momentum: float = 0.0,
     workers: int,
     lease_s: float,
+    local_rate: float | None = None,
 ) -> Strategy:
     """The strategy of a run at its first step.
 
     Args:
         weights, buffers: to start from.
         steps: of the whole run.
-        rate: learning rate of a step, as the network's configuration has it, and `peak_rate` its highest.
+        rate: learning rate of a step, as the network's configuration has it, `peak_rate` its highest, and `momentum`
+            that of the configuration.
         workers: how many there will be, which says how many updates make a round.
         lease_s: how long a worker has for an update.
+        local_rate: of the workers' steps at its highest, where the configuration has none.
 
     Raises:
         InvalidInput: so many updates of this network cannot be judged together.
     """
+    local_rate = config.local_rate if config.local_rate is not None else local_rate
+    leases = Leases(steps=steps, period=config.period, lease_s=lease_s, rate=local_rate)
     if isinstance(config, OuterConfig):
-        leases = Leases(steps=steps, unit=config.local_steps, push=config.local_steps, lease_s=lease_s)
         return OuterRules(config, weights, buffers, leases, rate, workers=workers)
-    factor = 1.0 if config.rate is None else config.rate / peak_rate
-    leases = Leases(steps=steps, unit=config.n_fetch, push=config.n_push, lease_s=lease_s)
-    return ServerRules(config, weights, buffers, leases, lambda step: factor * rate(step), workers=workers)
+    factor = 1.0 if local_rate is None else local_rate / peak_rate
+    return ServerRules(
+        config, weights, buffers, leases, lambda step: factor * rate(step), momentum=momentum, workers=workers
+    )

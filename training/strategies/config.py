@@ -12,7 +12,7 @@ from tierkit.errors import InvalidInput
 from training.masking import Masking
 from training.trust.config import TrustConfig
 
-__all__ = ["STRATEGIES", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
+__all__ = ["STRATEGIES", "Inner", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
 
 Sends = Literal["gradient", "change"]
 """The sum of the gradients of some steps, or the weights before these steps less those after them."""
@@ -22,24 +22,28 @@ Steps = Annotated[int, Field(ge=1, le=10_000)]
 """Of one worker until others hear of them."""
 
 
+Inner = Literal["sgd", "adamw"]
+"""What a worker's local steps are made by: SGD that begins anew with each unit, or AdamW (Loshchilov and Hutter 2019,
+arXiv:1711.05101), whose moments stay with the worker."""
+
+
 class ServerConfig(Strict):
     """Asynchronous: each update goes into the weights as it comes."""
 
     family: Literal["server"] = "server"
     rule: Literal["sgd", "adagrad", "dc-constant", "dc-adaptive", "average"]
-    n_fetch: Steps = 1
-    """Steps that a worker computes between two fetches of the weights."""
-    n_push: Steps = 1
-    """Steps whose gradients a worker adds up before it sends them."""
+    period: Steps = 1
+    """Steps that a worker computes between fetching the weights and pushing its update."""
     rate: PositiveFloat | None = None
-    """Learning rate at its highest, in place of the network's own: AdaGrad wants a smaller one."""
+    """Learning rate at its highest, of the host and of the workers' own steps, in place of the network's: AdaGrad wants
+    a smaller one."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Nesterov momentum of `sgd` at the host. Default: with that of the delay, 1 - 1/N for N workers (Mitliagkas et al.
+    2016, arXiv:1605.09774), it makes the network's own m: 1 - N (1 - m), at least 0."""
     delay_compensation: NonNegativeFloat = Field(default=0.04)
     """Lambda of `dc-constant`; lambda_0 of `dc-adaptive` (Zheng et al. 2016, arXiv:1609.08326, section 6)."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """Of the mean square of the gradients in `dc-adaptive`."""
-    shards: int = Field(default=1, ge=1, le=4)
-    """Slices of the weights that the host changes at the same time, each in a thread of its own; the result is the same
-    to the bit."""
     most_stale: PositiveInt = 1_000
     """An update from weights that have changed more often than this since is refused."""
     trust: TrustConfig | None = None
@@ -53,15 +57,20 @@ class ServerConfig(Strict):
         return "change" if self.rule == "average" else "gradient"
 
     @property
-    def push(self) -> int:
-        """Steps of an update."""
-        return self.n_push
+    def inner(self) -> Inner:
+        """What a worker's steps are made by."""
+        return "sgd"
+
+    @property
+    def local_rate(self) -> float | None:
+        """Highest learning rate of a worker's steps; None for the network's own."""
+        return self.rate
 
     @model_validator(mode="after")
     def _fits(self) -> ServerConfig:
-        if self.n_fetch % self.n_push:
-            raise ValueError(f"n_fetch ({self.n_fetch}) must be a multiple of n_push ({self.n_push})")
-        _check_noise(self.masking, self.trust)
+        if self.momentum is not None and self.rule != "sgd":
+            raise ValueError(f"momentum is for the rule sgd, not for {self.rule}")
+        _check_repeatable(self.masking, self.trust, self.inner)
         return self
 
 
@@ -69,7 +78,7 @@ class OuterConfig(Strict):
     """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
 
     family: Literal["outer"] = "outer"
-    local_steps: Steps = 50
+    period: Steps = 50
     """H: steps of a worker in a round."""
     workers: PositiveInt | None = None
     """Updates that make a round; as many as the run has workers unless given."""
@@ -81,8 +90,14 @@ class OuterConfig(Strict):
     """An update that is overdue counts in the round in which it comes. When it is still missing after this many more
     rounds, others get its steps."""
     rate: PositiveFloat = 1.0
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of the outer optimiser."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | Literal["1 - 1/N"] = 0.0
+    """Of the outer optimiser; `1 - 1/N` of the N updates of a round is the block momentum of Chen and Huo 2016."""
     nesterov: bool = False
+    inner: Inner = "sgd"
+    """What a worker's steps are made by."""
+    inner_rate: PositiveFloat | None = None
+    """Learning rate of a worker's steps at its highest. Default: the network's own."""
     trust: TrustConfig | None = None
     """Judge the updates of a round. Default: their mean counts, whoever sends them."""
     masking: Masking | None = None
@@ -94,9 +109,9 @@ class OuterConfig(Strict):
         return "change"
 
     @property
-    def push(self) -> int:
-        """Steps of an update."""
-        return self.local_steps
+    def local_rate(self) -> float | None:
+        """Highest learning rate of a worker's steps; None for the network's own."""
+        return self.inner_rate
 
     @model_validator(mode="after")
     def _fits(self) -> OuterConfig:
@@ -104,34 +119,44 @@ class OuterConfig(Strict):
             raise ValueError("trust.updates is for a server rule: those of a round are judged together, set workers")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov is a kind of momentum: set momentum above 0, and below 1")
-        _check_noise(self.masking, self.trust)
+        if self.inner == "adamw" and self.inner_rate is None:
+            raise ValueError("the network's learning rate is one of SGD: set inner_rate for adamw, such as 0.001")
+        _check_repeatable(self.masking, self.trust, self.inner)
         return self
 
 
-def _check_noise(masking: Masking | None, trust: TrustConfig | None) -> None:
-    if masking is not None and masking.noise and trust is not None and trust.recheck:
+def _check_repeatable(masking: Masking | None, trust: TrustConfig | None, inner: Inner) -> None:
+    """Raises ValueError where updates are to be computed again and cannot be."""
+    if trust is None or not trust.recheck:
+        return
+    if masking is not None and masking.noise:
         raise ValueError("an update with noise cannot be computed again: set masking.noise or trust.recheck to 0")
+    if inner == "adamw":
+        raise ValueError(
+            "the moments of adamw stay with the worker, so nobody can compute an update again: set "
+            "trust.recheck to 0, or inner to sgd"
+        )
 
 
 StrategyConfig = ServerConfig | OuterConfig
 
 STRATEGIES: dict[str, StrategyConfig] = {
+    # McMahan et al. 2017, arXiv:1602.05629.
+    "fedavg": OuterConfig(),
     "sgd": ServerConfig(rule="sgd"),
-    # Dean et al. 2012, section 4.1: AdaGrad at the server, and n_fetch = n_push = 1 in its experiments.
+    # Dean et al. 2012, section 4.1: AdaGrad at the server, and a fetch and a push at each step in its experiments.
     "downpour": ServerConfig(rule="adagrad", rate=0.1),
     "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
     "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
-    "average": ServerConfig(rule="average", n_fetch=10, n_push=10),
+    "average": ServerConfig(rule="average", period=10),
     # The volunteers' platform of 2018, section 4.3: the host averages after every batch.
     "crowdsourced": ServerConfig(rule="average"),
-    # McMahan et al. 2017, arXiv:1602.05629.
-    "fedavg": OuterConfig(),
-    # Chen and Huo 2016: momentum of a block 1 - 1/workers with rate 1; 0.75 suits four.
-    "bmuf": OuterConfig(momentum=0.75, nesterov=True),
-    # Douillard et al. 2023, arXiv:2311.08105: Nesterov, rate 0.7, momentum 0.9.
-    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True),
+    # Chen and Huo 2016: block momentum 1 - 1/N with rate 1.
+    "bmuf": OuterConfig(momentum="1 - 1/N", nesterov=True),
+    # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
+    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.001),
 }
-"""By name; `n_fetch`, `n_push` and rates are where these sources leave them open, or name several, our own choice."""
+"""By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
 
 
 def find_strategy(name: str) -> StrategyConfig:

@@ -14,7 +14,7 @@ from training.units import Lease, Update, WorkUnit
 __all__ = ["Leases"]
 
 _REMEMBERED = 10_000
-"""So many of the last leases that were fulfilled are known when one of their updates comes again; older ones count as
+"""So many of the last leases that were fulfilled are known when their update comes again; older ones count as
 late, which changes nothing either."""
 _PATIENCE, _LEAST_S = 1.25, 1.0
 """An update is overdue when it takes this many times what the one before it took its worker, and at least this long."""
@@ -25,14 +25,12 @@ _MOST_TIMED = 1_000
 @dataclass(slots=True)
 class _Held:
     lease: Lease
-    reached: int
-    """The first step whose update is still to come."""
     shown: int
     """The first step that the worker has not shown to have computed."""
     until: float
     """When the lease expires, unless its worker shows progress before."""
     since: float
-    """When the worker began with the update that is due."""
+    """When the worker began with it."""
 
 
 class Leases:
@@ -40,13 +38,16 @@ class Leases:
 
     Args:
         steps: of the whole run.
-        unit, push: steps of a unit, and of an update.
-        lease_s: how long a worker has to show progress, from the grant, an update or the progress shown before.
+        period: steps of a unit.
+        rate: see `training.units.WorkUnit`.
+        lease_s: how long a worker has to show progress, from the grant or the progress shown before.
         most: leases at one time.
     """
 
-    def __init__(self, *, steps: int, unit: int, push: int, lease_s: float, most: int = 10_000) -> None:
-        self._steps, self._unit, self._push = steps, unit, push
+    def __init__(
+        self, *, steps: int, period: int, lease_s: float, rate: float | None = None, most: int = 10_000
+    ) -> None:
+        self._steps, self._period, self._rate = steps, period, rate
         self._first = 0
         self._lease_s, self._most = lease_s, most
         self._next_step = self._number = 0
@@ -89,7 +90,7 @@ class Leases:
         if self._again:
             steps = self._again.popleft()
         elif self._next_step < self._steps:
-            steps = range(self._next_step, min(self._next_step + self._unit, self._steps))
+            steps = range(self._next_step, min(self._next_step + self._period, self._steps))
             self._next_step = steps.stop
         else:
             return None
@@ -98,46 +99,36 @@ class Leases:
             version=version,
             first=steps.start,
             steps=len(steps),
-            push=self._push,
+            rate=self._rate,
             segments=self.segments.get(worker, ()),
         )
         lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
-        self._held[lease.number] = _Held(lease, unit.first, unit.first, lease.expires_at, since=now)
+        self._held[lease.number] = _Held(lease, unit.first, lease.expires_at, since=now)
         return lease
 
     def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
-        """The lease that an update belongs to, if its steps are the next ones that are due."""
+        """The lease that an update belongs to, if it covers its steps."""
         held = self._held.get(update.lease)
         if held is None:
             return "duplicate" if update.lease in self._fulfilled else "late"
         if held.lease.worker != update.worker:
             return "refused"
-        if update.steps.stop <= held.reached:
-            return "duplicate"
         if now >= held.until:
             return "late"
-        due = range(held.reached, min(held.reached + self._push, held.lease.unit.end))
-        return held.lease if update.steps == due else "refused"
+        return held.lease if update.steps == held.lease.unit.span else "refused"
 
-    def advance(self, lease: Lease, now: float) -> bool:
-        """The update that is due is in the weights; whether it was the last one of its unit."""
-        held = self._held[lease.number]
-        self._time(held, now)
-        steps = min(self._push, lease.unit.end - held.reached)
-        held.reached += steps
-        self.done += steps
-        if held.reached < lease.unit.end:
-            held.until, held.since = now + self._lease_s, now
-            return False
-        self._drop(lease)
+    def fulfil(self, lease: Lease, now: float) -> None:
+        """Its update is in the weights."""
+        self._time(self._held.pop(lease.number), now)
+        self.done += lease.unit.steps
         self._fulfilled[lease.number] = None
         if len(self._fulfilled) > _REMEMBERED:
             del self._fulfilled[next(iter(self._fulfilled))]
-        return True
 
     def give_back(self, lease: Lease) -> None:
-        """What is left of its steps is for somebody else."""
-        self._again.append(range(self._drop(lease).reached, lease.unit.end))
+        """Its steps are for somebody else."""
+        del self._held[lease.number]
+        self._again.append(lease.unit.span)
 
     def renew(self, number: int, worker: str, shown: int, now: float) -> bool:
         """The worker has computed the steps before `shown`: its lease goes on if these are more than it had shown.
@@ -145,7 +136,7 @@ class Leases:
         held = self._held.get(number)
         if held is None or held.lease.worker != worker or now >= held.until:
             return False
-        if held.shown < shown <= held.lease.unit.end:
+        if held.shown < shown <= held.lease.unit.span.stop:
             held.shown, held.until = shown, now + self._lease_s
         return True
 
@@ -233,7 +224,6 @@ class Leases:
                     "worker": held.lease.worker,
                     "unit": asdict(held.lease.unit),
                     "expires_at": held.lease.expires_at,
-                    "reached": held.reached,
                     "shown": held.shown,
                     "until": held.until,
                     "since": held.since,
@@ -249,17 +239,13 @@ class Leases:
         self._next_step, self._number, self.done = state["next_step"], state["number"], state["done"]
         self._again = deque(range(*steps) for steps in state["again"])
         self._fulfilled = dict.fromkeys(state["fulfilled"])
-        self._took = dict(state.get("took", {}))  # older hosts have written neither this nor `since`
+        self._took = dict(state["took"])
         self._held = {}
         for each in state["held"]:
             lease = Lease(
                 number=each["number"],
                 worker=each["worker"],
-                unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"].get("segments", ()))}),
+                unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"]["segments"])}),
                 expires_at=each["expires_at"],
             )
-            since = each.get("since", each["until"] - self._lease_s)
-            self._held[lease.number] = _Held(lease, each["reached"], each["shown"], each["until"], since)
-
-    def _drop(self, lease: Lease) -> _Held:
-        return self._held.pop(lease.number)
+            self._held[lease.number] = _Held(lease, each["shown"], each["until"], each["since"])

@@ -40,6 +40,10 @@ class OuterRules(Strategy):
         self._velocity = np.zeros_like(self.weights)
         self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)
         self._taken = 0
+        self._weight = 0.0
+        """What the updates that are in the sums count: each as many steps as it has, in periods."""
+        # Chen and Huo 2016: a block's momentum is 1 - 1/N.
+        self._momentum = 1 - 1 / self._size if config.momentum == "1 - 1/N" else config.momentum
 
     def _next(self, worker: str, now: float) -> Lease | None:
         # The steps of a lease that expired are granted again in whichever round it is.
@@ -62,26 +66,28 @@ class OuterRules(Strategy):
                 self._give_up(lease, now)
 
     def _apply(self, lease: Lease, update: Update) -> None:
-        self._sum += update.computed.values
-        self._buffers_sum += update.computed.buffers
+        weight = np.float32(len(update.steps) / self.config.period)
+        self._sum += weight * update.computed.values
+        self._buffers_sum += weight * update.computed.buffers
+        self._weight += float(weight)
         self._taken += 1
 
     def _vectors(self) -> dict[str, Flat]:
         return {"velocity": self._velocity, "sum": self._sum, "buffers_sum": self._buffers_sum}
 
     def _figures(self) -> dict[str, Any]:
-        return {"taken": self._taken}
+        return {"taken": self._taken, "weight": self._weight}
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         super().restore(vectors, figures)
-        self._taken = figures["taken"]
+        self._taken, self._weight = figures["taken"], figures["weight"]
 
     def _end_round(self) -> None:
-        count = np.float32(self._taken)
-        self._step(self._sum / count, self._buffers_sum / count)
+        weight = np.float32(self._weight)
+        self._step(self._sum / weight, self._buffers_sum / weight)
         self._sum[:] = 0
         self._buffers_sum[:] = 0
-        self._taken = 0
+        self._taken, self._weight = 0, 0.0
         self.version += 1
 
     def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
@@ -89,7 +95,7 @@ class OuterRules(Strategy):
 
     def _step(self, mean: Flat, buffers: Flat) -> None:
         """Of the outer optimiser."""
-        config, momentum = self.config, np.float32(self.config.momentum)
+        config, momentum = self.config, np.float32(self._momentum)
         self._velocity[:] = momentum * self._velocity + mean
         step = momentum * self._velocity + mean if config.nesterov else self._velocity
         self.weights -= np.float32(config.rate) * step

@@ -26,6 +26,7 @@ class Pooled:
     """Of the weights that it comes from."""
     first: int
     """Its first step."""
+    steps: int
     values: Flat
     buffers: Flat
 
@@ -85,6 +86,7 @@ class Pool:
                 worker=update.worker,
                 version=lease.unit.version,
                 first=update.steps.start,
+                steps=len(update.steps),
                 values=update.computed.values,
                 buffers=update.computed.buffers,
             )
@@ -109,7 +111,10 @@ class Pool:
 
     def figures(self) -> dict[str, Any]:
         """And the rest, as JSON."""
-        return {"turn": self._turn, "waiting": [[each.worker, each.version, each.first] for each in self._waiting]}
+        return {
+            "turn": self._turn,
+            "waiting": [[each.worker, each.version, each.first, each.steps] for each in self._waiting],
+        }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         """Go on from these."""
@@ -119,8 +124,9 @@ class Pool:
                 worker=worker,
                 version=version,
                 first=first,
+                steps=steps,
                 values=vectors[f"waiting {number} values"].copy(),
                 buffers=vectors[f"waiting {number} buffers"].copy(),
             )
-            for number, (worker, version, first) in enumerate(figures["waiting"])
+            for number, (worker, version, first, steps) in enumerate(figures["waiting"])
         ]

@@ -106,11 +106,10 @@ class Strategy(ABC):
         if verdict == "taken":
             if self._pool is None:
                 self._apply(claimed, update)
+                self._release(claimed.unit.version)
             else:
-                self._pool.add(claimed, update)
-                self._granted(claimed)
-            if self.leases.advance(claimed, now):
-                self._forget(claimed)
+                self._pool.add(claimed, update)  # which needs what was kept for the lease until it is judged
+            self.leases.fulfil(claimed, now)
             self.scores.taken(update.worker)
             self._settle(now, besides=claimed)
             self._expel()
@@ -158,12 +157,13 @@ class Strategy(ABC):
         wrong, and nobody's score changes."""
         assert self.trust is not None
         mine = Counter(each.worker for each in updates)
+        full = max(each.steps for each in updates)
         counting = [each for each in updates if self.scores.weight(each.worker) > 0]
         few = len({each.worker for each in counting}) < FEWEST
         if few:
             counting = [each for each in counting if self.scores.score(each.worker) >= FIRST]
         if counting:
-            weights = [self.scores.weight(each.worker) / mine[each.worker] for each in counting]
+            weights = [self.scores.weight(each.worker) / mine[each.worker] * each.steps / full for each in counting]
             values, buffers = centre_of(
                 [(each.values, each.buffers) for each in counting],
                 weights,
@@ -172,7 +172,11 @@ class Strategy(ABC):
             )
             self._apply_centre(values, buffers, counting, weights)
         if counting and not few:
-            valid = are_valid([each.values for each in counting], values, deviation=self.trust.deviation)
+            valid = are_valid(
+                [(each.values, each.buffers) for each in counting],
+                (values, buffers),
+                deviation=self.trust.deviation,
+            )
             for each, good in zip(counting, valid, strict=True):
                 self.scores.judge(each.worker, good)
         for each in updates:
@@ -195,7 +199,7 @@ class Strategy(ABC):
 
     def _give_back(self, lease: Lease) -> None:
         self.leases.give_back(lease)
-        self._forget(lease)
+        self._release(lease.unit.version)
 
     def _give_up(self, lease: Lease, now: float) -> None:
         """Others get the steps of a lease whose update is overdue."""
@@ -208,11 +212,7 @@ class Strategy(ABC):
         return self.leases.grant(worker, self.version, now)
 
     def _granted(self, lease: Lease) -> None:  # noqa: B027  # most keep nothing
-        """Keep what the lease's updates will need."""
-
-    def _forget(self, lease: Lease) -> None:
-        """Drop that again."""
-        self._release(lease.unit.version)
+        """Keep what the lease's update will need."""
 
     def _release(self, version: int) -> None:  # noqa: B027
         """One update less needs the weights of this version."""
@@ -234,7 +234,7 @@ class Strategy(ABC):
         """
         self.version = figures["version"]
         self.leases.restore(figures["leases"])
-        self.scores.restore(figures.get("scores", {}))  # older hosts have written none
+        self.scores.restore(figures["scores"])
         if self._pool is not None:
             self._pool.restore(vectors, figures["pool"])
         for name, own in ({"weights": self.weights, "buffers": self.buffers} | self._vectors()).items():

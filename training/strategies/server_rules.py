@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,15 +20,17 @@ _TINY = np.float32(1e-7)
 _PIECE = 1 << 16
 
 _Rule = Callable[[Flat, Flat, np.float32, Flat, Flat | None], None]
-"""Changes weights in place: weights, gradient or change, rate, what it keeps of the squares of the gradients (in place,
-too), and the weights that the update comes from, where a rule keeps them."""
+"""Changes weights in place: weights, gradient or change, rate (of `average` the worker's share), what it keeps of the
+gradients or their squares (in place, too), and the weights that the update comes from, where a rule keeps them."""
 
 
 class ServerRules(Strategy):
     """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive` and `average`.
 
     Args:
-        workers: updates that are judged together, where the configuration judges some and does not say how many.
+        momentum: of the network's configuration.
+        workers: of the run; as many updates are judged together, where the configuration judges some and does not say
+            how many.
     """
 
     def __init__(
@@ -41,21 +41,19 @@ class ServerRules(Strategy):
         leases: Leases,
         rate: Callable[[int], float],
         *,
+        momentum: float = 0.0,
         workers: int = 1,
     ) -> None:
         trust = config.trust
         together = workers if trust is None or trust.updates is None else trust.updates
         super().__init__(weights, buffers, leases, rate, trust=trust, together=together)
         self.config = config
-        self._squares = np.zeros_like(self.weights)
-        self._rule = _rule(config)
+        self._memory = np.zeros_like(self.weights)
+        left = max(0.0, 1 - workers * (1 - momentum))
+        self._rule = _rule(config, left if config.momentum is None else config.momentum)
         self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
         self._from: dict[int, tuple[Flat, int]] = {}
         """Weights by version, with the number of leases that start from them."""
-        ends = [len(self.weights) * number // config.shards for number in range(config.shards + 1)]
-        self._shards = [range(*each) for each in pairwise(ends)]
-        # One slice is changed by the caller itself.
-        self._threads = ThreadPoolExecutor(config.shards - 1, "shard") if config.shards > 1 else None
 
     def _verdict(self, lease: Lease, update: Update) -> Verdict:
         if self.version - lease.unit.version > self.config.most_stale:
@@ -75,7 +73,7 @@ class ServerRules(Strategy):
                 self._from[version] = weights, users - 1
 
     def _vectors(self) -> dict[str, Flat]:
-        return {"squares": self._squares}
+        return {"memory": self._memory}
 
     def _figures(self) -> dict[str, Any]:
         return {"from": {str(version): users for version, (_, users) in self._from.items()}}
@@ -92,7 +90,7 @@ class ServerRules(Strategy):
 
     def _apply(self, lease: Lease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
-        self._change(update.computed.values, update.steps.start, start)
+        self._change(update.computed.values, update.steps.start, len(update.steps), start)
         # With one worker its statistics are the run's; with many each one moves them by its share.
         self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
         self.version += 1
@@ -104,38 +102,35 @@ class ServerRules(Strategy):
             total, start = np.float32(sum(weights)), np.zeros_like(self.weights)
             for each, weight in zip(of, weights, strict=True):
                 start += np.float32(weight) / total * self._from[each.version][0]
-        self._change(values, of[-1].first, start)
+        self._change(values, of[-1].first, max(each.steps for each in of), start)
         self.buffers[:] = buffers
 
-    def _change(self, values: Flat, step: int, start: Flat | None) -> None:
+    def _change(self, values: Flat, step: int, steps: int, start: Flat | None) -> None:
         """Change the weights by a gradient or a change, at the rate of this step."""
-        rate = np.float32(self._rate(step))
-
-        @np.errstate(over="ignore", invalid="ignore")  # of this thread; see `take`
-        def change(shard: range) -> None:
-            # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
-            for first in shard[::_PIECE]:
-                piece = slice(first, min(first + _PIECE, shard.stop))
-                self._rule(
-                    self.weights[piece],
-                    values[piece],
-                    rate,
-                    self._squares[piece],
-                    None if start is None else start[piece],
-                )
-
-        own, *others = self._shards
-        changing = [self._threads.submit(change, shard) for shard in others] if self._threads is not None else []
-        change(own)
-        for each in changing:
-            each.result()
+        share = steps / (steps + self.config.period)
+        rate = np.float32(share if self.config.rule == "average" else self._rate(step))
+        # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
+        for first in range(0, len(values), _PIECE):
+            piece = slice(first, first + _PIECE)
+            self._rule(
+                self.weights[piece],
+                values[piece],
+                rate,
+                self._memory[piece],
+                None if start is None else start[piece],
+            )
 
 
-def _rule(config: ServerConfig) -> _Rule:
+def _rule(config: ServerConfig, momentum: float) -> _Rule:
     """The rule of a configuration."""
-    strength = np.float32(config.delay_compensation)
+    strength, keep = np.float32(config.delay_compensation), np.float32(momentum)
 
-    def sgd(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
+    def sgd(weights: Flat, gradient: Flat, rate: np.float32, velocity: Flat, start: Flat | None) -> None:
+        """With Nesterov momentum as the sequential trainer's optimiser has it."""
+        if keep:
+            velocity *= keep
+            velocity += gradient
+            gradient = gradient + keep * velocity
         weights -= rate * gradient
 
     def adagrad(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
@@ -156,10 +151,11 @@ def _rule(config: ServerConfig) -> _Rule:
         np.add(decay * squares, (1 - decay) * square, out=squares)
         weights -= rate * (gradient + strength / np.sqrt(squares + _TINY) * square * (weights - start))
 
-    def average(weights: Flat, change: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
-        """The mean of the worker's weights and the host's own (the volunteers' platform of 2018)."""
+    def average(weights: Flat, change: Flat, share: np.float32, squares: Flat, start: Flat | None) -> None:
+        """The mean of the worker's weights, by its steps, and the host's own, which count as a whole period (the
+        volunteers' platform of 2018)."""
         assert start is not None
-        weights += np.float32(0.5) * (start - change - weights)
+        weights += share * (start - change - weights)
 
     return {
         "sgd": sgd,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from training.trust.config import Centre
 from training.units import Flat
 
-__all__ = ["centre_of", "krum_scores", "pieces"]
+__all__ = ["centre_of", "pieces"]
 
 _PIECE = 1 << 14
 """Values of each update that are looked at together. With 64 updates, what lies in between takes some 30 MB."""
@@ -27,36 +27,16 @@ def centre_of(
     """The centre of updates that each have values and buffers.
 
     `median` and `trimmed-mean` are taken coordinate by coordinate (Yin et al. 2018, arXiv:1803.01498, definitions 1 and
-    2). `krum` is the mean of the `n - f` updates that lie closest to their neighbours (Blanchard et al. 2017,
-    arXiv:1703.02757, Multi-Krum).
+    2).
 
     Args:
         updates: at least one; finite.
         weights: how much each counts, above 0. With equal weights these are the rules of the sources.
         cheaters: the share of them that may be wrong.
     """
-    if centre == "krum":
-        wrong = int(cheaters * len(updates))
-        scores = krum_scores([values for values, _ in updates], wrong=wrong)
-        chosen = np.argsort(scores, kind="stable")[: len(updates) - wrong]
-        updates, weights, cut = [updates[n] for n in sorted(chosen)], [weights[n] for n in sorted(chosen)], 0.0
-    else:
-        cut = _HALF if centre == "median" else cheaters
+    cut = _HALF if centre == "median" else cheaters
     share = np.asarray(weights, np.float64) / np.sum(weights)
     return tuple(_trimmed(each, share, cut) for each in zip(*updates, strict=True))  # type: ignore[return-value]
-
-
-def krum_scores(values: Sequence[Flat], *, wrong: int) -> NDArray[np.float64]:
-    """Of each update the sum of its squared distances to the `n - wrong - 2` others that are closest, at least one."""
-    count = len(values)
-    products = np.zeros((count, count))
-    for piece in pieces(values):
-        products += piece @ piece.T
-    squares = np.diag(products)
-    distances = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
-    np.fill_diagonal(distances, np.inf)
-    nearest = np.sort(distances, axis=1)[:, : min(max(1, count - wrong - 2), count - 1)]
-    return np.asarray(nearest.sum(axis=1))
 
 
 def _trimmed(vectors: Sequence[Flat], share: NDArray[np.float64], cut: float) -> Flat:

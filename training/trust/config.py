@@ -13,7 +13,7 @@ __all__ = ["FEWEST", "MOST", "Centre", "TrustConfig"]
 FEWEST, MOST = 3, 64
 """Updates that are judged together: two say nothing about which of them is wrong, and all are kept in memory."""
 
-Centre = Literal["median", "trimmed-mean", "krum"]
+Centre = Literal["median", "trimmed-mean"]
 
 
 class TrustConfig(Strict):
@@ -21,7 +21,7 @@ class TrustConfig(Strict):
 
     centre: Centre = "median"
     cheaters: float = Field(default=0.3, ge=0, lt=0.5)
-    """Share of the workers that may cheat: what a trimmed mean leaves out at each end, and Krum altogether."""
+    """Share of the workers that may cheat: what a trimmed mean leaves out at each end."""
     updates: int | None = Field(default=None, ge=FEWEST, le=MOST)
     """How many are judged together, for a server rule; as many as the run has workers unless given. For an outer rule
     they are those of a round."""

@@ -9,7 +9,7 @@ tolerance, since other processors round in another way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -34,18 +34,16 @@ class Steps(Protocol):
 
     def weights(self) -> Flat: ...
 
-    def compute(self, steps: range, sends: Sends) -> Computed: ...
+    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed: ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Chosen:
-    """A unit, and one of its updates."""
+    """A unit, and its update."""
 
     lease: Lease
     weights: Flat
     buffers: Flat
-    part: int
-    """Which of its updates."""
     update: Update | None = None
     """Once it is there."""
 
@@ -73,13 +71,13 @@ class Rechecks:
             if each.update is None and not leases.holds(number):
                 del self._chosen[number]
         if len(self._chosen) < MOST_KEPT and self._chance() < self._share:
-            part, (weights, buffers) = int(self._chance() * len(lease.unit.parts())), start()
-            self._chosen[lease.number] = Chosen(lease=lease, weights=weights, buffers=buffers, part=part)
+            weights, buffers = start()
+            self._chosen[lease.number] = Chosen(lease=lease, weights=weights, buffers=buffers)
 
     def taken(self, update: Update) -> Chosen | None:
         """The unit that an update is of, if it is the one to be computed again. `done` forgets it."""
         chosen = self._chosen.get(update.lease)
-        if chosen is None or chosen.update is not None or update.steps != chosen.lease.unit.parts()[chosen.part]:
+        if chosen is None or chosen.update is not None:
             return None
         chosen.update = update
         return chosen
@@ -89,20 +87,24 @@ class Rechecks:
         self._chosen.pop(chosen.lease.number, None)
 
 
-def computed_again(chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None) -> Flat:
+def computed_again(
+    chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None
+) -> Computed:
     """What an honest worker sends for the update of a unit, as it comes out of its message."""
-    weights, buffers = chosen.weights, chosen.buffers
-    for part in chosen.lease.unit.parts()[: chosen.part + 1]:
-        learner.load(weights, buffers)
-        computed = learner.compute(part, sends)
-        weights, buffers = learner.weights(), computed.buffers
+    unit = chosen.lease.unit
+    learner.load(chosen.weights, chosen.buffers)
     # With noise there are no rechecks, so none is drawn.
-    return rounded(masked(computed, masking, np.random.default_rng(0)).values, wire)
+    computed = masked(learner.compute(unit.span, sends, unit.rate), masking, np.random.default_rng(0))
+    return replace(computed, values=rounded(computed.values, wire))
 
 
-def is_same(came: Flat, own: Flat, *, tolerance: float) -> bool:
-    """Whether an update is what its steps give: no further from it than this share of its length; to the bit with 0,
-    but for the sign of a zero."""
+def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
+    """Whether an update is what its steps give: neither its values nor its buffers are further from that than this
+    share of their length; to the bit with 0, but for the sign of a zero."""
+    return _near(came.values, own.values, tolerance) and _near(came.buffers, own.buffers, tolerance)
+
+
+def _near(came: Flat, own: Flat, tolerance: float) -> bool:
     if tolerance == 0:
         return bool(np.array_equal(came, own))
     wanted = own.astype(np.float64)

@@ -180,17 +180,27 @@ class Scores:
         return False
 
 
-def are_valid(updates: Sequence[Flat], centre: Flat, *, deviation: float) -> list[bool]:
-    """Which updates are like the others: they do not lie further from the centre, and go its way as far.
+def are_valid(updates: Sequence[tuple[Flat, Flat]], centre: tuple[Flat, Flat], *, deviation: float) -> list[bool]:
+    """Which updates are like the others: neither their values nor their buffers lie further from the centre, and their
+    values go its way as far.
 
-    Both figures of an update, its distance and its component along the centre, are held against their median over all
-    updates, in standard deviations by the median absolute deviation, which some wrong updates do not move. An update of
-    nothing is found by the second one, and so is one that points elsewhere.
+    Each figure of an update, a distance or the component along the centre, is held against its median over all updates,
+    in standard deviations by the median absolute deviation, which some wrong updates do not move. An update of nothing
+    is found by the component, and so is one that points elsewhere.
 
     Args:
-        updates: at least three.
+        updates: values and buffers of at least three.
+        centre: of them.
         deviation: how many standard deviations are allowed.
     """
+    values, buffers = zip(*updates, strict=True)
+    near, towards = _figures(values, centre[0], deviation)
+    buffers_near, _ = _figures(buffers, centre[1], deviation)
+    return [bool(each) for each in near & towards & buffers_near]
+
+
+def _figures(updates: Sequence[Flat], centre: Flat, deviation: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which of them lie as near to the centre as the others, and which go its way as far."""
     squares, along, length = np.zeros(len(updates)), np.zeros(len(updates)), 0.0
     for piece in pieces([*updates, centre]):
         squares += np.square(piece[:-1] - piece[-1]).sum(axis=1)
@@ -201,10 +211,8 @@ def are_valid(updates: Sequence[Flat], centre: Flat, *, deviation: float) -> lis
     far = distances - np.median(distances)
     short = np.median(along) - along
     least = _LEAST_SPREAD * length
-    valid = (far <= deviation * max(_spread(distances), _LEAST_SPREAD * float(np.median(distances)), least)) & (
-        short <= deviation * max(_spread(along), least)
-    )
-    return [bool(each) for each in valid]
+    near = far <= deviation * max(_spread(distances), _LEAST_SPREAD * float(np.median(distances)), least)
+    return near, short <= deviation * max(_spread(along), least)
 
 
 def _spread(figures: NDArray[np.float64]) -> float:

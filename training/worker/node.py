@@ -166,7 +166,7 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
     RunOptions(device=options.device, threads=options.threads).prepare()
     dataset = Dataset.open(options.dataset or spec.network.dataset, options.data)
     data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
-    return FlatLearner(spec.network, data)
+    return FlatLearner(spec.network, data, inner=spec.strategy.inner)
 
 
 async def _work_on_copies(
@@ -218,10 +218,11 @@ async def _compute_on_copies(
         RunOptions(device=options.device, threads=options.threads).prepare()
         pieces = store.pieces(store.holds)
         if options.fetch == "own":
-            return FlatLearner(spec.network, of_segments(spec.network, pieces, store.manifest, device=options.device))
-        whole = assembled(pieces, store.manifest)
-        data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
-        return FlatLearner(spec.network, data)
+            data = of_segments(spec.network, pieces, store.manifest, device=options.device)
+        else:
+            whole = assembled(pieces, store.manifest)
+            data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
+        return FlatLearner(spec.network, data, inner=spec.strategy.inner)
 
     learner = await asyncio.to_thread(built)
     drawn: tuple[int, ...] | None = None
@@ -323,7 +324,7 @@ class Worker:
         await self._have(lambda: self._host.join(self._learner.data.sha256, fetches=self._fetches))
 
     async def _fulfil(self, lease: GrantedLease, body: bytes) -> None:
-        """Compute the unit of a lease, and bring its updates."""
+        """Compute the unit of a lease, and bring its update."""
         weights, buffers = unpack(body, values=self._spec.values, buffers=self._spec.buffers)
         if self._draw_from is not None:
             try:
@@ -332,39 +333,38 @@ class Worker:
                 log.warning("a unit is given back: %s", error)
                 await asyncio.sleep(_AGAIN_S)
                 return
-        for part in lease.unit.parts():
-            self._learner.load(weights, buffers)
-            try:
-                found = await self._computed(lease, part)
-            except _LeaseLost:
-                self._done.faults += 1
-                return
-            weights, buffers = self._learner.weights(), found.buffers
-            head = UpdateHead(
-                worker=self._host.name,
-                incarnation=self._host.incarnation,
-                lease=lease.number,
-                first=part.start,
-                stop=part.stop,
-                loss=found.loss if abs(found.loss) <= MOST_LOSS else None,  # nor where it is no number
-                times=self._learner.take_times() | self._host.take_times(),
-            )
-            sent = masked(found, self._spec.strategy.masking, self._noise)
-            message = self._host.packed(sent.values, sent.buffers, self._spec)
-            began = time.perf_counter()
-            answer = await self._have(lambda head=head, message=message: self._host.update(head, message))
-            self._host.spend("send", began)
-            if answer.verdict not in ("taken", "duplicate"):
-                log.info("an update was %s", answer.verdict)
-                self._done.faults += 1
-                return
+        self._learner.load(weights, buffers)
+        try:
+            found = await self._computed(lease)
+        except _LeaseLost:
+            self._done.faults += 1
+            return
+        head = UpdateHead(
+            worker=self._host.name,
+            incarnation=self._host.incarnation,
+            lease=lease.number,
+            first=lease.unit.span.start,
+            stop=lease.unit.span.stop,
+            loss=found.loss if abs(found.loss) <= MOST_LOSS else None,  # nor where it is no number
+            times=self._learner.take_times() | self._host.take_times(),
+        )
+        sent = masked(found, self._spec.strategy.masking, self._noise)
+        message = self._host.packed(sent.values, sent.buffers, self._spec)
+        began = time.perf_counter()
+        answer = await self._have(lambda: self._host.update(head, message))
+        self._host.spend("send", began)
+        if answer.verdict in ("taken", "duplicate"):
             self._done.updates += 1
+        else:
+            log.info("an update was %s", answer.verdict)
+            self._done.faults += 1
 
-    async def _computed(self, lease: GrantedLease, part: range) -> Computed:
-        """What these steps give; the host hears meanwhile that they are being computed."""
-        self._shown, self._lost = part.start, False
+    async def _computed(self, lease: GrantedLease) -> Computed:
+        """What the steps of a lease give; the host hears meanwhile that they are being computed."""
+        unit = lease.unit
+        self._shown, self._lost = unit.first, False
         computing = asyncio.ensure_future(
-            asyncio.to_thread(self._learner.compute, part, self._spec.strategy.sends, self._step)
+            asyncio.to_thread(self._learner.compute, unit.span, self._spec.strategy.sends, unit.rate, self._step)
         )
         try:
             while not computing.done():

@@ -27,7 +27,7 @@ _EPOCHS = 10_000
 """Far more than it takes, so that the rate stays what it is at first."""
 _STRATEGY = """\
 family = "outer"
-local_steps = {period}
+period = {period}
 """
 """`fedavg`, with as many local steps as are asked for."""
 _LOOK_S = 0.02

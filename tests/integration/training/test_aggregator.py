@@ -68,8 +68,8 @@ async def test_a_run_ends_although_one_of_two_aggregators_is_killed(
     network: Network, shapes: Path, tmp_path: Path
 ) -> None:
     outer, inner = tmp_path / "outer.toml", tmp_path / "inner.toml"
-    outer.write_text('family = "outer"\nlocal_steps = 20\nworkers = 2\nrate = 0.7\nmomentum = 0.5\n')
-    inner.write_text('family = "outer"\nlocal_steps = 5\n')
+    outer.write_text('family = "outer"\nperiod = 20\nworkers = 2\nrate = 0.7\nmomentum = 0.5\n')
+    inner.write_text('family = "outer"\nperiod = 5\n')
     top = host(tmp_path / "top", shapes, f"--network={network(200)}", f"--strategy={outer}", "--lease-s=3")
     below = [f"--strategy={inner}", "--workers=2", "--lease-s=3"]
     async with service_process(top, ready_file=tmp_path / "t") as parent:
@@ -104,7 +104,7 @@ async def test_one_aggregator_with_one_worker_changes_the_weights_as_the_worker_
     start_host: StartHost, shapes: Path, tmp_path: Path
 ) -> None:
     average = tmp_path / "average.toml"
-    average.write_text('family = "outer"\nlocal_steps = 10\nworkers = 1\n')
+    average.write_text('family = "outer"\nperiod = 10\nworkers = 1\n')
     found = []
     for between in (False, True):
         async with start_host(epochs=8, folder=f"run-{between}", strategy=str(average)) as top:

@@ -45,8 +45,8 @@ _UPDATE_BYTES = 4_096
 STRATEGY = f"""
 family = "server"
 rule = "sgd"
-n_fetch = {2 * PUSH}
-n_push = {PUSH}
+period = {PUSH}
+momentum = 0.0
 rate = 0.02
 """
 """A rate at which the order of the updates hardly matters. On virtual time without faults, 1 to 3 workers of different

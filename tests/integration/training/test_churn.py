@@ -132,7 +132,7 @@ async def test_a_run_ends_in_little_more_time_although_its_workers_stay_twenty_s
         pytest.skip("needs MNIST, in the folder that TERRACE_DATA names")
     epochs = int(os.environ.get("TERRACE_EPOCHS", "16"))
     strategy = tmp_path / "strategy.toml"
-    strategy.write_text(f'family = "server"\nrule = "adagrad"\nrate = 0.05\nn_fetch = {PUSH}\nn_push = {PUSH}\n')
+    strategy.write_text(f'family = "server"\nrule = "adagrad"\nrate = 0.05\nperiod = {PUSH}\n')
     ratios, losses = [], []
     for seed in range(int(os.environ.get("TERRACE_PAIRS", "3"))):
         found = {}

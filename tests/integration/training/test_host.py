@@ -67,7 +67,7 @@ async def leased(running: RunningHost, name: str = "w", incarnation: str = A) ->
 
 
 def head(lease: dict[str, Any], changes: dict[str, Any] | None = None) -> dict[str, str]:
-    stop = min(lease["first"] + lease["push"], lease["first"] + lease["steps"])
+    stop = lease["first"] + lease["push"]
     told = {"worker": "w", "incarnation": A, "lease": lease["number"], "first": lease["first"], "stop": stop}
     return {UPDATE_HEADER: json.dumps({**told, "loss": 1.0, **(changes or {})})}
 
@@ -112,6 +112,7 @@ async def test_one_worker_over_http_is_one_worker_in_this_process_to_the_bit(
         steps=learner.steps,
         rate=learner.rate,
         peak_rate=spec.network.peak_rate,
+        momentum=spec.network.momentum,
         workers=1,
         lease_s=100.0,
     )

@@ -19,13 +19,13 @@ from tierkit.testing import wait_for
 from training.host.chief import CHIEF, compute_as_chief
 from training.messages import LEASE_HEADER
 from training.trust.recheck import Chosen
-from training.units import Flat
+from training.units import Computed
 from training.worker.node import work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
 
 ROUNDS = """family = "outer"
-local_steps = 1
+period = 1
 workers = 4
 [trust]
 recheck = {recheck}
@@ -155,11 +155,11 @@ async def test_updates_are_taken_while_a_unit_is_computed_again(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(chosen: Chosen, *rest: Any) -> Flat:
+    def slowly(chosen: Chosen, *rest: Any) -> Computed:
         begun.set()
         assert go_on.wait(30)
         assert chosen.update is not None
-        return chosen.update.computed.values
+        return chosen.update.computed
 
     monkeypatch.setattr("training.host.host.computed_again", slowly)
     async with start_host(epochs=2_000, strategy=strategy(recheck=1.0, deviation=1e9), workers=4) as running:

@@ -141,14 +141,12 @@ async def test_a_unit_of_segments_can_be_repeated_by_all_who_have_them(start_hos
 
 def computed(learner: FlatLearner, lease: GrantedLease, weights: Flat, buffers: Flat) -> bytes:
     learner.load(weights, buffers)
-    return learner.compute(range(lease.first, lease.first + lease.steps), "gradient").values.tobytes()
+    return learner.compute(lease.unit.span, "gradient").values.tobytes()
 
 
 async def test_the_host_computes_units_of_segments_again_to_the_bit(start_host: StartHost, tmp_path: Path) -> None:
     strategy = tmp_path / "trust.toml"
-    strategy.write_text(
-        'family = "outer"\nlocal_steps = 1\n[trust]\nrecheck = 1.0\ntolerance = 0.0\ndeviation = 1000.0\n'
-    )
+    strategy.write_text('family = "outer"\nperiod = 1\n[trust]\nrecheck = 1.0\ntolerance = 0.0\ndeviation = 1000.0\n')
     async with start_host(epochs=6, **{**SHARED, "strategy": str(strategy)}) as running:
         done = await asyncio.gather(*(work(options(running, tmp_path, f"w{n}")) for n in (1, 2, 3)))
     # Who had computed from other images would have been in quarantine, and told so.

@@ -24,8 +24,8 @@ A, B = "a" * 16, "b" * 16
 KINDS: dict[str, StrategyConfig] = {
     **STRATEGIES,
     "sgd, judged": ServerConfig(rule="sgd", trust=TrustConfig(updates=3)),
-    "average, judged": ServerConfig(rule="average", n_fetch=4, n_push=2, trust=TrustConfig(updates=3, quarantine=0.45)),
-    "fedavg, judged": OuterConfig(local_steps=2, workers=3, trust=TrustConfig(centre="krum")),
+    "average, judged": ServerConfig(rule="average", period=2, trust=TrustConfig(updates=3, quarantine=0.45)),
+    "fedavg, judged": OuterConfig(period=2, workers=3, trust=TrustConfig(centre="trimmed-mean")),
 }
 
 
@@ -62,7 +62,7 @@ def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
     lease = run.grant("w", A, 100, 1.0)
     assert lease is not None
     assert run.renew("w", A, lease.number, lease.unit.first + 1, 10.0)
-    update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+    update = brought(lease, lease.unit.span, np.ones(VALUES, np.float32))
     assert run.take(A, update, 50, {"forward": 2.0}, 15.0) == "taken"
     assert run.take(A, update, 50, {"forward": 2.0}, 15.0) == "duplicate"
     (worker,) = run.workers(16.0)
@@ -77,7 +77,7 @@ def test_who_was_told_to_go_is_shown_with_what_it_has_done_until_an_operator_has
     run.join("w", A, 0.0)
     lease = run.grant("w", A, 100, 1.0)
     assert lease is not None
-    run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 50, {}, 2.0)
+    run.take(A, brought(lease, lease.unit.span, np.ones(VALUES, np.float32)), 50, {}, 2.0)
     run.order("w", "drop", 3.0)
     run.leave("w", A, 4.0)
     again = new_run("downpour")
@@ -107,7 +107,7 @@ def test_progress_renews_a_lease_and_a_claim_without_progress_does_not() -> None
     assert run.renew("w", A, lease.number, lease.unit.first + 1, 18.0)
     assert not run.renew("w", A, lease.number, lease.unit.first + 2, 19.5)
     assert not run.renew("w", A, lease.number + 1, lease.unit.first + 2, 19.5)
-    update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+    update = brought(lease, lease.unit.span, np.ones(VALUES, np.float32))
     assert run.take(A, update, 0, {}, 19.5) == "late"
     assert run.totals.faults == 1
 
@@ -222,7 +222,7 @@ def test_a_run_from_its_journal_is_the_run_to_the_bit(
                 lease = run.grant(name, A, 5, now)
                 journal.add({"do": "grant", "name": name, "incarnation": A, "size": 5, "now": now})
                 if lease is not None:
-                    leases[name] = lease, lease.unit.parts()
+                    leases[name] = lease, [lease.unit.span]
             elif kind == "renew" and name in leases:
                 given = {"lease": leases[name][0].number, "shown": leases[name][0].unit.first + 1}
                 run.renew(name, A, now=now, **given)
@@ -349,7 +349,7 @@ def test_names_that_have_never_worked_make_room_soon_and_others_late() -> None:
     run.join("works", A, 0.0)
     lease = run.grant("works", A, 10, 0.0)
     assert lease is not None
-    run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 10, {}, 0.0)
+    run.take(A, brought(lease, lease.unit.span, np.ones(VALUES, np.float32)), 10, {}, 0.0)
     for number in range(999):
         run.join(f"idle-{number}", A, 1.0)
     with pytest.raises(Overloaded):

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.training.config import CONFIGS, TrainConfig, find_config  # noqa: E402
 from models.training.data import TrainingData  # noqa: E402
-from models.training.learner import NetworkLearner  # noqa: E402
+from models.training.learner import NetworkLearner, groups_of, set_rate  # noqa: E402
 from training.learner import FlatLearner  # noqa: E402
 from training.strategies.build import build_strategy  # noqa: E402
-from training.strategies.config import STRATEGIES, OuterConfig, StrategyConfig  # noqa: E402
+from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig  # noqa: E402
 from training.strategies.protocol import Strategy  # noqa: E402
 from training.virtual import SimulatedWorker, simulate  # noqa: E402
 
@@ -54,8 +54,8 @@ def learner(config: TrainConfig = CONFIG) -> FlatLearner:
 
 
 def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: int = 1) -> tuple[Strategy, FlatLearner]:
-    own = learner(config)
     chosen = STRATEGIES[name] if isinstance(name, str) else name
+    own = FlatLearner(config, TrainingData(config, DATA, SHAPES), inner=chosen.inner)
     strategy = build_strategy(
         chosen,
         own.weights(),
@@ -63,6 +63,7 @@ def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: i
         steps=own.steps,
         rate=own.rate,
         peak_rate=config.peak_rate,
+        momentum=config.momentum,
         workers=workers,
         lease_s=60.0,
     )
@@ -110,11 +111,69 @@ def test_one_worker_is_sequential_training_to_the_bit(name: str) -> None:
     np.testing.assert_allclose(strategy.weights, sequential(CONFIG)[0], rtol=1e-3, atol=1e-4)
 
 
+def test_one_worker_of_sgd_has_the_momentum_of_its_network() -> None:
+    config = CONFIG.model_copy(update={"momentum": 0.9})
+    strategy, _ = trained("sgd", config)
+    np.testing.assert_allclose(strategy.weights, sequential(config)[0], rtol=1e-3, atol=1e-3)
+    plain, _ = trained(ServerConfig(rule="sgd", momentum=0.0), config)
+    assert np.abs(strategy.weights - plain.weights).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("config", "peak"),
+    [
+        (ServerConfig(rule="average", period=3, rate=0.01), 0.01),
+        (ServerConfig(rule="sgd", period=3, rate=0.01), 0.01),
+        (OuterConfig(period=3, inner_rate=0.01), 0.01),
+        (OuterConfig(period=3), CONFIG.peak_rate),
+    ],
+    ids=lambda each: getattr(each, "family", str(each)),
+)
+def test_workers_step_at_the_rate_of_their_strategy(config: StrategyConfig, peak: float) -> None:
+    own = learner()
+    weights, buffers = own.weights(), own.buffers()
+    strategy = build_strategy(
+        config,
+        weights,
+        buffers,
+        steps=own.steps,
+        rate=own.rate,
+        peak_rate=CONFIG.peak_rate,
+        workers=1,
+        lease_s=60.0,
+    )
+    lease = strategy.grant("w", 0.0)
+    assert lease is not None
+    own.load(weights, buffers)
+    found = own.compute(lease.unit.span, config.sends, lease.unit.rate).values
+    here, total = weights, np.zeros_like(weights)
+    for step in lease.unit.span:
+        own.load(here, own.buffers())
+        gradient = own.compute(range(step, step + 1), "gradient").values
+        total, here = total + gradient, here - np.float32(own.rate(step) * peak / CONFIG.peak_rate) * gradient
+    expected = total if config.sends == "gradient" else weights - here
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max()))
+
+
+def test_adamw_stays_with_its_worker_between_rounds() -> None:
+    chosen = OuterConfig(period=3, inner="adamw", inner_rate=0.01)
+    strategy, own = trained(chosen)
+    network = NetworkLearner(CONFIG, TrainingData(CONFIG, DATA, SHAPES))
+    adamw = torch.optim.AdamW(groups_of(network.network, CONFIG), lr=0.01)
+    for step in range(own.steps):
+        set_rate(adamw, own.rate(step) * 0.01 / CONFIG.peak_rate)
+        network.backward(step)
+        adamw.step()
+        adamw.zero_grad()
+    weights = np.concatenate([value.detach().reshape(-1).numpy() for value in network.network.parameters()])
+    np.testing.assert_allclose(strategy.weights, weights, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_one_worker_of_an_outer_rule_that_does_nothing_is_sequential_training(momentum: float) -> None:
     config = CONFIG.model_copy(update={"momentum": momentum})
     # A round has all steps: momentum starts from nothing in each.
-    strategy, _ = trained(OuterConfig(local_steps=12), config)
+    strategy, _ = trained(OuterConfig(period=12), config)
     weights, buffers = sequential(config)
     np.testing.assert_allclose(strategy.weights, weights, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(strategy.buffers, buffers, rtol=1e-6, atol=1e-6)
@@ -154,7 +213,7 @@ def test_the_networks_of_all_tiers_learn_on_the_fleet(name: str) -> None:
     )
     images = shape_images(32).take(np.arange(18))
     own = FlatLearner(config, TrainingData(config, images, SHAPES))
-    chosen = OuterConfig(local_steps=1)
+    chosen = OuterConfig(period=1)
     strategy = build_strategy(
         chosen,
         own.weights(),

@@ -19,7 +19,7 @@ def flat(*values: float) -> Flat:
 
 
 def leases() -> Leases:
-    return Leases(steps=1_000, unit=6, push=2, lease_s=10.0)
+    return Leases(steps=1_000, period=6, lease_s=10.0)
 
 
 def start() -> tuple[Flat, Flat]:
@@ -32,24 +32,23 @@ def granted(leases: Leases, worker: str = "w", now: float = 0.0) -> Lease:
     return lease
 
 
-def update(lease: Lease, part: int) -> Update:
+def update(lease: Lease) -> Update:
     computed = Computed(values=flat(0, 0), buffers=NONE, loss=0.0)
-    return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.parts()[part], computed=computed)
+    return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed)
 
 
-def test_the_chance_says_which_units_and_which_of_their_updates() -> None:
-    chances = iter([0.04, 0.5, 0.06, 0.0, 0.99])
+def test_the_chance_says_which_units() -> None:
+    chances = iter([0.04, 0.06])
     rechecks, own = Rechecks(TrustConfig(recheck=0.05), lambda: next(chances)), leases()
-    first, second, third = (granted(own, name) for name in "abc")
-    for each in (first, second, third):
+    first, second = (granted(own, name) for name in "ab")
+    for each in (first, second):
         rechecks.granted(each, start, own)
-    assert [rechecks.taken(update(first, part)) is not None for part in (0, 1, 2)] == [False, True, False]
-    assert all(rechecks.taken(update(second, part)) is None for part in (0, 1, 2))
-    found = rechecks.taken(update(third, 2))
+    found = rechecks.taken(update(first))
     assert found is not None
-    assert (found.part, found.weights.tolist()) == (2, [1, 2])
+    assert found.weights.tolist() == [1, 2]
     # Sent again, it is not computed a second time.
-    assert rechecks.taken(update(third, 2)) is None
+    assert rechecks.taken(update(first)) is None
+    assert rechecks.taken(update(second)) is None
 
 
 @pytest.mark.parametrize("config", [None, TrustConfig()])
@@ -57,7 +56,7 @@ def test_none_are_chosen_unless_the_run_wants_some(config: TrustConfig | None) -
     rechecks, own = Rechecks(config, lambda: 0.0), leases()
     lease = granted(own)
     rechecks.granted(lease, start, own)
-    assert rechecks.taken(update(lease, 0)) is None
+    assert rechecks.taken(update(lease)) is None
 
 
 def test_few_are_kept_and_those_whose_lease_has_gone_make_room() -> None:
@@ -65,19 +64,19 @@ def test_few_are_kept_and_those_whose_lease_has_gone_make_room() -> None:
     given = [granted(own, f"w{number}") for number in range(MOST_KEPT + 2)]
     for lease in given:
         rechecks.granted(lease, start, own)
-    assert sum(rechecks.taken(update(lease, 0)) is not None for lease in given[2:]) == MOST_KEPT - 2
+    assert sum(rechecks.taken(update(lease)) is not None for lease in given[2:]) == MOST_KEPT - 2
     own.give_back(given[0])
     own.give_back(given[1])
     late = [granted(own, f"late{number}") for number in range(3)]
     for lease in late:
         rechecks.granted(lease, start, own)
-    found = [rechecks.taken(update(lease, 0)) for lease in late]
+    found = [rechecks.taken(update(lease)) for lease in late]
     assert [each is not None for each in found] == [True, True, False]
     assert found[0] is not None
     rechecks.done(found[0])
     last = granted(own, "last")
     rechecks.granted(last, start, own)
-    assert rechecks.taken(update(last, 0)) is not None
+    assert rechecks.taken(update(last)) is not None
 
 
 @dataclass
@@ -92,20 +91,24 @@ class Doubling:
     def weights(self) -> Flat:
         return self.here.copy()
 
-    def compute(self, steps: range, sends: Sends) -> Computed:
+    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed:
         found = flat(steps.start, self.here[0])
         self.here = self.here * np.float32(2.0 ** len(steps))
         return Computed(values=found, buffers=NONE, loss=0.0)
 
 
 def test_an_update_is_computed_from_where_its_unit_began() -> None:
-    chances = iter([0.0, 0.99])
-    rechecks, own = Rechecks(TrustConfig(recheck=1.0), lambda: next(chances)), leases()
+    rechecks, own = Rechecks(TrustConfig(recheck=1.0), lambda: 0.0), leases()
+    granted(own, "other")
     lease = granted(own)
     rechecks.granted(lease, start, own)
-    chosen = rechecks.taken(update(lease, 2))
+    chosen = rechecks.taken(update(lease))
     assert chosen is not None
-    assert computed_again(chosen, Doubling(), "gradient", "fp32").tolist() == [4, 16]
+    assert computed_again(chosen, Doubling(), "gradient", "fp32").values.tolist() == [6, 1]
+
+
+def of(values: Flat, buffers: Flat) -> Computed:
+    return Computed(values=values, buffers=buffers, loss=0.0)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +125,11 @@ def test_an_update_is_computed_from_where_its_unit_began() -> None:
     ],
 )
 def test_to_the_bit_or_by_a_share_of_its_length(came: list[float], tolerance: float, same: bool) -> None:
-    assert is_same(flat(*came), flat(3, 4), tolerance=tolerance) is same
+    one, own, alike = flat(*came), flat(3, 4), flat(1, 1)
+    assert is_same(of(one, alike), of(own, alike), tolerance=tolerance) is same
+    assert is_same(of(alike, one), of(alike, own), tolerance=tolerance) is same  # the running statistics
 
 
 def test_the_sign_of_a_zero_is_lost_on_the_way() -> None:
-    assert is_same(flat(0.0, 1), flat(-0.0, 1), tolerance=0.0)
+    one, other = (Computed(values=flat(zero, 1), buffers=NONE, loss=0.0) for zero in (0.0, -0.0))
+    assert is_same(one, other, tolerance=0.0)

@@ -1,5 +1,6 @@
 """Scores over time, who is barred, what operators say, and which updates are like the others."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,21 @@ def updates(*wrong: Flat) -> list[Flat]:
     return [*wrong, *((goal + 0.5 * chance.standard_normal(200)).astype(np.float32) for _ in range(7))]
 
 
+def judged(values: Sequence[Flat], centre: NDArray[Any], buffers: Sequence[Flat] | None = None) -> list[bool]:
+    """Of updates with these buffers, or with none."""
+    own = buffers or [np.zeros(0, np.float32)] * len(values)
+    middle = np.median(own, axis=0).astype(np.float32)
+    return are_valid(list(zip(values, own, strict=True)), (centre.astype(np.float32), middle), deviation=4.0)
+
+
+@pytest.mark.parametrize("wrong", [-1e6, 1e6, 0.0, 1.5])
+def test_running_statistics_that_are_unlike_the_others_are_found(wrong: float) -> None:
+    honest, chance = updates(), np.random.default_rng(4)
+    buffers = [(1 + 0.01 * chance.standard_normal(8)).astype(np.float32) for _ in honest]
+    buffers[2] = np.full(8, wrong, np.float32)
+    assert judged(honest, np.median(honest, axis=0), buffers) == [number != 2 for number in range(7)]
+
+
 @pytest.mark.parametrize("kind", ["sign", "far", "nothing", "noise", "huge", "elsewhere"])
 def test_what_is_unlike_the_others_is_found(kind: str) -> None:
     honest = updates()
@@ -194,7 +210,7 @@ def test_what_is_unlike_the_others_is_found(kind: str) -> None:
         "elsewhere": np.roll(honest[0], 7),
     }
     wrong = wrongs[kind].astype(np.float32)
-    found = are_valid(updates(wrong, wrong, wrong), centre.astype(np.float32), deviation=4.0)
+    found = judged(updates(wrong, wrong, wrong), centre)
     assert found == [False] * 3 + [True] * 7
 
 
@@ -205,12 +221,12 @@ def test_an_update_of_nothing_is_found_where_the_others_lie_further_from_the_cen
     nothing = np.zeros(2_000, np.float32)
     centre = np.median([*honest, nothing, nothing, nothing], axis=0)
     assert np.linalg.norm(nothing - centre) < min(np.linalg.norm(each - centre) for each in honest)
-    assert are_valid([*honest, nothing, nothing, nothing], centre, deviation=4.0) == [True] * 7 + [False] * 3
+    assert judged([*honest, nothing, nothing, nothing], centre) == [True] * 7 + [False] * 3
 
 
 def test_what_is_all_alike_is_valid() -> None:
     same = np.ones(5, np.float32)
     near = same + np.float32(1e-6)
-    assert are_valid([same, same, near], same, deviation=4.0) == [True, True, True]
+    assert judged([same, same, near], same) == [True, True, True]
     nothing = np.zeros(5, np.float32)
-    assert are_valid([nothing, nothing, nothing], nothing, deviation=4.0) == [True, True, True]
+    assert judged([nothing, nothing, nothing], nothing) == [True, True, True]

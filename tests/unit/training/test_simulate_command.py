@@ -118,7 +118,7 @@ def test_weights_that_are_worth_nothing_are_an_error(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wild = tmp_path / "wild.toml"
-    wild.write_text('family = "outer"\nlocal_steps = 3\nrate = 1e9')
+    wild.write_text('family = "outer"\nperiod = 3\nrate = 1e9')
     code, result, error = simulate(shapes, capsys, "--strategy", str(wild), "--step-ms", "10")
     assert "learning rate" in error
     assert (code, result) == (2, None)

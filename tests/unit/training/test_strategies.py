@@ -10,6 +10,7 @@ from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
+from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Lease, Update
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
@@ -40,9 +41,9 @@ def granted(strategy: Strategy, worker: str = "a", now: float = 0.0) -> Lease:
     return lease
 
 
-def brought(lease: Lease, values: Flat, buffers: Flat = EMPTY, part: int = 0) -> Update:
+def brought(lease: Lease, values: Flat, buffers: Flat = EMPTY) -> Update:
     computed = Computed(values=values, buffers=buffers, loss=0.0)
-    return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.parts()[part], computed=computed)
+    return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed)
 
 
 def test_sgd_of_one_worker_is_the_sequential_loop_to_the_bit() -> None:
@@ -88,37 +89,66 @@ def test_delay_compensation_corrects_by_how_far_the_weights_have_moved_meanwhile
         np.testing.assert_allclose(strategy.weights, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "dc-adaptive"])
-def test_shards_change_all_weights_and_no_bit_of_the_result(rule: Any) -> None:
-    chance = np.random.default_rng(0)
-    # Longer than two pieces, and no multiple of anything.
-    first, gradients = chance.standard_normal(200_003).astype(np.float32), chance.standard_normal((3, 200_003))
-
-    def trained(shards: int) -> Flat:
-        config = ServerConfig(rule=rule, shards=shards)
-        strategy = build_strategy(
-            config, first, EMPTY, steps=100, rate=lambda step: RATE, peak_rate=RATE, workers=2, lease_s=10.0
-        )
-        other = granted(strategy, "b")  # its update comes late
-        for gradient in gradients.astype(np.float32)[:2]:
-            strategy.take(brought(granted(strategy), gradient), 0.0)
-        strategy.take(brought(other, gradients.astype(np.float32)[2]), 0.0)
-        return strategy.weights
-
-    whole = trained(1)
-    assert (whole != first).all()
-    assert all(trained(shards).tobytes() == whole.tobytes() for shards in (2, 3, 4))
-
-
 def test_average_meets_the_worker_half_way() -> None:
-    strategy = start(ServerConfig(rule="average", n_fetch=2, n_push=2))
+    strategy = start(ServerConfig(rule="average", period=2))
     lease = granted(strategy)
     strategy.take(brought(lease, flat(0, 0, 0) - flat(2, 4, 6)), 0.0)
     np.testing.assert_allclose(strategy.weights, flat(1, 2, 3))
 
 
+@pytest.mark.parametrize("trust", [None, TrustConfig(centre="trimmed-mean", cheaters=0.0)])
+def test_updates_count_as_much_as_they_have_steps(trust: TrustConfig | None) -> None:
+    strategy = start(OuterConfig(period=50, trust=trust), buffers=flat(0, 0), steps=101, workers=3)
+    changes = zip((50, 50, 1), (flat(-1, 0, 0), flat(0, -1, 0), flat(0, 0, -101)), strict=True)
+    leases = [granted(strategy, f"w{number}") for number in range(3)]
+    for lease, (steps, change) in zip(leases, changes, strict=True):
+        assert lease.unit.steps == steps
+        assert strategy.take(brought(lease, change, flat(steps, 0)), 0.0) == "taken"
+    np.testing.assert_allclose(strategy.weights, flat(50 / 101, 50 / 101, 1), rtol=1e-6)
+    np.testing.assert_allclose(strategy.buffers, flat((50 * 50 + 50 * 50 + 1) / 101, 0), rtol=1e-6)
+
+
+def test_average_counts_a_short_unit_by_its_steps() -> None:
+    strategy = start(ServerConfig(rule="average", period=3), steps=4)
+    strategy.take(brought(granted(strategy), flat(0, 0, 0)), 0.0)
+    strategy.take(brought(granted(strategy), flat(-4, 0, 0)), 0.0)
+    np.testing.assert_allclose(strategy.weights, flat(1, 0, 0))
+
+
+@pytest.mark.parametrize(("workers", "momentum"), [(1, 0.0), (2, 0.5), (4, 0.75), (8, 0.875)])
+def test_a_block_has_the_momentum_of_its_updates(workers: int, momentum: float) -> None:
+    strategy = start(OuterConfig(period=1, momentum="1 - 1/N"), steps=2 * workers, workers=workers)
+    for _ in range(2):
+        for lease in [granted(strategy, f"w{number}") for number in range(workers)]:
+            strategy.take(brought(lease, flat(-1, 0, 0)), 0.0)
+    np.testing.assert_allclose(strategy.weights, flat(2 + momentum, 0, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("workers", "own", "momentum"), [(1, None, 0.9), (4, None, 0.6), (10, None, 0.0), (20, None, 0.0), (4, 0.5, 0.5)]
+)
+def test_sgd_has_the_momentum_that_the_delay_of_its_workers_lacks(
+    workers: int, own: float | None, momentum: float
+) -> None:
+    strategy = build_strategy(
+        ServerConfig(rule="sgd", momentum=own),
+        flat(0, 0, 0),
+        EMPTY,
+        steps=10,
+        rate=lambda step: 1.0,
+        peak_rate=1.0,
+        momentum=0.9,
+        workers=workers,
+        lease_s=10.0,
+    )
+    strategy.take(brought(granted(strategy), flat(1, 0, 0)), 0.0)
+    strategy.take(brought(granted(strategy), flat(0, 0, 0)), 0.0)
+    # Nesterov: the first step is 1 + m, the second one m * m.
+    np.testing.assert_allclose(strategy.weights, flat(-(1 + momentum + momentum**2), 0, 0), rtol=1e-6)
+
+
 def test_rounds_average_their_workers_and_wait_for_all() -> None:
-    strategy = start(OuterConfig(local_steps=5), steps=20, workers=2)
+    strategy = start(OuterConfig(period=5), steps=20, workers=2)
     first, second = granted(strategy, "a"), granted(strategy, "b")
     assert strategy.grant("c", 0.0) is None
     assert (first.unit.steps, first.unit.version) == (5, 0)
@@ -130,7 +160,7 @@ def test_rounds_average_their_workers_and_wait_for_all() -> None:
 
 
 def test_a_round_that_waits_for_all_goes_on_with_another_worker_for_one_that_left() -> None:
-    strategy = start(OuterConfig(local_steps=5, quorum=1.0), steps=15, workers=2)
+    strategy = start(OuterConfig(period=5, quorum=1.0), steps=15, workers=2)
     lost, other = granted(strategy, "lost"), granted(strategy, "a")
     strategy.take(brought(other, flat(-1, 0, 0)), 0.0)
     assert strategy.grant("a", 9.0) is None
@@ -143,7 +173,7 @@ def test_a_round_that_waits_for_all_goes_on_with_another_worker_for_one_that_lef
 
 def rounds_of_two(*, steps: int = 100, **settings: float) -> tuple[Strategy, Lease]:
     """A round that takes both workers 2 s; then the lease of one that does not come back, and that of one that does."""
-    strategy = start(OuterConfig.model_validate({"local_steps": 5, **settings}), steps=steps, workers=2)
+    strategy = start(OuterConfig.model_validate({"period": 5, **settings}), steps=steps, workers=2)
     for lease in [granted(strategy, "lost"), granted(strategy, "a")]:
         assert strategy.take(brought(lease, flat(0, 0, 0)), 2.0) == "taken"
     lost = granted(strategy, "lost", 2.0)
@@ -187,7 +217,7 @@ def test_an_update_that_is_missing_for_several_rounds_is_late_and_others_get_its
 
 @pytest.mark.parametrize("family", ["outer", "server"])
 def test_at_the_end_of_a_run_steps_whose_update_is_overdue_are_given_to_others(family: str) -> None:
-    config = OuterConfig(local_steps=5) if family == "outer" else ServerConfig(rule="sgd", n_fetch=5, n_push=5)
+    config = OuterConfig(period=5) if family == "outer" else ServerConfig(rule="sgd", period=5)
     strategy = start(config, steps=20, workers=2)
     for lease in [granted(strategy, "lost"), granted(strategy, "a")]:
         strategy.take(brought(lease, flat(0, 0, 0)), 2.0)
@@ -203,7 +233,7 @@ def test_at_the_end_of_a_run_steps_whose_update_is_overdue_are_given_to_others(f
 
 
 def test_slow_workers_that_take_steps_from_each_other_come_to_an_end() -> None:
-    strategy = start(OuterConfig(local_steps=5), steps=20, workers=1)
+    strategy = start(OuterConfig(period=5), steps=20, workers=1)
     strategy.take(brought(granted(strategy, "quick"), flat(0, 0, 0)), 1.0)
     now, leases = 1.0, {}
     while not strategy.finished and now < 400.0:
@@ -217,14 +247,14 @@ def test_slow_workers_that_take_steps_from_each_other_come_to_an_end() -> None:
 
 
 def test_the_last_round_has_the_workers_for_whom_there_are_steps() -> None:
-    strategy = start(OuterConfig(local_steps=5), steps=5, workers=3)
+    strategy = start(OuterConfig(period=5), steps=5, workers=3)
     strategy.take(brought(granted(strategy), flat(-1, 0, 0)), 0.0)
     assert (strategy.finished, strategy.version) == (True, 1)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_the_outer_optimiser_is_torchs_sgd(nesterov: bool) -> None:
-    strategy = start(OuterConfig(local_steps=1, rate=0.7, momentum=0.9, nesterov=nesterov), steps=3)
+    strategy = start(OuterConfig(period=1, rate=0.7, momentum=0.9, nesterov=nesterov), steps=3)
     weights, velocity = np.zeros(3), np.zeros(3)
     for change in (flat(1, 2, 3), flat(-1, 0.5, 2), flat(0.1, 0, 1)):
         strategy.take(brought(granted(strategy), change), 0.0)
@@ -278,17 +308,20 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ('rule = "sgd"\nn_fetch = 3\nn_push = 2', "multiple of n_push"),
         ('rule = "sg"', "rule is 'sg'"),
         ('family = "inner"', "family is 'inner'"),
-        ('rule = "sgd"\nmomentum = 0.5', "momentum is unknown"),
-        ('family = "outer"\nmomentum = 1.0', "momentum is 1.0"),
+        ('rule = "adagrad"\nmomentum = 0.5', "momentum is for the rule sgd"),
+        ('rule = "sgd"\nn_push = 5', "n_push is unknown"),
+        ('family = "outer"\nmomentum = "1 - 1/M"', "momentum"),
+        ('family = "outer"\ninner = "adamw"', "inner_rate"),
+        ('family = "outer"\ninner = "adamw"\ninner_rate = 0.001\n[trust]\nrecheck = 0.1', "moments"),
+        ('family = "outer"\nmomentum = 1.0', "momentum"),
         ("rule = ", "TOML"),
         ('family = "outer"\n[trust]\nupdates = 5', "trust.updates"),
-        ('rule = "sgd"\nn_push = "5"', "n_push is '5'"),
-        ('rule = "sgd"\nn_push = true', "n_push is True"),
+        ('rule = "sgd"\nperiod = "5"', "period is '5'"),
+        ('rule = "sgd"\nperiod = true', "period is True"),
         ('rule = "sgd"\nrate = inf', "rate is inf"),
-        ('family = "outer"\nlocal_steps = 1_000_000_000', "local_steps is 1000000000"),
+        ('family = "outer"\nperiod = 1_000_000_000', "period is 1000000000"),
         ('family = "outer"\nnesterov = true', "momentum"),
     ],
 )
@@ -302,8 +335,8 @@ def test_a_file_that_is_wrong_is_refused_with_what_is(tmp_path: Path, text: str,
 def test_names_and_files_give_strategies(tmp_path: Path) -> None:
     assert find_strategy("diloco") == STRATEGIES["diloco"]
     file = tmp_path / "own.toml"
-    file.write_text('family = "outer"\nlocal_steps = 7')
-    assert find_strategy(str(file)) == OuterConfig(local_steps=7)
+    file.write_text('family = "outer"\nperiod = 7')
+    assert find_strategy(str(file)) == OuterConfig(period=7)
     with pytest.raises(InvalidInput, match="downpour"):
         find_strategy("down")
     with pytest.raises(SetupError):

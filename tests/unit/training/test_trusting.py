@@ -24,7 +24,7 @@ TRUST = TrustConfig(cheaters=0.3)
 
 
 def outer(**changes: Any) -> OuterConfig:
-    return OuterConfig(local_steps=1, trust=TRUST.model_copy(update=changes))
+    return OuterConfig(period=1, trust=TRUST.model_copy(update=changes))
 
 
 def server(rule: Any = "sgd", **changes: Any) -> ServerConfig:
@@ -46,9 +46,7 @@ def granted(strategy: Strategy, worker: str, now: float = 0.0) -> Lease:
 
 def take(strategy: Strategy, lease: Lease, *values: float, now: float = 0.0) -> Verdict:
     computed = Computed(values=np.array(values, np.float32), buffers=NONE, loss=0.0)
-    return strategy.take(
-        Update(lease=lease.number, worker=lease.worker, steps=lease.unit.parts()[0], computed=computed), now
-    )
+    return strategy.take(Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed), now)
 
 
 def a_round(strategy: Strategy, updates: dict[str, tuple[float, ...]]) -> None:
@@ -148,7 +146,7 @@ def test_a_cheater_is_found_told_and_what_it_has_goes_to_others() -> None:
     assert all(strategy.scores.score(name) > 0.8 for name in honest)
 
 
-@pytest.mark.parametrize("config", [outer(), server(), ServerConfig(rule="sgd"), OuterConfig(local_steps=1)])
+@pytest.mark.parametrize("config", [outer(), server(), ServerConfig(rule="sgd"), OuterConfig(period=1)])
 @pytest.mark.parametrize("word", ["pause", "drop"])
 def test_what_a_worker_has_is_others_when_an_operator_says_so(config: StrategyConfig, word: Any) -> None:
     strategy = start(config)
@@ -202,11 +200,11 @@ def test_an_update_of_anothers_lease_or_of_other_steps_is_refused_and_lowers_the
     strategy = start(config)
     mine, others = granted(strategy, "thief"), granted(strategy, "owner")
     computed = Computed(values=np.ones(3, np.float32), buffers=NONE, loss=0.0)
-    stolen = Update(lease=others.number, worker="thief", steps=others.unit.parts()[0], computed=computed)
+    stolen = Update(lease=others.number, worker="thief", steps=others.unit.span, computed=computed)
     assert strategy.take(stolen, 0.0) == "refused"
     assert take(strategy, mine, 1, 1, 1) == "late"
     again = granted(strategy, "thief")
-    foreign = Update(lease=again.number, worker="thief", steps=others.unit.parts()[0], computed=computed)
+    foreign = Update(lease=again.number, worker="thief", steps=others.unit.span, computed=computed)
     assert strategy.take(foreign, 0.0) == "refused"
     assert take(strategy, others, 1, 1, 1) == "taken"
     assert take(strategy, others, 9, 9, 9) == "duplicate"
@@ -288,7 +286,7 @@ def test_a_run_goes_on_from_its_state_to_the_bit_and_no_step_is_lost(
             if lease is not None:
                 value = {"work": 1.0 + number / 100, "wrong": -50.0, "nan": np.nan}[kind]
                 if take(strategy, lease, value, 1, value, now=now) == "taken":
-                    return set(lease.unit.parts()[0])
+                    return set(lease.unit.span)
         return set()
 
     for number, (kind, which) in enumerate(calls):
@@ -326,13 +324,15 @@ class Quadratic:
     def weights(self) -> Flat:
         return self.here.copy()
 
-    def compute(self, steps: range, sends: Sends) -> Computed:
+    moments: Any = None
+
+    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed:
         before, total = self.here, np.zeros(3, np.float32)
         for step in steps:
             noise = np.random.default_rng(step).standard_normal(3).astype(np.float32)
             gradient = self.here - GOAL + np.float32(0.1) * noise
             total = total + gradient
-            self.here = (self.here - np.float32(RATE) * gradient).astype(np.float32)
+            self.here = (self.here - np.float32(rate or RATE) * gradient).astype(np.float32)
         return Computed(values=total if sends == "gradient" else before - self.here, buffers=NONE, loss=0.0)
 
 
@@ -346,21 +346,21 @@ def simulated(config: StrategyConfig, cheat: Cheat, *, cheaters: int = 3) -> tup
 
 
 @pytest.mark.parametrize("cheat", get_args(Cheat))
-@pytest.mark.parametrize("centre", ["median", "trimmed-mean", "krum"])
+@pytest.mark.parametrize("centre", ["median", "trimmed-mean"])
 @pytest.mark.parametrize("family", ["outer", "sgd"])
 def test_a_run_with_cheaters_reaches_the_goal(cheat: Cheat, centre: Any, family: str) -> None:
     trust = TrustConfig(centre=centre)
-    config = OuterConfig(local_steps=5, trust=trust) if family == "outer" else ServerConfig(rule="sgd", trust=trust)
+    config = OuterConfig(period=5, trust=trust) if family == "outer" else ServerConfig(rule="sgd", trust=trust)
     off, strategy, _ = simulated(config, cheat)
     assert off < 0.2
     assert not strategy.scores.barred() & {f"w{n}" for n in range(7)}
 
 
 def test_without_trust_three_of_ten_ruin_it_and_with_it_they_are_found() -> None:
-    plain, _, result = simulated(OuterConfig(local_steps=5), "sign-flip")
+    plain, _, result = simulated(OuterConfig(period=5), "sign-flip")
     assert plain > 1.0
     assert result.quarantined == []
-    _, _, result = simulated(OuterConfig(local_steps=5, trust=TRUST), "sign-flip")
+    _, _, result = simulated(OuterConfig(period=5, trust=TRUST), "sign-flip")
     assert sorted(result.quarantined) == ["w7", "w8", "w9"]
 
 
