@@ -85,7 +85,7 @@ async def open_scheduler(
         fleet = Fleet(devices, settings, manifest, secret)
         reader = Reader(engine)
         store = JobStore(reader, commit)
-        runs = Runs(RunStore(reader, commit), clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
+        runs = Runs(RunStore(reader, commit), secret=secret, clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
         nodes = NodeStore(engine, commit)
         devices.restore(await nodes.load(), time.monotonic())
         hierarchy = manifest.hierarchy

@@ -21,9 +21,10 @@ from scheduler.api.routing import (
 )
 from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
 from scheduler.runs.service import Sight
-from tierkit.access import Caller
+from tierkit.access import Caller, Gate
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
+    BegunRun,
     Run,
     RunMatch,
     RunOrders,
@@ -62,17 +63,19 @@ runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_Repor
 @runs.post(
     "/v1/runs",
     status_code=201,
-    response_model=Run,
+    response_model=BegunRun,
     responses={
-        200: {"model": Run, "description": "A host that was restarted goes on with its run."},
+        200: {"model": BegunRun, "description": "A host that was restarted goes on with its run."},
         409: {"description": "The id is the run of somebody else, or this run has ended."},
     },
     summary="Begin a training run, or go on with it",
     dependencies=USERS,
 )
-async def begin(request: Request, response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart) -> Run:
+async def begin(
+    request: Request, response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart
+) -> BegunRun:
     """For hosts. The same id again, by the same owner, takes the run over: from then on the reports of this incarnation
-    count."""
+    count. `secret` is told here and nowhere else."""
     run, is_new = await scheduler.runs.begin(wanted, _name(caller))
     response.headers["Location"] = f"{request.scope['root_path']}/v1/runs/{run.id}"
     response.status_code = 201 if is_new else 200
@@ -86,10 +89,12 @@ async def begin(request: Request, response: Response, scheduler: Service, caller
     summary="Report on a run, every second",
     dependencies=USERS,
 )
-async def report(scheduler: Service, caller: CallerOf, run_id: RunId, said: RunReport) -> RunOrders:
+async def report(request: Request, scheduler: Service, caller: CallerOf, run_id: RunId, said: RunReport) -> RunOrders:
     """For hosts. A last report, with `finished` or `failed`, is stored when this answers; it may be sent again. Asked
     to stop, a host ends the run and says `finished`."""
-    return await scheduler.runs.report(run_id, said, _name(caller))
+    orders = await scheduler.runs.report(run_id, said, _name(caller))
+    gate: Gate | None = request.app.state.gate
+    return orders if gate is None else orders.model_copy(update={"revoked": gate.revoked_of(said.tickets)})
 
 
 @runs.get(
@@ -152,11 +157,13 @@ async def get_events(
 )
 async def match(request: Request, scheduler: Service, caller: CallerOf, sight: Seen, offer: WorkerOffer) -> RunMatch:
     """The oldest run that still wants workers, or the one that is chosen. 503 while none wants this worker, or the host
-    of the chosen one is not heard: ask again."""
+    of the chosen one is not heard: ask again. The host is shown the `ticket`, never the token. A caller that came by
+    https is sent to https alone."""
     if caller is not None:
         caller.check_claim(offer.name)
     asks = _name(caller) or (request.client.host if request.client is not None else "")
-    return await scheduler.runs.match(offer, asks, sight)
+    token = caller.entry if caller is not None and caller.role == "worker" else None
+    return await scheduler.runs.match(offer, asks, sight, token=token, https=request.url.scheme == "https")
 
 
 @runs.put(

@@ -20,9 +20,21 @@ from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.runs import RunDetails, RunRow, RunStore
+from tierkit.access import TokenEntry, issued, secret_of_run
 from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
 from tierkit.types import TOLD_TO_GO, RunState, WorkerOrder
-from tierkit.wire.runs import Run, RunMatch, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunWants, WorkerOffer
+from tierkit.wire.runs import (
+    BegunRun,
+    Run,
+    RunMatch,
+    RunOrders,
+    RunPage,
+    RunProgress,
+    RunReport,
+    RunStart,
+    RunWants,
+    WorkerOffer,
+)
 
 __all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
 
@@ -35,6 +47,7 @@ _LOOK_S = 1.0
 _SAVE_S = 5.0
 """Between two writes of what a run has reported."""
 _KEEP_ALIVE_S = 15.0
+_HTTPS = "https://"
 _CURSOR = re.compile("([0-9]{1,17})-([0-9a-f]{32})", re.ASCII)
 
 RunEvents = AsyncGenerator[tuple[str, RunProgress, int] | None, None]
@@ -82,8 +95,9 @@ class Runs:
     """Everything that the API does to training runs.
 
     Args:
+        secret: of the schedulers that share the database; those of the runs are made from it.
         clock: monotonic seconds.
-        wall: seconds since 1970, for people.
+        wall: seconds since 1970, for people and for tickets.
         elapsed: by which retention counts, and for how long a host has been silent after a restart.
     """
 
@@ -91,11 +105,13 @@ class Runs:
         self,
         store: RunStore,
         *,
+        secret: bytes,
         clock: Callable[[], float],
         wall: Callable[[], float],
         elapsed: Callable[[], float],
     ) -> None:
         self._store = store
+        self._secret = secret
         self._clock = clock
         self._wall = wall
         self._elapsed = elapsed
@@ -114,11 +130,11 @@ class Runs:
 
     # --- hosts ----------------------------------------------------------------------------------------------------
 
-    async def begin(self, wanted: RunStart, owner: str | None) -> tuple[Run, bool]:
+    async def begin(self, wanted: RunStart, owner: str | None) -> tuple[BegunRun, bool]:
         """Store a run, or let a host that was restarted go on with it.
 
         Returns:
-            The run, and whether it is new.
+            The run with its secret, for its host alone; and whether it is new.
 
         Raises:
             Conflict: the id is the run of somebody else, or this run has ended.
@@ -129,7 +145,7 @@ class Runs:
             known = await self._find(wanted.id)
             now, at = self._clock(), round(self._wall(), 6)
             given = wanted.model_dump(exclude={"config", "more_urls", "wants"})
-            told: dict[str, Any] = {
+            others: dict[str, Any] = {
                 "config": wanted.config,
                 "more_urls": wanted.more_urls,
                 "wants": wanted.wants.model_dump(),
@@ -137,7 +153,7 @@ class Runs:
             if known is None:
                 self._make_room(now)
                 row = RunRow(**given, owner=owner, created_at=at, heard_at=at, heard_elapsed=self._elapsed())
-                details = RunDetails(**told)
+                details = RunDetails(**others)
                 await self._store.add(row, details)
                 _log.info("training run begun", extra={"run": row.id, "network": row.network})
             else:
@@ -147,12 +163,17 @@ class Runs:
                 _check_unended(row, known.state(now))
                 self._make_room(now, but=row.id)
                 row = replace(row, **given, heard_at=at, heard_elapsed=self._elapsed())
-                details = replace(details, **told)
+                details = replace(details, **others)
                 await self._store.save([(row, details)])
                 _log.info("the host of a training run is back", extra={"run": row.id})
             self._under_way[row.id] = _Known(row, details, heard=now, saved=now)
             self._news.tell(row.id)
-            return whole(row, details, self._under_way[row.id].state(now)), known is None
+            told = whole(row, details, self._under_way[row.id].state(now)).model_dump()
+            return BegunRun.model_validate({**told, "secret": self._secret_of(row)}), known is None
+
+    def _secret_of(self, row: RunRow) -> str | None:
+        """None where no tokens are asked for."""
+        return None if row.owner is None else secret_of_run(self._secret, row.id, row.owner, row.created_at)
 
     async def report(self, run_id: str, said: RunReport, owner: str | None) -> RunOrders:
         """Take what the host of a run says; returns what it is to do, and which workers are on their way to it.
@@ -244,32 +265,43 @@ class Runs:
         more = f"{round(rows[limit - 1].created_at * 1e6)}-{rows[limit - 1].id}" if len(rows) > limit else None
         return RunPage(runs=tuple(shown), next_cursor=more)
 
-    async def match(self, offer: WorkerOffer, caller: str, sight: Sight) -> RunMatch:
+    async def match(
+        self, offer: WorkerOffer, caller: str, sight: Sight, *, token: TokenEntry | None = None, https: bool = False
+    ) -> RunMatch:
         """The run that a worker is sent to, and where it finds its host.
 
         Args:
             caller: who asks, by whom questions are counted.
+            token: of the worker; it gets a ticket by it.
+            https: it came by https, and is sent nowhere else.
 
         Raises:
             LimitReached: this caller asks too often.
             NotFound: there is no such run as it has chosen.
-            Conflict: that one has ended, is about to, or wants another kind of worker.
+            Conflict: that one has ended, is about to, wants another kind of worker, or has no https.
             Unavailable: its host is not heard now; or no run wants this worker at present.
         """
         now = self._clock()
         self._matchmaker.admit(caller, now)
         candidates = self._taking(now, sight) if offer.run is None else [await self._taking_one(offer.run, sight)]
+        if https:
+            candidates = _by_https(candidates, chooses=offer.run is not None)
         coming = self._matchmaker.coming(now)
         by_id = {known.row.id: known for known in candidates}
         run = chosen((_wanting(known, coming.get(known.row.id, set())) for known in candidates), offer)
         self._matchmaker.sent(offer.name, run, now)
         row, details = by_id[run].row, by_id[run].details
+        ticket, ticket_s = "", 0.0
+        if token is not None and (secret := self._secret_of(row)) is not None:
+            ticket, ticket_s = issued(secret, run, token, offer.name, self._wall())
         return RunMatch(
             run=row.id,
             network=row.network,
             strategy=row.strategy,
-            urls=(row.url, *details.more_urls),
+            urls=tuple(url for url in _urls(by_id[run]) if not https or url.startswith(_HTTPS)),
             config=details.config,
+            ticket=ticket,
+            ticket_s=ticket_s,
         )
 
     def _taking(self, now: float, sight: Sight) -> list[_Known]:
@@ -457,6 +489,26 @@ def _wanting(known: _Known, coming: set[str]) -> Wanting:
     there = {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S and may_work(each)}
     wants = RunWants.model_validate(known.details.wants)
     return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=there | coming)
+
+
+def _urls(known: _Known) -> tuple[str, ...]:
+    return known.row.url, *known.details.more_urls
+
+
+def _by_https(runs: list[_Known], *, chooses: bool) -> list[_Known]:
+    """Those whose hosts a worker that came by https may be sent to.
+
+    Raises:
+        Conflict: there were some, but none of these; Unavailable where the worker has not chosen it.
+    """
+    safe = [known for known in runs if any(url.startswith(_HTTPS) for url in _urls(known))]
+    if runs and not safe:
+        why = (
+            f"the host of run {runs[0].row.id} has no https, and you came by https: its owner starts it with "
+            "--tls-cert and --tls-key, and an https --advertise-url"
+        )
+        raise Conflict(why) if chooses else Unavailable(why, retry_after_s=5.0)
+    return safe
 
 
 def _check_unended(row: RunRow, state: RunState) -> None:

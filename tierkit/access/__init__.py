@@ -14,6 +14,7 @@ from tierkit.access.files import (
 from tierkit.access.forwarded import Proxies, checked_network, checked_root_path
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
+from tierkit.access.tickets import TICKET_HEADER, Tickets, issued, secret_of_run
 from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
 from tierkit.access.tokens import TokenEntry, TokenRights, TokenRole, digest_of, new_token, read_book, write_book
 
@@ -23,6 +24,7 @@ __all__ = [
     "SESSION_COOKIE",
     "SESSION_PATH",
     "SIGN_IN_PAGE",
+    "TICKET_HEADER",
     "Allowance",
     "Caller",
     "Gate",
@@ -30,6 +32,7 @@ __all__ = [
     "Role",
     "ServerTls",
     "Sessions",
+    "Tickets",
     "TokenEntry",
     "TokenFile",
     "TokenRights",
@@ -43,11 +46,13 @@ __all__ = [
     "client_context",
     "digest_of",
     "follow_files",
+    "issued",
     "needs_no_token",
     "new_token",
     "read_book",
     "read_private",
     "read_token",
+    "secret_of_run",
     "signature",
     "tls_trouble",
     "trust_further",

@@ -4,14 +4,14 @@ Two kinds of secret open it: the tokens of a file (`tierkit.access.tokens`), whi
 a node. The node makes its key at each start and tells the scheduler in its registration; the scheduler passes it to the
 end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can open only the
 nodes that it is sent to. Where the service gives sessions (`tierkit.access.sessions`), the cookie of one stands for the
-token of a user.
+token of a user; at the host of a training run a ticket (`tierkit.access.tickets`) stands for the token of a worker.
 """
 
 from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -19,8 +19,9 @@ from prometheus_client import Counter
 from tierkit.access.browsers import check_origin
 from tierkit.access.callers import Allowance, Caller, Role
 from tierkit.access.sessions import Sessions, cookie_of
+from tierkit.access.tickets import Tickets, ticket_of
 from tierkit.access.tokens import TokenEntry, digest_of, read_book
-from tierkit.errors import Forbidden, LimitReached, TerraceError, Unauthenticated
+from tierkit.errors import Forbidden, LimitReached, TerraceError, Unauthenticated, Unavailable
 
 __all__ = ["Gate"]
 
@@ -70,9 +71,13 @@ class Gate:
         self._allowances: dict[str, Allowance] = {}
         self._known: dict[str, tuple[TokenEntry, Caller]] = {}
         """By the hash of the token; exchanged as a whole, by another thread."""
+        self._workers: dict[str, TokenEntry] = {}
+        """Of the role worker, by their ids."""
         self._fleet = Caller(name="the fleet", role="fleet")
         self.sessions: Sessions | None = None
         """Set by a service that gives sessions; without it no cookie opens the gate."""
+        self.tickets: Tickets | None = None
+        """Set by the host of a training run; without it no ticket opens the gate."""
         self.load()
 
     def admit(
@@ -87,6 +92,7 @@ class Gate:
             Unauthenticated: no token or session, or one that is unknown or has expired.
             Forbidden: a role that has no business here, or a page of another origin.
             LimitReached: too many requests.
+            Unavailable: a ticket cannot be read yet.
         """
         try:
             caller, by_cookie = self._identify(headers)
@@ -118,7 +124,7 @@ class Gate:
         """Whether they hold a valid token, of either role, or a session; counts against no limit."""
         try:
             self._identify(headers)
-        except Unauthenticated:
+        except (Unauthenticated, Unavailable):
             return False
         return True
 
@@ -127,6 +133,8 @@ class Gate:
         session = None if self.sessions is None or _claims_token(headers) else cookie_of(headers)
         if self.sessions is not None and session is not None:
             return self._holder(self.sessions.token_of(session, self._wall())), True
+        if self.tickets is not None and not _claims_token(headers) and (ticket := ticket_of(headers)) is not None:
+            return self.tickets.holder(ticket, self._wall()), False
         token = _bearer(headers)
         if token is None:
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
@@ -151,6 +159,11 @@ class Gate:
         entry, _ = self._known.get(caller.entry.sha256, (None, None))
         return entry is not None and entry.role == caller.role and not entry.expired(self._wall())
 
+    def revoked_of(self, tokens: Iterable[str]) -> tuple[str, ...]:
+        """Which of these ids of workers' tokens are valid no more."""
+        found, now = ((token, self._workers.get(token)) for token in tokens), self._wall()
+        return tuple(token for token, entry in found if entry is None or entry.expired(now))
+
     @property
     def admits_nobody(self) -> bool:
         """Whether there is a file of tokens and none in it that is valid now."""
@@ -174,6 +187,7 @@ class Gate:
             caller = Caller(name=entry.name, role=entry.role, entry=entry, allowance=allowance)
             known[entry.sha256] = (entry, caller)
         self._allowances, self._known = allowances, known
+        self._workers = {entry.id: entry for entry, _ in known.values() if entry.role == "worker"}
 
 
 def _claims_token(headers: Headers) -> bool:

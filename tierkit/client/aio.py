@@ -35,6 +35,7 @@ from tierkit.wire.api import (
     parse,
 )
 from tierkit.wire.runs import (
+    BegunRun,
     Run,
     RunMatch,
     RunOrders,
@@ -340,9 +341,10 @@ class AsyncClient(Connection):
         upload = json_upload(WorkerWish(order=order))
         return parse(RunWorker, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
-    async def begin_run(self, start: RunStart) -> Run:
+    async def begin_run(self, start: RunStart) -> BegunRun:
         """For hosts: begin a training run, or go on with it."""
-        return parse(Run, (await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))).content)
+        answer = await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))
+        return parse(BegunRun, answer.content)
 
     async def report_run(self, run: str, report: RunReport) -> RunOrders:
         """For hosts: what the run has come to, and what its host is to do."""

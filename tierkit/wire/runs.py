@@ -19,6 +19,7 @@ from tierkit.wire.messages import Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
     "RUN_ID_PATTERN",
+    "BegunRun",
     "CurvePoint",
     "Run",
     "RunMatch",
@@ -79,6 +80,7 @@ SmallObject = Annotated[dict[str, Any], AfterValidator(_small_object)]
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -183,6 +185,8 @@ class RunReport(_Message):
     """Of the weights."""
     loss: Finite | None = None
     accuracy: Share | None = None
+    tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
+    """Ids of the tokens whose tickets were shown to it."""
     workers: Annotated[
         tuple[WorkerReport, ...], Field(max_length=_MOST_WORKERS), AfterValidator(_different_workers)
     ] = ()
@@ -201,6 +205,8 @@ class RunOrders(_Value):
     """Workers that were sent to this host in the last minute."""
     workers: Mapping[str, WorkerOrder] = Field(default_factory=dict)
     """What operators want with some of its workers; told until a report says that it is so."""
+    revoked: tuple[str, ...] = ()
+    """Of the `tickets` in the report, those whose tokens are valid no more."""
 
 
 class WorkerOffer(_Message):
@@ -226,6 +232,11 @@ class RunMatch(_Value):
     """Of the host, to be tried in this order."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """As the host has told it."""
+    ticket: str = Field("", repr=False)
+    """What the worker shows to the host, as the header Terrace-Ticket: good for this run and this name; "" where no
+    token was asked for."""
+    ticket_s: float = 0.0
+    """For how long it is valid."""
 
 
 class RunWorker(_Value):
@@ -305,6 +316,13 @@ class Run(RunProgress):
     """At most 500 points; of a long run the early ones are thinned out."""
     result: Mapping[str, Any] | None = None
     """What the host has told with its last report."""
+
+
+class BegunRun(Run):
+    """A run as its host alone is told of it."""
+
+    secret: str | None = Field(None, repr=False)
+    """By which the host knows the tickets of its workers; null where the scheduler asks for no tokens."""
 
 
 class RunPage(_Value):

@@ -7,6 +7,7 @@ import gc
 
 from starlette.applications import Starlette
 
+from tierkit.access import Tickets
 from tierkit.errors import MissingExtra, SetupError
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
@@ -38,7 +39,10 @@ def start(settings: HostSettings) -> int:
 
     def build(lifecycle: Lifecycle) -> Starlette:
         if settings.scheduler is not None:
-            reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url), name="reports")
+            tickets = Tickets(host.spec.id)
+            if lifecycle.gate is not None:
+                lifecycle.gate.tickets = tickets
+            reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url, tickets), name="reports")
             host.farewell = lambda: asyncio.shield(reporting)
         if settings.work:
             host.beside["worker 0"] = lambda: compute_as_chief(host, host.images)

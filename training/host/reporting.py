@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterable
 
+from tierkit.access import Tickets
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
@@ -27,11 +28,12 @@ _MOST_SPANS = 8
 """Of the numbers of segments that a worker has."""
 
 
-async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: str) -> None:
+async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: str, tickets: Tickets) -> None:
     """Report until the run has ended and the scheduler knows of it. A scheduler that is away is tried again.
 
     Args:
         listens_at: the host's own address.
+        tickets: of workers, by which the host's gate knows them.
     """
     assert settings.scheduler is not None
     incarnation = secrets.token_hex(8)
@@ -42,7 +44,7 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
         token=settings.own_token(),
         tls_ca=settings.tls_ca,
     ) as client:
-        reporter = _Reporter(host, settings, client, incarnation, listens_at)
+        reporter = _Reporter(host, settings, client, incarnation, listens_at, tickets)
         while not await reporter.said_all():
             if host.over.is_set():
                 await asyncio.sleep(_PERIOD_S)
@@ -54,10 +56,16 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
 
 class _Reporter:
     def __init__(
-        self, host: Host, settings: HostSettings, client: AsyncClient, incarnation: str, listens_at: str
+        self,
+        host: Host,
+        settings: HostSettings,
+        client: AsyncClient,
+        incarnation: str,
+        listens_at: str,
+        tickets: Tickets,
     ) -> None:
         self._host, self._settings, self._client = host, settings, client
-        self._incarnation, self._listens_at = incarnation, listens_at
+        self._incarnation, self._listens_at, self._tickets = incarnation, listens_at, tickets
         self._known = False
         """Whether the scheduler knows this run and this incarnation."""
         self._told_to_stop = False
@@ -72,7 +80,7 @@ class _Reporter:
             return True  # the run can go on; to the scheduler it is interrupted
         try:
             if not self._known:
-                await self._client.begin_run(self._start())
+                self._tickets.secret = (await self._client.begin_run(self._start())).secret
                 self._known = True
             orders = await self._client.report_run(host.spec.id, await self._report())
         except NotFound:
@@ -85,6 +93,7 @@ class _Reporter:
             self._tell(f"the scheduler is away: {error}")
             return False
         self._tell("")
+        self._tickets.revoked = frozenset(orders.revoked)
         for name in set(orders.coming) - self._coming:
             log.info("%s is on its way, from the scheduler", name)
         self._coming = set(orders.coming)
@@ -102,6 +111,8 @@ class _Reporter:
         spec, settings = self._host.spec, self._settings
         assert settings.scheduler is not None
         url, *more = settings.advertise_url or [reachable_url(self._listens_at, peer=settings.scheduler[0])]
+        if settings.scheduler[0].startswith("https://") and not any(each.startswith("https://") for each in (url, *more)):
+            log.warning("the scheduler sends only workers without https here: give --tls-cert and --tls-key")
         return RunStart(
             id=spec.id,
             network=spec.network.name,
@@ -134,6 +145,7 @@ class _Reporter:
             version=status.version,
             loss=status.loss,
             accuracy=status.accuracy,
+            tickets=self._tickets.seen,
             workers=tuple(_reported(each, copies.get(each.name)) for each in status.workers[:_MOST_WORKERS]),
             result=status.result,
             error=status.error,

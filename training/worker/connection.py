@@ -11,7 +11,15 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from tierkit.errors import InvalidAnswer, MalformedMessage, NotFound, UpstreamUnavailable
+from tierkit.access import TICKET_HEADER
+from tierkit.errors import (
+    InvalidAnswer,
+    MalformedMessage,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    UpstreamUnavailable,
+)
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from training.data.manifest import Manifest
@@ -40,6 +48,8 @@ _BUDGET_S = 30.0
 _TRANSFER_S = 600.0
 """For weights and updates, which may be large and the link slow. A machine that has gone is noticed long before."""
 _SMALL_BYTES = 4 << 20
+_NEW_TICKET_S = 2.0
+"""Before another ticket is tried."""
 _REASON_BYTES = 4096
 """Of an error in place of a chunk."""
 _JSON = {"Content-Type": "application/json"}
@@ -66,6 +76,8 @@ class HostConnection:
     ) -> None:
         self.url = url
         """Of the host; it may move."""
+        self.ticket: str | None = None
+        """Shown to the host in place of the token; as in `training.worker.finding.Place`."""
         self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
@@ -222,16 +234,27 @@ class HostConnection:
         budget_s: float = _BUDGET_S,
         most_bytes: int = _SMALL_BYTES,
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        # The token is the host's business alone.
-        token = None if self._token is None or peer is not None else self._token()
+        # Token and ticket are the host's business alone, and a host that a scheduler has named gets no token.
+        shown: Mapping[str, str] = {}
+        if peer is None and self.ticket is None:
+            shown = authorization(None if self._token is None else self._token())
+        elif peer is None and self.ticket:
+            shown = {TICKET_HEADER: self.ticket}
         who = _WHO if peer is None else f"the worker at {peer}"
         pieces: Sequence[bytes] = (body,) if body else ()
-        sent: dict[str, Any] = {**(headers or {}), **authorization(token)}
+        sent: dict[str, Any] = {**(headers or {}), **shown}
         async with (
             calling(who, budget_s=budget_s),
             ask(self._http, method, f"{self.url if peer is None else peer}{path}", pieces, sent) as answer,
         ):
             said = await read_at_most(answer, most_bytes)
+        if answer.status == 401 and peer is None and self.ticket is not None:
+            if self.ticket:
+                raise Unavailable(f"{who} does not take the scheduler's ticket", retry_after_s=_NEW_TICKET_S)
+            raise Unauthenticated(
+                f"{who} asks for a token, and the scheduler gives no ticket for it: in place of --scheduler, give the "
+                "URL of the host, and the --token-file of a token that it knows"
+            )
         if not 200 <= answer.status < 300:
             raise error_of(who, answer.status, said, answer.headers.get("Retry-After"))
         return answer, said

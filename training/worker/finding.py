@@ -2,52 +2,82 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tierkit.client import AsyncClient, Backoff
+from tierkit.errors import SetupError
 from tierkit.wire.messages import checked_url
 from tierkit.wire.runs import WorkerOffer
 
-__all__ = ["at", "through"]
+__all__ = ["FindHost", "Place", "at", "through"]
 
 _BUDGET_S = 10.0
 
 
-def at(url: str) -> Callable[[], Awaitable[str]]:
+class Place(NamedTuple):
+    """Where the host of a run is, and what it is shown there."""
+
+    url: str
+    ticket: str | None = None
+    """None where the worker's operator has named the host, which is shown the worker's token. A host that the scheduler
+    has named is shown its ticket alone; "" where there is none."""
+    until: float = math.inf
+    """When to ask for the place again, although the host is there; monotonic seconds."""
+
+
+FindHost = Callable[[], Awaitable[Place]]
+
+
+def at(url: str) -> FindHost:
     """The host is there, and stays there.
 
     Raises:
         ValueError: this is no URL.
     """
-    checked = checked_url(url)
+    place = Place(checked_url(url))
 
-    async def find() -> str:
-        return checked
+    async def find() -> Place:
+        return place
 
     return find
 
 
-def through(
-    scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None, tls_ca: Path | None
-) -> Callable[[], Awaitable[str]]:
+def through(scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None, tls_ca: Path | None) -> FindHost:
     """The scheduler says where the host is. Each address is given in its turn; then it is asked again.
 
     Args:
-        scheduler: its URL, or those of several, comma-separated.
+        scheduler: its URL, or those of several, comma-separated. From one with https the worker goes to https alone.
         offer: what this worker tells of itself. The run that it is sent to first stays the one.
     """
-    left: list[str] = []
+    places: list[Place] = []
+    """Still to be given."""
+    last = Place("", until=0.0)
+    https = any(each.strip().startswith("https://") for each in scheduler.split(","))
 
-    async def find() -> str:
-        nonlocal offer
-        if not left:
+    async def find() -> Place:
+        nonlocal offer, last
+        overdue = time.monotonic() >= last.until
+        if not places or overdue:
             async with AsyncClient(
                 scheduler, timeout_s=_BUDGET_S, backoff=Backoff(attempts=1), token=token, tls_ca=tls_ca
             ) as client:
                 match = await client.match(offer)
             offer = offer.model_copy(update={"run": match.run})
-            left.extend(match.urls)
-        return left.pop(0)
+            urls = [url for url in match.urls if url.startswith("https://") or not https]
+            if not urls:
+                raise SetupError(
+                    f"the host of run {match.run} is at {match.urls[0]}, and the scheduler has https: nothing was sent "
+                    "there. Let the run's owner start its host with --tls-cert and --tls-key, or name another --run"
+                )
+            if overdue and last.url in urls:  # it is there
+                urls.insert(0, urls.pop(urls.index(last.url)))
+            until = time.monotonic() + match.ticket_s / 2 if match.ticket else math.inf
+            places[:] = [Place(url, match.ticket, until) for url in urls]
+        last = places.pop(0)
+        return last
 
     return find

@@ -44,6 +44,7 @@ from training.messages import MOST_LOSS, GrantedLease, Keeps, Progress, RunSpec,
 from training.units import Computed, Flat
 from training.wire import unpack
 from training.worker.connection import HostConnection
+from training.worker.finding import FindHost
 from training.worker.patience import Patience
 
 __all__ = ["Asked", "Work", "Worker", "WorkerOptions", "work"]
@@ -64,8 +65,8 @@ T = TypeVar("T")
 class WorkerOptions:
     """What a worker is started with."""
 
-    find_host: Callable[[], Awaitable[str]]
-    """Gives the URL of the run's host; asked again when the host is away, for it may come back elsewhere."""
+    find_host: FindHost
+    """Asked again when the host is away, for it may come back elsewhere."""
     name: str
     """In the run; another worker of this name takes its place."""
     data: Path | None = None
@@ -74,6 +75,7 @@ class WorkerOptions:
     device: str = "cpu"
     threads: int | None = None
     token: Callable[[], str] | None = None
+    """For a host that no scheduler has named."""
     tls_ca: Path | None = None
     patience_s: float = 120.0
     """How long a host may be away."""

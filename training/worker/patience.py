@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.errors import DeadlineExceeded, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.pacing import backoff_s
 from training.worker.connection import HostConnection
+from training.worker.finding import FindHost
 
 __all__ = ["Patience"]
 
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 3.0
+_AGAIN_S = 60.0
+"""Between two tries to get a new ticket."""
 
 T = TypeVar("T")
 
@@ -25,9 +29,10 @@ T = TypeVar("T")
 class Patience:
     """Repeats what fails while the host is away."""
 
-    def __init__(self, seconds: float, connection: HostConnection, find_host: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, seconds: float, connection: HostConnection, find_host: FindHost) -> None:
         self._seconds = seconds
         self._connection, self._find_host = connection, find_host
+        self._until = 0.0
 
     async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives at last. All that a worker asks may be asked twice."""
@@ -35,7 +40,11 @@ class Patience:
         while True:
             try:
                 if failures or not self._connection.url:
-                    self._connection.url = await self._find_host()
+                    await self._find()
+                elif time.monotonic() >= self._until:
+                    self._until = time.monotonic() + _AGAIN_S
+                    with contextlib.suppress(TerraceError):  # the ticket that is there is valid for a while
+                        await self._find()
                 return await ask()
             except (Unavailable, UpstreamTimeout, UpstreamError) as error:
                 # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.
@@ -51,3 +60,6 @@ class Patience:
                     failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=secrets.randbelow(1000) / 1000
                 )
                 await asyncio.sleep(max(wait_s, error.retry_after_s if isinstance(error, Unavailable) else 0.0))
+
+    async def _find(self) -> None:
+        self._connection.url, self._connection.ticket, self._until = await self._find_host()

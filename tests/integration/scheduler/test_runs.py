@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from terrace.cli import run as terrace
 from tests.training_runs import report, start, worker
-from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.access import Tickets, TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Run
 from tierkit.testing import ServiceProcess, service_process
 
@@ -125,7 +126,7 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
     ]
     assert view["workers"] == [{**worker("laptop"), "score": 0.5, "standing": "active", "wish": None, "copies": None}]
     found = await laptop.match(run=run)
-    assert found.json() == {
+    assert {name: value for name, value in found.json().items() if not name.startswith("ticket")} == {
         "run": run,
         "urls": [wanted["url"]],
         "network": "mnist-100",
@@ -146,6 +147,51 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
     ):
         refused = await alice(method, path, json=body)
         assert (refused.status_code, "finished already" in refused.text) == (409, True)
+
+
+async def test_the_secret_of_a_run_is_its_hosts_and_tickets_are_made_by_it(alice: Caller, laptop: Caller) -> None:
+    wanted, other = start(), start()
+    begun = [(await alice("POST", "/v1/runs", json=each)).json() for each in (wanted, other)]
+    run, secret = wanted["id"], begun[0]["secret"]
+    assert secret != begun[1]["secret"]
+    assert (await alice("POST", "/v1/runs", json={**wanted, "incarnation": "2" * 16})).json()["secret"] == secret
+    answers = [
+        await caller(method, path, json=body)
+        for caller in (alice, Caller(alice.url, OLGA), laptop)
+        for method, path, body in (
+            ("GET", f"/v1/runs/{run}", None),
+            ("GET", "/v1/runs", None),
+            ("PUT", f"/v1/runs/{run}/report", report(incarnation="2" * 16)),
+            ("POST", "/v1/matches", {"name": "laptop", "run": run}),
+        )
+    ]
+    assert not any(secret in answer.text or "secret" in answer.text for answer in answers)
+    assert (await alice.match("alice", run=run)).json()["ticket"] == ""
+    tickets = Tickets(run)
+    tickets.secret = secret
+    ticket = (await laptop.match("laptop-7", run=run)).json()["ticket"]
+    caller = tickets.holder(ticket, time.time())
+    assert (caller.name, caller.entry and caller.entry.nodes) == ("laptop", ("laptop-7",))
+    # It is worth nothing at the scheduler.
+    for headers in ({"Terrace-Ticket": ticket}, {"Authorization": f"Bearer {ticket}"}):
+        assert (await Caller(alice.url)("GET", "/v1/whoami", headers=headers)).status_code == 401
+    # The host hears of tokens that are valid no more, and of no others.
+    ids = [*tickets.seen, digest_of(ALICE.encode()).hex()[:8], "0" * 8]
+    told = await alice("PUT", f"/v1/runs/{run}/report", json=report(incarnation="2" * 16, tickets=ids))
+    assert told.json()["revoked"] == ids[1:]
+
+
+async def test_who_has_come_by_https_is_sent_to_https_alone(alice: Caller, laptop: Caller) -> None:
+    plain = await alice.begin(url="http://10.0.0.5:8090", more_urls=["http://10.0.0.6:8090"])
+    mixed = await alice.begin(url="http://10.0.0.5:8090", more_urls=["https://10.0.0.6:8090"])
+    safe = {"X-Forwarded-Proto": "https"}  # TLS that ends in front of the scheduler
+    refused = await laptop("POST", "/v1/matches", json={"name": "laptop", "run": plain}, headers=safe)
+    assert (refused.status_code, "--tls-cert" in refused.text) == (409, True)
+    found = await laptop("POST", "/v1/matches", json={"name": "laptop", "run": mixed}, headers=safe)
+    assert found.json()["urls"] == ["https://10.0.0.6:8090"]
+    assert len((await laptop.match(run=mixed)).json()["urls"]) == 2
+    for run in (plain, mixed):
+        await alice.report(run, state="finished")
 
 
 async def test_a_host_that_was_restarted_takes_its_run_over(alice: Caller, laptop: Caller) -> None:

@@ -172,7 +172,7 @@ class Kept:
 
     def again(self) -> Runs:
         """A scheduler that takes over."""
-        self.runs = Runs(self.store, clock=self.clock, wall=self.clock, elapsed=self.clock)
+        self.runs = Runs(self.store, secret=bytes(32), clock=self.clock, wall=self.clock, elapsed=self.clock)
         return self.runs
 
     async def begin(self, owner: str | None = None, **changes: Any) -> str:
