@@ -67,6 +67,7 @@ runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_Repor
     responses={
         200: {"model": BegunRun, "description": "A host that was restarted goes on with its run."},
         409: {"description": "The id is the run of somebody else, or this run has ended."},
+        429: {"description": "Too many runs, or unfinished jobs and runs, of this caller."},
     },
     summary="Begin a training run, or go on with it",
     dependencies=USERS,
@@ -76,7 +77,10 @@ async def begin(
 ) -> BegunRun:
     """For hosts. The same id again, by the same owner, takes the run over: from then on the reports of this incarnation
     count. `secret` is told here and nowhere else."""
-    run, is_new = await scheduler.runs.begin(wanted, _name(caller))
+    name = _name(caller)
+    check = not scheduler.runs.is_under_way(wanted.id)
+    with allowance_of(caller).submits(scheduler.unfinished_of(name), check=check):
+        run, is_new = await scheduler.runs.begin(wanted, name)
     response.headers["Location"] = f"{request.scope['root_path']}/v1/runs/{run.id}"
     response.status_code = 201 if is_new else 200
     return run

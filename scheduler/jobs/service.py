@@ -208,8 +208,8 @@ class Scheduler:
                 self._submissions -= 1
 
     def unfinished_of(self, owner: str | None) -> int:
-        """Jobs of one owner that wait or run."""
-        return sum(sink.job.owner == owner for sink in self._sinks.values())
+        """Jobs of one owner that wait or run, and training runs under way."""
+        return sum(sink.job.owner == owner for sink in self._sinks.values()) + self.runs.under_way_of(owner)
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings

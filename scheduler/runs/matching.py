@@ -2,14 +2,16 @@
 in.
 
 A worker that was sent somewhere counts there for a while although its host has not told of it yet, so that many who ask
-at once do not all go to the same run. A scheduler that takes over knows nothing of these promises; then a run may get
-some workers more than it wants, which harms nobody.
+at once do not all go to the same run. Names cost nothing, so the workers of one token that have not come hold at most
+half of the places of a run, and none once one of them has not come at all. A scheduler that takes over knows nothing of
+these promises; then a run may get some workers more than it wants, which harms nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tierkit.errors import Conflict, LimitReached, Unavailable
 from tierkit.pacing import TokenBucket
@@ -26,6 +28,9 @@ within this for ever."""
 _MOST_CALLERS = 10_000
 _MOST_PROMISES = 10_000
 _AGAIN_S = 3.0
+_DISTRUST_S = 600.0
+"""For which a token holds no places, whose worker was sent to a run and did not come."""
+_MOST_DISTRUSTED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,15 @@ class Wanting:
     wants: RunWants
     there: Collection[str]
     """Names of the workers that its host has heard lately."""
+    coming: Mapping[str, str | None] = field(default_factory=dict)
+    """Those that were sent there lately, by name, and their tokens; None where none was asked for."""
+
+    def taken(self, but: str) -> int:
+        """Places, without that of one worker."""
+        there = {*self.there} - {but}
+        coming = Counter(token for name, token in self.coming.items() if name not in there and name != but)
+        most = max(1, (self.wants.workers or 0) // 2)
+        return len(there) + sum(count if token is None else min(count, most) for token, count in coming.items())
 
 
 def unfit(wants: RunWants, offer: WorkerOffer) -> str:
@@ -74,7 +88,7 @@ def chosen(runs: Iterable[Wanting], offer: WorkerOffer) -> str:
             return run.id
     fit = [run for run in runs if not unfit(run.wants, offer)]
     for run in fit:
-        if run.wants.workers is None or len({*run.there} - {offer.name}) < run.wants.workers:
+        if run.wants.workers is None or run.taken(offer.name) < run.wants.workers:
             return run.id
     if fit:
         raise Unavailable("all training runs have the workers that they want", retry_after_s=_AGAIN_S)
@@ -90,8 +104,10 @@ class Matchmaker:
 
     def __init__(self) -> None:
         self._callers: dict[str, TokenBucket] = {}
-        self._promises: dict[str, tuple[str, float]] = {}
-        """Of each worker: the run that it was sent to last, and when."""
+        self._promises: dict[str, tuple[str, float, str | None]] = {}
+        """Of each worker: the run that it was sent to last, since when it is awaited, and its token."""
+        self._distrusted: dict[str, float] = {}
+        """Tokens whose workers were sent somewhere and did not come, and when that was clear."""
 
     def admit(self, caller: str, now: float) -> None:
         """Count a question of this caller.
@@ -107,17 +123,41 @@ class Matchmaker:
             raise LimitReached(f"at most {_PER_S:g} matches a second are asked for by one caller", retry_after_s=wait_s)
         bucket.take(now)
 
-    def sent(self, worker: str, run: str, now: float) -> None:
-        """This worker was sent to this run."""
-        self._promises.pop(worker, None)
-        self._promises[worker] = run, now
+    def sent(self, worker: str, run: str, now: float, token: str | None = None) -> None:
+        """This worker was sent to this run.
+
+        Args:
+            token: whose it is; None where none is asked for.
+        """
+        self._expire(now)
+        _, since, _ = self._promises.get(worker, ("", now, None))
+        self._promises[worker] = run, since, token  # in its place: to ask again holds no place for longer
         if len(self._promises) > _MOST_PROMISES:
             del self._promises[next(iter(self._promises))]
 
-    def coming(self, now: float) -> dict[str, set[str]]:
-        """By run: the workers that were sent there lately."""
-        coming: dict[str, set[str]] = {}
-        for worker, (run, at) in self._promises.items():
-            if now - at <= THERE_S:
-                coming.setdefault(run, set()).add(worker)
+    def came(self, workers: Iterable[str], run: str) -> None:
+        """The host of a run has heard these workers."""
+        for worker in workers:
+            if worker in self._promises and self._promises[worker][0] == run:
+                del self._promises[worker]
+
+    def coming(self, now: float) -> dict[str, dict[str, str | None]]:
+        """By run: the workers that were sent there lately, have not come yet and are believed to, and their tokens."""
+        self._expire(now)
+        coming: dict[str, dict[str, str | None]] = {}
+        for worker, (run, _, token) in self._promises.items():
+            if token not in self._distrusted:
+                coming.setdefault(run, {})[worker] = token
         return coming
+
+    def _expire(self, now: float) -> None:
+        # Both dicts are in the order of time.
+        while self._promises and now - next(iter(self._promises.values()))[1] > THERE_S:
+            _, since, token = self._promises.pop(next(iter(self._promises)))
+            if token is not None:
+                self._distrusted.pop(token, None)
+                self._distrusted[token] = since + THERE_S
+                if len(self._distrusted) > _MOST_DISTRUSTED:
+                    del self._distrusted[next(iter(self._distrusted))]
+        while self._distrusted and now - next(iter(self._distrusted.values())) > _DISTRUST_S:
+            del self._distrusted[next(iter(self._distrusted))]

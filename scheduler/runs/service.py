@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.runs import RunDetails, RunRow, RunStore
 from tierkit.access import TokenEntry, issued, secret_of_run
-from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
+from tierkit.errors import Conflict, InvalidInput, LimitReached, NotFound, Overloaded, Unavailable
 from tierkit.types import TOLD_TO_GO, RunState, WorkerOrder
 from tierkit.wire.runs import (
     BegunRun,
@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_UNDER_WAY = 200
 """Runs whose hosts report. One may have a thousand workers, which are some 300 kB here."""
+_FULL_AGAIN_S = 5.0
 _LOOK_S = 1.0
 """Between two looks for hosts that have fallen silent."""
 _SAVE_S = 5.0
@@ -122,6 +123,14 @@ class Runs:
         self._stopping = False
         self._matchmaker = Matchmaker()
 
+    def is_under_way(self, run_id: str) -> bool:
+        return run_id in self._under_way
+
+    def under_way_of(self, owner: str | None) -> int:
+        """Runs of one owner whose hosts report."""
+        now = self._clock()
+        return sum(known.row.owner == owner and now - known.heard <= SILENT_S for known in self._under_way.values())
+
     async def recover(self) -> None:
         """Take up the runs that the scheduler before this one has left. Raises Unavailable."""
         now = self._clock()
@@ -138,6 +147,7 @@ class Runs:
 
         Raises:
             Conflict: the id is the run of somebody else, or this run has ended.
+            LimitReached: too many of the owner's are under way.
             Overloaded: too many are under way.
             Unavailable: the database does not accept it.
         """
@@ -151,7 +161,7 @@ class Runs:
                 "wants": wanted.wants.model_dump(),
             }
             if known is None:
-                self._make_room(now)
+                self._make_room(now, owner)
                 row = RunRow(**given, owner=owner, created_at=at, heard_at=at, heard_elapsed=self._elapsed())
                 details = RunDetails(**others)
                 await self._store.add(row, details)
@@ -161,7 +171,7 @@ class Runs:
                 if owner not in (None, row.owner):
                     raise Conflict(f"the id {row.id} is another run's: choose a fresh one")
                 _check_unended(row, known.state(now))
-                self._make_room(now, but=row.id)
+                self._make_room(now, row.owner, but=row.id)
                 row = replace(row, **given, heard_at=at, heard_elapsed=self._elapsed())
                 details = replace(details, **others)
                 await self._store.save([(row, details)])
@@ -184,7 +194,8 @@ class Runs:
             Unavailable: it was the last report, and the database does not accept it.
         """
         stop = await self._reported(run_id, said, owner)
-        coming = self._matchmaker.coming(self._clock()).get(run_id, set()) - {worker.name for worker in said.workers}
+        self._matchmaker.came((worker.name for worker in said.workers), run_id)
+        coming = self._matchmaker.coming(self._clock()).get(run_id, {})
         known = self._under_way.get(run_id)
         wishes = {} if known is None else wishes_of(known.details.workers)
         return RunOrders(stop=stop, coming=tuple(sorted(coming)), workers=wishes)
@@ -200,7 +211,7 @@ class Runs:
             taken = replace(known)
             stop = self._take(taken, said, owner)
             if not taken.row.state.final:
-                self._make_room(self._clock(), but=run_id)
+                self._make_room(self._clock(), taken.row.owner, but=run_id)
                 self._under_way[run_id] = taken
             elif taken.row is not known.row:  # it has not ended before in the same way
                 await self._store.save([(taken.row, taken.details)])
@@ -288,8 +299,9 @@ class Runs:
             candidates = _by_https(candidates, chooses=offer.run is not None)
         coming = self._matchmaker.coming(now)
         by_id = {known.row.id: known for known in candidates}
-        run = chosen((_wanting(known, coming.get(known.row.id, set())) for known in candidates), offer)
-        self._matchmaker.sent(offer.name, run, now)
+        run = chosen((_wanting(known, coming.get(known.row.id, {})) for known in candidates), offer)
+        if run not in self._under_way or offer.name not in _there(self._under_way[run]):
+            self._matchmaker.sent(offer.name, run, now, None if token is None else token.name)
         row, details = by_id[run].row, by_id[run].details
         ticket, ticket_s = "", 0.0
         if token is not None and (secret := self._secret_of(row)) is not None:
@@ -471,24 +483,38 @@ class Runs:
         sight.check(known.row, state)
         return known, state
 
-    def _make_room(self, now: float, but: str = "") -> None:
-        """Let go of a run that is interrupted where there are too many; the database has it.
+    def _make_room(self, now: float, owner: str | None, but: str = "") -> None:
+        """Let go of runs that are interrupted where there are too many; the database has them. Nobody has more places
+        than are left for others: so there is one for each of many owners, whatever one of them does.
 
         Raises:
-            Overloaded: none is.
+            LimitReached: this owner has too many that are not.
+            Overloaded: all have.
         """
-        if len(self._under_way) < _MOST_UNDER_WAY or but in self._under_way:
-            return
-        silent = [known for known in self._under_way.values() if now - known.heard > SILENT_S and not known.dirty]
-        if not silent:
-            raise Overloaded(f"{len(self._under_way)} training runs are under way; try again later", retry_after_s=5.0)
-        del self._under_way[min(silent, key=lambda known: known.heard).row.id]
+        while but not in self._under_way:
+            there = self._under_way.values()
+            theirs = sum(known.row.owner == owner for known in there)
+            left = _MOST_UNDER_WAY - len(there)
+            if left > 0 and (owner is None or theirs < left):
+                return
+            silent = [known for known in there if now - known.heard > SILENT_S and not known.dirty]
+            if not silent and left > 0:
+                raise LimitReached(
+                    f"{owner!r} has {theirs} training runs under way, and {left} places are left for others: end one",
+                    retry_after_s=_FULL_AGAIN_S,
+                )
+            if not silent:
+                raise Overloaded(f"{len(there)} training runs are under way; try again", retry_after_s=_FULL_AGAIN_S)
+            del self._under_way[min(silent, key=lambda known: (known.row.owner != owner, known.heard)).row.id]
 
 
-def _wanting(known: _Known, coming: set[str]) -> Wanting:
-    there = {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S and may_work(each)}
+def _there(known: _Known) -> set[str]:
+    return {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S and may_work(each)}
+
+
+def _wanting(known: _Known, coming: Mapping[str, str | None]) -> Wanting:
     wants = RunWants.model_validate(known.details.wants)
-    return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=there | coming)
+    return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=_there(known), coming=coming)
 
 
 def _urls(known: _Known) -> tuple[str, ...]:

@@ -111,7 +111,9 @@ class _Reporter:
         spec, settings = self._host.spec, self._settings
         assert settings.scheduler is not None
         url, *more = settings.advertise_url or [reachable_url(self._listens_at, peer=settings.scheduler[0])]
-        if settings.scheduler[0].startswith("https://") and not any(each.startswith("https://") for each in (url, *more)):
+        if settings.scheduler[0].startswith("https://") and not any(
+            each.startswith("https://") for each in (url, *more)
+        ):
             log.warning("the scheduler sends only workers without https here: give --tls-cert and --tls-key")
         return RunStart(
             id=spec.id,

@@ -20,7 +20,7 @@ from tierkit.access import Tickets, TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Run
 from tierkit.testing import ServiceProcess, service_process
 
-ALICE, BOB, OLGA, NODE, LAPTOP = (new_token() for _ in range(5))
+ALICE, BOB, OLGA, NODE, LAPTOP, CARL = (new_token() for _ in range(6))
 NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
 NAMES["laptop"] = ("worker", LAPTOP)
 
@@ -47,6 +47,8 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         TokenEntry.model_validate({"name": name, "role": role, "sha256": digest_of(token.encode()).hex()})
         for name, (role, token) in NAMES.items()
     ]
+    limits = {"sha256": digest_of(CARL.encode()).hex(), "unfinished_jobs": 1}
+    entries.append(TokenEntry.model_validate({"name": "carl", "role": "user", **limits}))
     tokens.write_text(write_book(entries))
     async with serving(folder, "--port=0", f"--tokens={tokens}") as process:
         yield process.url
@@ -179,6 +181,16 @@ async def test_the_secret_of_a_run_is_its_hosts_and_tickets_are_made_by_it(alice
     ids = [*tickets.seen, digest_of(ALICE.encode()).hex()[:8], "0" * 8]
     told = await alice("PUT", f"/v1/runs/{run}/report", json=report(incarnation="2" * 16, tickets=ids))
     assert told.json()["revoked"] == ids[1:]
+
+
+async def test_runs_count_as_unfinished_jobs_of_their_token(alice: Caller) -> None:
+    carl, wanted = Caller(alice.url, CARL), start()
+    await carl.begin(**wanted)
+    assert (await carl("POST", "/v1/runs", json=start())).status_code == 429
+    assert (await carl("POST", "/v1/classify", files={"files": b""})).status_code == 429
+    assert (await carl("POST", "/v1/runs", json={**wanted, "incarnation": "2" * 16})).status_code == 200
+    await carl.report(wanted["id"], state="finished", incarnation="2" * 16)
+    await carl.report(await carl.begin(), state="finished")
 
 
 async def test_who_has_come_by_https_is_sent_to_https_alone(alice: Caller, laptop: Caller) -> None:

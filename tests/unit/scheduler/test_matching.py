@@ -83,7 +83,17 @@ def test_what_is_remembered_of_callers_and_workers_is_bounded(monkeypatch: pytes
     for number in range(10):
         matchmaker.admit(f"caller-{number}", 0.0)
         matchmaker.sent(f"w{number}", OLD, 0.0)
-    assert matchmaker.coming(0.0) == {OLD: {"w7", "w8", "w9"}}
+    assert {run: set(names) for run, names in matchmaker.coming(0.0).items()} == {OLD: {"w7", "w8", "w9"}}
+
+
+def test_of_the_tokens_that_hold_no_places_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.runs.matching._MOST_DISTRUSTED", 1)
+    matchmaker = Matchmaker()
+    for name in ("a", "b"):
+        matchmaker.sent(name, OLD, 0.0, name)
+    for name in ("a", "b"):
+        matchmaker.sent(name, OLD, THERE_S + 1, name)
+    assert matchmaker.coming(THERE_S + 1) == {OLD: {"a": "a"}}
 
 
 def test_a_worker_that_was_sent_counts_for_a_minute_and_where_it_was_sent_last() -> None:
@@ -91,5 +101,42 @@ def test_a_worker_that_was_sent_counts_for_a_minute_and_where_it_was_sent_last()
     matchmaker.sent("pi", OLD, 0.0)
     matchmaker.sent("pi", NEW, 1.0)
     matchmaker.sent("mac", NEW, 2.0)
-    assert matchmaker.coming(2.0) == {NEW: {"pi", "mac"}}
-    assert matchmaker.coming(1.5 + THERE_S) == {NEW: {"mac"}}
+    assert {run: set(names) for run, names in matchmaker.coming(2.0).items()} == {NEW: {"pi", "mac"}}
+    assert {run: set(names) for run, names in matchmaker.coming(1.5 + THERE_S).items()} == {NEW: {"mac"}}
+
+
+def coming(names: str, token: str | None) -> dict[str, str | None]:
+    return dict.fromkeys(names, token)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected", "taken"),
+    [
+        (4, coming("abcd", "crowd"), 2),
+        (4, coming("ab", "x") | coming("cd", "y"), 4),
+        (1, coming("abcd", "crowd"), 1),
+        (4, coming("abcd", None), 4),
+        (4, coming("wabc", "crowd"), 3),
+    ],
+    ids=["one token", "two", "a small run", "without tokens", "one has come"],
+)
+def test_names_of_one_token_that_have_not_come_hold_half_of_the_places(
+    wanted: int, expected: dict[str, str | None], taken: int
+) -> None:
+    there = ("w",) if "w" in expected else ()
+    run = Wanting(id=OLD, since=1.0, wants=RunWants(workers=wanted), there=there, coming=expected)
+    assert run.taken("vic") == taken
+
+
+def test_a_token_whose_workers_do_not_come_holds_no_places_for_a_while() -> None:
+    matchmaker = Matchmaker()
+    for second in range(0, 200, 5):  # to ask again, and by other names, helps nobody
+        matchmaker.sent(f"crowd-{second % 20}", (OLD, NEW)[second % 2], float(second), "crowd")
+        matchmaker.sent("vic", OLD, float(second), "vic")
+        matchmaker.came(["vic"], OLD)
+        held = matchmaker.coming(float(second))
+        assert (second <= THERE_S) == any("crowd" in names.values() for names in held.values())
+    matchmaker.sent("vic-2", OLD, 200.0, "vic")
+    assert matchmaker.coming(200.0) == {OLD: {"vic-2": "vic"}}
+    matchmaker.sent("crowd-1", OLD, 1_000.0, "crowd")
+    assert matchmaker.coming(1_000.0) == {OLD: {"crowd-1": "crowd"}}

@@ -437,6 +437,24 @@ async def test_there_is_room_for_as_many_runs_as_report(kept: Kept, monkeypatch:
     assert await kept.state(first) is RUNNING
 
 
+async def test_runs_of_one_owner_leave_places_for_others(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MOST_UNDER_WAY", 8)
+    mine = [await kept.begin("alice") for _ in range(4)]
+    with pytest.raises(LimitReached):
+        await kept.begin("alice")
+    others = [await kept.begin(owner) for owner in ("bob", "bob", "carol", "dave")]
+    with pytest.raises(Overloaded):
+        await kept.begin("erin")
+    kept.clock.advance(LATE)
+    for run, owner in ((mine[0], "alice"), *zip(others, ("bob", "bob", "carol", "dave"), strict=True)):
+        assert await kept.report(run, owner) is False
+    # Three of alice's are interrupted: they make room for everybody, hers first.
+    assert await kept.report(await kept.begin("erin"), "erin") is False
+    assert await kept.report(await kept.begin("alice"), "alice") is False
+    with pytest.raises(LimitReached):
+        await kept.begin("alice")
+
+
 async def test_pages_are_newest_first_and_each_run_comes_once(kept: Kept) -> None:
     made = []
     for number in range(7):
