@@ -33,7 +33,7 @@ CommaSeparatedNetworks = Annotated[tuple[Network, ...], BeforeValidator(split_co
 class SchedulerSettings(ServiceSettings):
     """The scheduler: takes jobs, keeps the device list, and spreads the work."""
 
-    callers: ClassVar[tuple[Role, ...]] = ("user", "node", "worker")
+    callers: ClassVar[tuple[Role, ...]] = ("user", "node", "worker", "guest")
     service: ClassVar[str] = "scheduler"
 
     port: Port = 8070

@@ -89,7 +89,7 @@ async def for_users_and_nodes(caller: CallerOf) -> None:
 async def for_users_and_workers(caller: CallerOf) -> None:
     """A route for people and for the workers of training runs. Raises Forbidden for others."""
     if caller is not None:
-        caller.need("user", "worker")
+        caller.need("user", "worker", "guest")
 
 
 async def for_operators(caller: CallerOf) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -20,11 +22,16 @@ from scheduler.api.routing import (
     only_of,
 )
 from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
+from scheduler.api.tokens import change_tokens
 from scheduler.runs.service import Sight
-from tierkit.access import Caller, Gate
+from tierkit.access import Caller, Gate, TokenEntry, digest_of, new_token
+from tierkit.access.editing import added
+from tierkit.errors import Conflict, Forbidden, LimitReached
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
     BegunRun,
+    Invitation,
+    InvitationWish,
     Run,
     RunMatch,
     RunOrders,
@@ -37,6 +44,11 @@ from tierkit.wire.runs import (
 
 __all__ = ["runs"]
 
+_MOST_INVITATIONS = 20
+"""Of one inviter, valid at a time."""
+_INVITER = 20
+"""Characters of the inviter's name in that of an invitation."""
+
 
 class _ReportBody(SmallBody):
     most_bytes = 512 * 1024
@@ -44,9 +56,9 @@ class _ReportBody(SmallBody):
 
 
 async def _sight(caller: CallerOf) -> Sight:
-    """Operators see all runs, users their own, workers those without an end."""
-    if caller is not None and caller.role == "worker":
-        return Sight(unended=True)
+    """Operators see all runs, users their own, workers those without an end, guests that of their invitation."""
+    if caller is not None and caller.role in ("worker", "guest"):
+        return Sight(unended=True, run=None if caller.entry is None else caller.entry.run)
     return Sight(owner=only_of(caller))
 
 
@@ -166,8 +178,74 @@ async def match(request: Request, scheduler: Service, caller: CallerOf, sight: S
     if caller is not None:
         caller.check_claim(offer.name)
     asks = _name(caller) or (request.client.host if request.client is not None else "")
-    token = caller.entry if caller is not None and caller.role == "worker" else None
-    return await scheduler.runs.match(offer, asks, sight, token=token, https=request.url.scheme == "https")
+    token = caller.entry if caller is not None and caller.role in ("worker", "guest") else None
+    if token is not None:
+        _may_use(token, offer.name)
+    found = await scheduler.runs.match(offer, asks, sight, token=token, https=request.url.scheme == "https")
+    if token is not None and token.uses is not None and offer.name not in token.used:
+        await change_tokens(request, lambda entries: [_used(each, token, offer.name) for each in entries])
+    return found
+
+
+def _may_use(token: TokenEntry, worker: str) -> None:
+    """Raises Forbidden for an invitation with which enough others have come."""
+    if token.uses is not None and worker not in token.used and len(token.used) >= token.uses:
+        raise Forbidden(
+            f"the invitation {token.name!r} is used up: {', '.join(token.used[:3])} came with it; ask for another one"
+        )
+
+
+def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
+    if entry.sha256 != token.sha256 or worker in entry.used:
+        return entry
+    _may_use(entry, worker)
+    return entry.model_copy(update={"used": (*entry.used, worker)})
+
+
+@runs.post(
+    "/v1/runs/{run_id}/invitations",
+    status_code=201,
+    response_model=Invitation,
+    responses={
+        **MISSING,
+        409: {"description": "The run has ended, or the scheduler asks for no tokens."},
+        429: {"description": "Too many invitations of this caller are valid."},
+    },
+    summary="Invite workers to a training run",
+    dependencies=USERS,
+)
+async def invite(
+    request: Request, scheduler: Service, caller: CallerOf, sight: Seen, run_id: RunId, wanted: InvitationWish
+) -> Invitation:
+    """A token of the role worker for this run alone. A use is a name under which a worker comes with it."""
+    run = await scheduler.runs.view(run_id, sight)
+    if run.state.final:
+        raise Conflict(f"run {run_id} is {run.state} already")
+    inviter, now = (_name(caller) or "")[:_INVITER], datetime.now(UTC).replace(microsecond=0)
+    name = f"{inviter}.{secrets.token_hex(3)}"
+    token, expires = new_token(name), now + timedelta(seconds=max(1.0, wanted.expires_s))
+    digest = digest_of(token.encode()).hex()
+
+    def add(entries: list[TokenEntry]) -> list[TokenEntry]:
+        valid = [each for each in entries if each.run is None or not each.expired(now.timestamp())]
+        if sum(each.run is not None and each.name.rpartition(".")[0] == inviter for each in valid) >= _MOST_INVITATIONS:
+            raise LimitReached(
+                f"{inviter!r} has {_MOST_INVITATIONS} valid invitations: let one end", retry_after_s=60.0
+            )
+        entry = TokenEntry(
+            name=name,
+            role="worker",
+            sha256=digest,
+            created=now,
+            expires=expires,
+            nodes=(f"{name}-*",),
+            run=run_id,
+            uses=wanted.uses,
+        )
+        return added(valid, entry)
+
+    await change_tokens(request, add)
+    return Invitation(name=name, token=token, run=run_id, uses=wanted.uses, expires=expires)
 
 
 @runs.put(

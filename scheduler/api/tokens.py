@@ -17,14 +17,14 @@ from tierkit.access.editing import added, editing, revoked, rotated
 from tierkit.errors import Conflict, SetupError
 from tierkit.wire.messages import NodeId
 
-__all__ = ["tokens"]
+__all__ = ["LONGEST_S", "change_tokens", "tokens"]
 
-_LONGEST_S = 100 * 366 * 86400
+LONGEST_S = 100 * 366 * 86400
 
 tokens = APIRouter(tags=["tokens"], dependencies=[*CHECKS, *ADMINS], route_class=SmallBody)
 
 T = TypeVar("T")
-Lifetime = Annotated[PositiveFloat, Field(le=_LONGEST_S)]
+Lifetime = Annotated[PositiveFloat, Field(le=LONGEST_S)]
 Name = Annotated[NodeId, Path()]
 
 
@@ -39,7 +39,7 @@ class Exchange(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    grace_s: Annotated[NonNegativeFloat, Field(le=_LONGEST_S)] = Field(
+    grace_s: Annotated[NonNegativeFloat, Field(le=LONGEST_S)] = Field(
         86400.0, description="How long the old one stays valid."
     )
     expires_s: Lifetime | None = Field(None, description="Valid for so long; null: as long as the old one was.")
@@ -51,6 +51,7 @@ class TokenNow(TokenRights):
     id: str = Field(description="The beginning of its hash: tells tokens of one name apart.")
     created: datetime | None
     expires: datetime | None
+    used: tuple[str, ...] = Field(description="Names under which workers have come with an invitation.")
 
 
 class Tokens(BaseModel):
@@ -86,7 +87,7 @@ async def make(request: Request, wanted: NewToken) -> Secret:
     expires = None if wanted.expires_s is None else now + timedelta(seconds=wanted.expires_s)
     rights = wanted.model_dump(exclude={"expires_s"})
     entry = TokenEntry(sha256=_hash(token), created=now, expires=expires, **rights)
-    await _change(request, lambda entries: added(entries, entry))
+    await change_tokens(request, lambda entries: added(entries, entry))
     return Secret(token=token, expires=expires)
 
 
@@ -99,7 +100,7 @@ async def make(request: Request, wanted: NewToken) -> Secret:
 )
 async def rotate(request: Request, name: Name, how: Exchange) -> Secret:
     token = new_token()
-    changed = await _change(
+    changed = await change_tokens(
         request,
         lambda entries: rotated(
             entries,
@@ -120,7 +121,7 @@ async def rotate(request: Request, name: Name, how: Exchange) -> Secret:
     summary="Revoke all tokens of a name, or the one of an id",
 )
 async def revoke(request: Request, name: Name) -> None:
-    await _change(request, lambda entries: revoked(entries, name))
+    await change_tokens(request, lambda entries: revoked(entries, name))
 
 
 def _gate(request: Request) -> tuple[Gate, FilePath]:
@@ -131,7 +132,7 @@ def _gate(request: Request) -> tuple[Gate, FilePath]:
     return gate, gate.path
 
 
-async def _change(request: Request, change: Callable[[list[TokenEntry]], list[TokenEntry]]) -> list[TokenEntry]:
+async def change_tokens(request: Request, change: Callable[[list[TokenEntry]], list[TokenEntry]]) -> list[TokenEntry]:
     """Change the file of tokens, and let it count here at once; the entries as they are then."""
     gate, path = _gate(request)
 

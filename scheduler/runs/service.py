@@ -63,10 +63,12 @@ class Sight:
     """Only theirs; None for all."""
     unended: bool = False
     """Only those without an end."""
+    run: str | None = None
+    """Only this one; None for all."""
 
     def check(self, row: RunRow, state: RunState) -> None:
         """Raises NotFound for other runs: they are not there for this caller."""
-        if self.owner not in (None, row.owner) or (self.unended and state.final):
+        if self.owner not in (None, row.owner) or self.run not in (None, row.id) or (self.unended and state.final):
             raise _no_run(row.id)
 
 
@@ -263,6 +265,12 @@ class Runs:
 
     async def page(self, *, limit: int, cursor: str | None, sight: Sight) -> RunPage:
         """Runs, newest first. Raises InvalidInput for a cursor that no page has given."""
+        if sight.run is not None:
+            try:
+                only, state = await self._seen(sight.run, sight)
+            except NotFound:
+                return RunPage(runs=())
+            return RunPage(runs=(summary(only.row, state),))
         before = None if cursor is None else _read_cursor(cursor)
         rows = await self._store.page(limit=limit + 1, before=before, owner=sight.owner, unended=sight.unended)
         now, elapsed = self._clock(), self._elapsed()
@@ -294,6 +302,8 @@ class Runs:
         """
         now = self._clock()
         self._matchmaker.admit(caller, now)
+        if sight.run is not None and offer.run is None:
+            offer = offer.model_copy(update={"run": sight.run})
         candidates = self._taking(now, sight) if offer.run is None else [await self._taking_one(offer.run, sight)]
         if https:
             candidates = _by_https(candidates, chooses=offer.run is not None)

@@ -117,6 +117,13 @@ async def first_page(request: Request) -> Response:
     return _shown(request, next(iter(PAGES)))
 
 
+@pages.get("/ui/join")
+async def join_page(request: Request) -> Response:
+    """For people who are invited to a training run. The token is in the fragment of the link, which no server sees."""
+    content = _rendered("join.html", _root(request))
+    return HTMLResponse(content, headers={"Content-Security-Policy": _OWN_POLICY, **_HEADERS})
+
+
 @pages.get("/ui/jobs/{job_id}")
 async def job_page(request: Request, job_id: str) -> Response:
     """One shell for all jobs: its module reads the address."""

@@ -19,7 +19,7 @@ from tierkit.access.editing import added, editing, revoked, rotated, write_priva
 from tierkit.errors import SetupError
 from tierkit.types import Tier
 
-__all__ = ["app"]
+__all__ = ["app", "span"]
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make, list, exchange and revoke the tokens of users and nodes."
@@ -85,7 +85,7 @@ def create(
             role=role,
             sha256=digest_of(token.encode()).hex(),
             created=now,
-            expires=None if expires is None else now + _span(expires),
+            expires=None if expires is None else now + span(expires),
             requests_per_minute=requests_per_minute,
             upload_bytes_per_minute=upload_bytes_per_minute,
             unfinished_jobs=unfinished_jobs,
@@ -116,18 +116,18 @@ def rotate(
     out: Out = None,
 ) -> None:
     """Make a further token of the same rights, and let the old one expire soon."""
-    token, span = new_token(), _span(grace, zero=True)
+    token, rest = new_token(), span(grace, zero=True)
     with editing(tokens) as entries:
         entries[:] = rotated(
             entries,
             name,
             token,
             now=_now(),
-            grace=span,
-            lifetime=None if expires is None else _span(expires),
+            grace=rest,
+            lifetime=None if expires is None else span(expires),
         )
         _hand_over(token, out)
-    old = f"is valid for another {grace}" if span else "is worthless; services know within seconds"
+    old = f"is valid for another {grace}" if rest else "is worthless; services know within seconds"
     new = "" if out is None else f"the new token of {name} is in {out}; "
     _say(f"{new}the old token of {name} {old}")
 
@@ -170,6 +170,8 @@ def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None
 
 def _scope(entry: TokenEntry) -> str:
     """What a token is for, or how much, in a few words."""
+    if entry.run is not None:
+        return f"{len(entry.used)} of {entry.uses} workers of run {entry.run}"
     if entry.role in ("node", "worker"):
         return ", ".join([*(entry.nodes or (entry.name, f"{entry.name}-*")), *(f"{tier} only" for tier in entry.tiers)])
     limits = {
@@ -202,7 +204,7 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _span(text: str, *, zero: bool = False) -> timedelta:
+def span(text: str, *, zero: bool = False) -> timedelta:
     """ "30d", "12h", "90m", "45s" or "2w" as a span of time; "0s" only with `zero`."""
     found = re.fullmatch(r"([0-9]{1,20})([smhdw])", text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else -1

@@ -17,6 +17,7 @@ from terrace.console import percent, print_json, progress_bars, screen
 from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_from
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
+from tierkit.access import invitation_of
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, ServiceFailed, SetupError
 from tierkit.extras import training_extra
@@ -196,7 +197,11 @@ def work_for(
         raise typer.BadParameter("give the URL of the host, or --scheduler, with --run or without.")
     if fetch is None and (serve_data is not None or data_url is not None):
         raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
-    token, name = token_from(token_file), name or lasting_name("work", os.getpid())
+    token = token_from(token_file)
+    invited = None if token is None else invitation_of(token())
+    if invited is not None:  # each name is a use of it, so the name stays
+        name = name or f"{invited}-{lasting_name('work', 0)[-_LONGEST_OWN:].lstrip('-')}"
+    name = name or lasting_name("work", os.getpid())
     if host is not None:
         try:
             find_host = at(host)
@@ -234,6 +239,10 @@ def work_for(
         print_json({"name": options.name, "updates": done.updates, "faults": done.faults, "copied": done.copied})
         return
     screen().print(f"the run has ended: {done.updates:,} updates from here", markup=False)
+
+
+_LONGEST_OWN = 34
+"""What is left of 63 characters, of which the name of an invitation has 28."""
 
 
 def _address(text: str) -> tuple[str, int]:

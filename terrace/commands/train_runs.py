@@ -1,4 +1,4 @@
-"""`terrace train list`, `watch`, `stop` and `worker`: the training runs that a scheduler knows. Without torch."""
+"""`terrace train list`, `watch`, `invite`, `stop` and `worker`: the runs that a scheduler knows. Without torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic_core import to_json
 
+from terrace.commands.token import span
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
 from terrace.options import DEFAULT_URL, Json, Scheduler, TlsCa, TokenFile, check_tls_ca, connect, connected
 from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
@@ -90,6 +91,30 @@ def watch(client: Client, run: RunId, json: Json = False) -> None:
         _print_run(last)
     if last.state is not RunState.FINISHED:
         raise typer.Exit(1)
+
+
+@app.command()
+@connected
+def invite(
+    client: Client,
+    run: RunId,
+    uses: Annotated[int, typer.Option(min=1, max=1_000, help="Under how many names workers may come.")] = 1,
+    expires: Annotated[str, typer.Option(metavar="SPAN", help="Valid for so long: 12h, 7d, 4w.")] = "7d",
+    json: Json = False,
+) -> None:
+    """Make a token for workers of a training run, shown this once with a link and the command to join."""
+    made = client.invite(run, uses=uses, expires_s=span(expires).total_seconds())
+    fetches = client.run(run).config.get("share_data") is True
+    link = f"{client.url}/ui/join#token={made.token}{'&fetch=own' if fetches else ''}"
+    command = f"TERRACE_TOKEN='{made.token}' terrace train work --scheduler {','.join(client.urls)}"
+    command += " --fetch own" if fetches else ""
+    if json:
+        print_json({**made.model_dump(mode="json"), "link": link, "command": command})
+        return
+    until = made.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ")
+    names = "one worker" if made.uses == 1 else f"{made.uses:,} workers"
+    for line in (f"for {names}, until {until}:", f"token    {made.token}", f"link     {link}", f"command  {command}"):
+        screen().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

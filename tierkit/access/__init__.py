@@ -16,7 +16,16 @@ from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tickets import TICKET_HEADER, Tickets, issued, secret_of_run
 from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
-from tierkit.access.tokens import TokenEntry, TokenRights, TokenRole, digest_of, new_token, read_book, write_book
+from tierkit.access.tokens import (
+    TokenEntry,
+    TokenRights,
+    TokenRole,
+    digest_of,
+    invitation_of,
+    new_token,
+    read_book,
+    write_book,
+)
 
 __all__ = [
     "CALLER",
@@ -46,6 +55,7 @@ __all__ = [
     "client_context",
     "digest_of",
     "follow_files",
+    "invitation_of",
     "issued",
     "needs_no_token",
     "new_token",

@@ -17,9 +17,9 @@ __all__ = ["CALLER", "Allowance", "Caller", "Role"]
 CALLER = "terrace.caller"
 """Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
 
-Role = Literal["user", "operator", "admin", "node", "worker", "fleet"]
-"""Those of tokens, and `fleet`: the holders of a node's own key, its scheduler and the end nodes that the scheduler
-sends there."""
+Role = Literal["user", "operator", "admin", "node", "worker", "guest", "fleet"]
+"""Those of tokens; `guest`: a worker with an invitation to one training run; `fleet`: the holders of a node's own key,
+its scheduler and the end nodes that the scheduler sends there."""
 
 _INCLUDES: Mapping[Role, tuple[Role, ...]] = {"operator": ("user",), "admin": ("operator", "user")}
 """Whose rights a role has besides its own."""
@@ -152,7 +152,7 @@ class Caller:
         Raises:
             Forbidden: its token is not for this id, or not for this tier.
         """
-        if self.role not in ("node", "worker") or self.entry is None:
+        if self.role not in ("node", "worker", "guest") or self.entry is None:
             return
         if not self.entry.may_take(node_id):
             raise Forbidden(

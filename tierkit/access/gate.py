@@ -156,8 +156,8 @@ class Gate:
         """Whether the token with which a caller has come in is valid as it was then."""
         if caller.entry is None:
             return True
-        entry, _ = self._known.get(caller.entry.sha256, (None, None))
-        return entry is not None and entry.role == caller.role and not entry.expired(self._wall())
+        entry, now = self._known.get(caller.entry.sha256, (None, caller))
+        return entry is not None and now.role == caller.role and not entry.expired(self._wall())
 
     def revoked_of(self, tokens: Iterable[str]) -> tuple[str, ...]:
         """Which of these ids of workers' tokens are valid no more."""
@@ -184,7 +184,8 @@ class Gate:
             if not entry.expired(self._wall()):
                 allowance.adopt(entry)
             allowances[entry.name] = allowance
-            caller = Caller(name=entry.name, role=entry.role, entry=entry, allowance=allowance)
+            role: Role = entry.role if entry.run is None else "guest"
+            caller = Caller(name=entry.name, role=role, entry=entry, allowance=allowance)
             known[entry.sha256] = (entry, caller)
         self._allowances, self._known = allowances, known
         self._workers = {entry.id: entry for entry, _ in known.values() if entry.role == "worker"}

@@ -31,7 +31,16 @@ from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["TokenEntry", "TokenRights", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
+__all__ = [
+    "TokenEntry",
+    "TokenRights",
+    "TokenRole",
+    "digest_of",
+    "invitation_of",
+    "new_token",
+    "read_book",
+    "write_book",
+]
 
 _Limit = Annotated[int, Field(gt=0, le=10**12)]
 
@@ -42,11 +51,22 @@ _PREFIX = "terrace_"
 
 _PATTERN = r"^[a-z0-9*?][a-z0-9._*?-]{0,62}$"
 _ID_LENGTH = 8
+_INVITED = re.compile(r"terrace_invite~([a-z0-9][a-z0-9._-]{0,62})~.*", re.ASCII)
 
 
-def new_token() -> str:
-    """A fresh token: 256 random bits as text."""
-    return _PREFIX + secrets.token_urlsafe(32)
+def new_token(invited: str = "") -> str:
+    """A fresh token: 256 random bits as text.
+
+    Args:
+        invited: the name of an invitation, whose token says it, so that its worker can be called after it.
+    """
+    return _PREFIX + (f"invite~{invited}~" if invited else "") + secrets.token_urlsafe(32)
+
+
+def invitation_of(token: str) -> str | None:
+    """The name of the invitation that a token is; None for any other token."""
+    found = _INVITED.fullmatch(token)
+    return None if found is None else found[1]
 
 
 def digest_of(token: bytes) -> bytes:
@@ -80,14 +100,23 @@ class TokenRights(BaseModel):
     and more."""
     tiers: tuple[Tier, ...] = ()
     """Node: tiers that it may register for. Default: all."""
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """Worker: an invitation to this training run, which opens nothing else, and is shown to the scheduler alone."""
+    uses: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """Invitation: under how many names workers may come with it."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs", "uploads", "streams")
-        others = {"node": limits, "worker": (*limits, "tiers")}.get(self.role, ("nodes", "tiers"))
+        invitation = ("run", "uses")
+        others = {"node": (*limits, *invitation), "worker": (*limits, "tiers")}.get(
+            self.role, ("nodes", "tiers", *invitation)
+        )
         for name in others:
             if getattr(self, name):
                 raise ValueError(f"{name} is not for tokens of the role {self.role}")
+        if (self.run is None) != (self.uses is None):
+            raise ValueError("uses and run belong together, in an invitation")
         return self
 
 
@@ -99,6 +128,8 @@ class TokenEntry(TokenRights):
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     """Refused from then on, by the clock of the service that is asked. None: never."""
+    used: Annotated[tuple[NodeId, ...], Field(max_length=1_000)] = ()
+    """Invitation: names under which workers have come with it."""
 
     @property
     def id(self) -> str:

@@ -36,6 +36,8 @@ from tierkit.wire.api import (
 )
 from tierkit.wire.runs import (
     BegunRun,
+    Invitation,
+    InvitationWish,
     Run,
     RunMatch,
     RunOrders,
@@ -340,6 +342,12 @@ class AsyncClient(Connection):
         path = f"/v1/workers/{_segment('worker', worker)}/order"
         upload = json_upload(WorkerWish(order=order))
         return parse(RunWorker, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
+
+    async def invite(self, run: RunSummary | str, *, uses: int = 1, expires_s: float = 604_800.0) -> Invitation:
+        """Make a token with which workers may come to a training run, under so many names."""
+        upload = json_upload(InvitationWish(uses=uses, expires_s=expires_s))
+        answer = await self._request("POST", f"{_run_path(run)}/invitations", repeatable=False, upload=upload)
+        return parse(Invitation, answer.content)
 
     async def begin_run(self, start: RunStart) -> BegunRun:
         """For hosts: begin a training run, or go on with it."""

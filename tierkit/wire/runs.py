@@ -21,6 +21,8 @@ __all__ = [
     "RUN_ID_PATTERN",
     "BegunRun",
     "CurvePoint",
+    "Invitation",
+    "InvitationWish",
     "Run",
     "RunMatch",
     "RunOrders",
@@ -220,6 +222,26 @@ class WorkerOffer(_Message):
     """Billions of fp32 operations a second, as it has measured."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Free."""
+
+
+class InvitationWish(_Message):
+    """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
+
+    uses: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Under how many names workers may come with it."""
+    expires_s: Annotated[float, Field(gt=0, le=31_622_400)] = 604_800.0
+    """Valid for so long."""
+
+
+class Invitation(_Value):
+    """A token of workers for one run; it is told this once."""
+
+    name: str
+    """Of the token; the names of its workers begin with it and "-"."""
+    token: str = Field(repr=False)
+    run: str
+    uses: int
+    expires: datetime
 
 
 class RunMatch(_Value):

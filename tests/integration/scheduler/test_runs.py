@@ -16,9 +16,9 @@ import pytest
 
 from terrace.cli import run as terrace
 from tests.training_runs import report, start, worker
-from tierkit.access import Tickets, TokenEntry, digest_of, new_token, write_book
+from tierkit.access import Tickets, TokenEntry, digest_of, invitation_of, new_token, write_book
 from tierkit.client import AsyncClient, Run
-from tierkit.testing import ServiceProcess, service_process
+from tierkit.testing import ServiceProcess, service_process, wait_for
 
 ALICE, BOB, OLGA, NODE, LAPTOP, CARL = (new_token() for _ in range(6))
 NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
@@ -191,6 +191,72 @@ async def test_runs_count_as_unfinished_jobs_of_their_token(alice: Caller) -> No
     assert (await carl("POST", "/v1/runs", json={**wanted, "incarnation": "2" * 16})).status_code == 200
     await carl.report(wanted["id"], state="finished", incarnation="2" * 16)
     await carl.report(await carl.begin(), state="finished")
+
+
+async def test_an_invitation_is_for_one_run_and_a_number_of_workers(
+    alice: Caller, laptop: Caller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = await alice.begin(wants={"workers": 9}, config={"share_data": True}), await alice.begin()
+    file = tmp_path / "alice.token"
+    file.touch(mode=0o600)
+    file.write_text(ALICE)
+    flags = [f"--scheduler={alice.url}", f"--token-file={file}"]
+    assert await asyncio.to_thread(terrace, ["train", "invite", run, "--uses=2", "--expires=1h", "--json", *flags]) == 0
+    made = json.loads(capsys.readouterr().out)
+    token, name = made["token"], made["name"]
+    assert invitation_of(token) == name
+    address, _, fragment = made["link"].partition("#")
+    assert (address, token in fragment) == (f"{alice.url}/ui/join", True)
+    assert (await Caller(alice.url)("GET", "/ui/join")).status_code == 200
+    assert (token in made["command"], made["command"].endswith("--fetch own")) == (True, True)
+    guest = Caller(alice.url, token)
+    assert await guest.listed() == [run]
+    for path in (f"/v1/runs/{other}", f"/v1/runs/{other}/events"):
+        assert (await guest("GET", path)).status_code == 404
+    assert (await guest.match(f"{name}-a", run=other)).status_code == 404
+    assert (await guest.match("laptop")).status_code == 403
+    for worker_name in ("a", "b", "a"):
+        found = (await guest.match(f"{name}-{worker_name}")).json()
+        assert (found["run"], found["ticket"].split(":")[2:4]) == (run, [name, f"{name}-{worker_name}"])
+    assert (await guest.match(f"{name}-c")).status_code == 403
+    assert (await guest.match(f"{name}-b")).status_code == 200
+    for method, path, body in (
+        ("GET", "/v1/jobs", None),
+        ("GET", "/metrics", None),
+        ("POST", "/v1/runs", start()),
+        ("POST", f"/v1/runs/{run}/invitations", {}),
+        ("DELETE", f"/v1/runs/{run}", None),
+    ):
+        assert (await guest(method, path, json=body)).status_code == 403
+    # Who may invite: the run's owner, and operators.
+    for caller, status in (
+        (Caller(alice.url, BOB), 404),
+        (laptop, 403),
+        (Caller(alice.url, OLGA), 201),
+        (Caller(alice.url), 401),
+    ):
+        assert (await caller("POST", f"/v1/runs/{run}/invitations", json={})).status_code == status
+    for ended in (run, other):
+        await alice.report(ended, state="finished")
+    assert (await guest.match(f"{name}-a")).status_code == 404
+    assert (await alice("POST", f"/v1/runs/{run}/invitations", json={})).status_code == 409
+
+
+async def test_invitations_end_and_are_few(alice: Caller) -> None:
+    bob = Caller(alice.url, BOB)
+    run = await bob.begin()
+    made = [await bob("POST", f"/v1/runs/{run}/invitations", json={"uses": 1, "expires_s": 1}) for _ in range(21)]
+    assert {each.status_code for each in made[:10]} == {201}
+
+    async def refused() -> bool:
+        return (await Caller(alice.url, made[0].json()["token"])("GET", "/v1/runs")).status_code == 401
+
+    await wait_for(refused, what="the end of an invitation")
+    made = [await bob("POST", f"/v1/runs/{run}/invitations", json={}) for _ in range(21)]
+    assert [each.status_code for each in made] == [201] * 20 + [429]
+    for wrong in ({"uses": 0}, {"expires_s": 0}, {"expires_s": 1e12}, {"name": "x"}):
+        assert (await bob("POST", f"/v1/runs/{run}/invitations", json=wrong)).status_code == 422
+    await bob.report(run, state="finished")
 
 
 async def test_who_has_come_by_https_is_sent_to_https_alone(alice: Caller, laptop: Caller) -> None:

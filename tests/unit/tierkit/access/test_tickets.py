@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tierkit.access import Gate, Tickets, TokenEntry, digest_of, issued, secret_of_run, write_book
 from tierkit.errors import Forbidden, Unauthenticated, Unavailable
@@ -120,3 +121,18 @@ def test_what_a_host_remembers_of_tickets_is_bounded(monkeypatch: pytest.MonkeyP
 
 def test_a_secret_is_as_long_as_what_it_is_made_from() -> None:
     assert len(bytes.fromhex(SECRET)) == 32
+
+
+def test_a_host_that_has_the_schedulers_own_file_takes_no_invitation_in_place_of_a_ticket(tmp_path: Path) -> None:
+    book = tmp_path / "tokens.toml"
+    book.touch(mode=0o600)
+    invitation = token(sha256=digest_of(TOKEN.encode()).hex(), run=RUN, uses=2, used=("vol-a",))
+    book.write_text(write_book([invitation]))
+    shown = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    with pytest.raises(Forbidden):
+        Gate(book, roles=("worker", "user"), wall=lambda: NOON).admit(shown)
+    caller = Gate(book, roles=("guest",), wall=lambda: NOON).admit(shown)
+    assert (caller.role, caller.entry) == ("guest", invitation)
+    for role, fields in (("user", {"run": RUN, "uses": 1}), ("worker", {"uses": 1}), ("worker", {"run": RUN})):
+        with pytest.raises(ValidationError):
+            token(role=role, **fields)
