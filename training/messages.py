@@ -237,6 +237,8 @@ class WorkerStatus(Frozen):
     bytes_received: int
     idle_s: float
     """Since it was heard last."""
+    left: bool = False
+    """Whether it has gone."""
     score: float = FIRST
     """From 0 to 1: how far its updates were like those of others."""
     standing: WorkerStanding = "active"

@@ -20,6 +20,7 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _NAME_WIDTH = 24
+_MOST_SHOWN = 20
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show_default=False)]
 
@@ -89,6 +90,7 @@ def watch(client: Client, run: RunId, json: Json = False) -> None:
             progress.update(bar, completed=last.done, description=said)
     if not json:
         _print_run(last)
+        _print_workers(last)
     if last.state is not RunState.FINISHED:
         raise typer.Exit(1)
 
@@ -172,6 +174,24 @@ def _print_run(run: RunSummary) -> None:
         f"loss {_loss(run)}, accuracy {percent(run.accuracy)}"
     )
     screen().print(one_line(f"{said} ({run.reason})" if run.reason else said), soft_wrap=True, markup=False)
+
+
+def _print_workers(run: RunProgress) -> None:
+    """Who has contributed what, also of those who have left."""
+    table = Listing(
+        Column(title="worker", max_width=_NAME_WIDTH),
+        Column(title="updates", right=True),
+        Column(title="MB sent", rank=2, right=True),
+        Column(title="state", rank=1),
+    )
+    found = sorted((each for each in run.workers if each.updates), key=lambda each: -each.updates)
+    for each in found[:_MOST_SHOWN]:
+        state = "left" if each.left else each.standing
+        table.add_row(each.name, f"{each.updates:,}", f"{each.bytes_sent / 1e6:,.1f}", state)
+    if found:
+        screen().print(table, crop=False)
+    if len(found) > _MOST_SHOWN:
+        screen().print(f"and {len(found) - _MOST_SHOWN:,} more", style="dim", markup=False)
 
 
 def _loss(run: RunSummary) -> str:

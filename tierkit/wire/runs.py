@@ -156,6 +156,8 @@ class WorkerReport(_Message):
     bytes_received: Total
     idle_s: Amount
     """Since its host heard it last."""
+    left: bool = False
+    """Whether it has gone."""
     score: Share = 0.5
     """How far its updates were like those of others."""
     standing: WorkerStanding = "active"
@@ -272,6 +274,8 @@ class RunWorker(_Value):
     bytes_received: int
     idle_s: float
     """Since its host heard it last."""
+    left: bool = False
+    """Whether it has gone; what it did stays."""
     score: float = 0.5
     """From 0 to 1: how far its updates were like those of others."""
     standing: WorkerStanding = "active"

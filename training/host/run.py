@@ -99,6 +99,8 @@ class Run:
             # A name that has brought nothing yet has little to lose, and costs whoever claims it nothing.
             left_s = {
                 other: (_FORGOTTEN_S if each.updates else _NEVER_WORKED_S) - (now - each.heard_at)
+                if each.incarnation != _GONE
+                else -math.inf
                 for other, each in self._workers.items()
             }
             silent = min(left_s, key=left_s.__getitem__)
@@ -116,13 +118,13 @@ class Run:
         self._draw_from(name, [] if fetches else None)
 
     def leave(self, name: str, incarnation: str, now: float) -> None:
-        """A worker goes, and gives back what it has.
+        """A worker goes, and gives back what it has; one that has done something, or is barred, is remembered.
 
         Raises:
             NotFound, Conflict: it has not joined, or another one has taken its name.
         """
         self._check_joined(name, incarnation)
-        if name in self.strategy.scores.barred():  # an operator wants to know what it has done
+        if self._workers[name].updates or name in self.strategy.scores.barred():
             self.strategy.leave(name)
             self._draw_from(name, None)
             self._workers[name].incarnation = _GONE
@@ -301,10 +303,11 @@ class Run:
         )
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
-        """All that are in the run, and those of whom an operator should know although they are not."""
+        """All that are in the run, and then those that have done something, or are barred, and are not."""
         barred = self.strategy.scores.barred()
-        there = [name for name, each in self._workers.items() if each.incarnation != _GONE or name in barred]
-        return tuple(self.worker(name, now) for name in [*there, *sorted(barred - self._workers.keys())])
+        found = [self.worker(name, now) for name in [*self._workers, *sorted(barred - self._workers.keys())]]
+        shown = (each for each in found if not each.left or each.updates or each.name in barred)
+        return tuple(sorted(shown, key=lambda each: each.left))
 
     def worker(self, name: str, now: float) -> WorkerStatus:
         """What is known of a worker, also of one that has left."""
@@ -316,6 +319,7 @@ class Run:
             bytes_sent=known.bytes_sent,
             bytes_received=known.bytes_received,
             idle_s=max(0.0, now - known.heard_at),
+            left=known.incarnation == _GONE,
             score=scores.score(name),
             standing=scores.standing(name),
         )

@@ -54,7 +54,7 @@ const join = el(
   el("p", { class: "join" }, command, el("button", { type: "button", click: () => attempt(copy) }, "Copy"), copied),
   el("p", { class: "muted" }, "On any machine that reaches the scheduler and the host. Where tokens are asked for, with a token of the role worker: ", el("code", {}, "terrace token create --name NAME --role worker"), "."),
 );
-const noWorkers = el("p", { class: "muted" }, "Nobody has joined yet.");
+const noWorkers = el("p", { class: "muted" });
 const config = el("pre", { tabindex: "0", "aria-label": "Configuration" });
 const result = el("pre", { tabindex: "0", "aria-label": "Result", "data-testid": "result" });
 const ofResult = el("section", {}, el("h2", {}, "Result"), result);
@@ -83,7 +83,8 @@ const workers = new Table(
 
 /** @param {HTMLElement} cell @param {RunWorker} each */
 function standing(cell, each) {
-  jobState(cell, { state: each.standing, reason: each.wish ? `${WORDS[each.wish]}: on its way` : "" });
+  const state = each.left && !["dropped", "quarantined"].includes(each.standing) ? "left" : each.standing;
+  jobState(cell, { state, reason: each.wish ? `${WORDS[each.wish]}: on its way` : "" });
 }
 
 /** @param {HTMLElement} cell @param {RunWorker} each */
@@ -133,7 +134,8 @@ function show() {
   workers.update(run.workers);
   workers.element.hidden = run.workers.length === 0;
   noWorkers.hidden = run.workers.length > 0;
-  showCopies(over(run) ? [] : run.workers);
+  text(noWorkers, over(run) ? "Nobody has contributed." : "Nobody has joined yet.");
+  showCopies(over(run) ? [] : run.workers.filter((each) => !each.left));
 }
 
 /** Whether the run has a table [trust]: without one a score says nothing of a worker. */

@@ -216,6 +216,7 @@ export interface RunWorker {
   bytes_sent: number;
   bytes_received: number;
   idle_s: number;
+  left: boolean;
   score: number;
   standing: "active" | "paused" | "dropped" | "trusted" | "quarantined";
   wish: "pause" | "drop" | "trust" | "resume" | null;

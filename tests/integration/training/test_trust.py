@@ -61,7 +61,9 @@ async def cheats(running: RunningHost, value: float, name: str = "bad") -> httpx
 
 
 async def standings(running: RunningHost) -> dict[str, str]:
-    return {each["name"]: each["standing"] for each in (await status(running.http))["workers"]}
+    """Of those who are there, or were told to go."""
+    found = (await status(running.http))["workers"]
+    return {each["name"]: each["standing"] for each in found if not each["left"] or each["standing"] != "active"}
 
 
 async def says(running: RunningHost, name: str, order: str) -> httpx.Response:

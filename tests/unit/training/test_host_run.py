@@ -68,8 +68,37 @@ def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
     (worker,) = run.workers(16.0)
     assert (worker.updates, worker.bytes_sent, worker.bytes_received, worker.idle_s) == (1, 50, 100, 1.0)
     assert (run.totals.updates, run.totals.times, run.seconds, run.loss) == (1, {"forward": 2.0}, 14.0, 1.0)
+    assert not worker.left
+    run.join("idle", A, 16.5)
+    run.leave("idle", A, 17.0)
     run.leave("w", A, 17.0)
-    assert run.workers(17.0) == ()
+    run.join("v", B, 18.0)
+    again = new_run("downpour")
+    again.restore(*run.state())
+    for each in (run, again):
+        there, gone = each.workers(19.0)
+        assert (there.name, there.left, gone.name, gone.left) == ("v", False, "w", True)
+        assert (gone.updates, gone.bytes_sent, gone.idle_s) == (1, 50, 4.0)
+        with pytest.raises(NotFound):
+            each.grant("w", A, 0, 19.0)
+        each.join("w", B, 20.0)
+        assert [(found.name, found.left, found.updates) for found in each.workers(20.0)] == [
+            ("w", False, 1),
+            ("v", False, 0),
+        ]
+
+
+def test_those_who_have_left_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.host.run._MOST_WORKERS", 3)
+    run = new_run("downpour")
+    for number in range(6):
+        run.join(f"w{number}", A, float(number))
+        lease = run.grant(f"w{number}", A, 100, float(number))
+        assert lease is not None
+        run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 50, {}, float(number))
+        if number:
+            run.leave(f"w{number}", A, float(number))
+    assert [(each.name, each.left) for each in run.workers(6.0)] == [("w0", False), ("w4", True), ("w5", True)]
 
 
 def test_who_was_told_to_go_is_shown_with_what_it_has_done_until_an_operator_has_mercy() -> None:
@@ -90,7 +119,7 @@ def test_who_was_told_to_go_is_shown_with_what_it_has_done_until_an_operator_has
             each.grant("w", A, 0, 12.0)
         each.order("w", "resume", 13.0)
         assert each.worker("w", 13.0).standing == "active"
-        assert each.workers(13.0) == ()
+        assert [(found.left, found.updates) for found in each.workers(13.0)] == [(True, 1)]
         with pytest.raises(NotFound):
             each.grant("w", A, 0, 13.0)
         each.join("w", B, 14.0)
