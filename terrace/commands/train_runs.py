@@ -199,4 +199,7 @@ def _loss(run: RunSummary) -> str:
 
 
 def _workers(run: RunSummary) -> str:
-    return f"{run.worker_count:,} {'worker' if run.worker_count == 1 else 'workers'}"
+    count = run.worker_count
+    if run.state.final and isinstance(run, RunProgress):  # those who have contributed
+        count = sum(each.updates > 0 for each in run.workers)
+    return f"{count:,} {'worker' if count == 1 else 'workers'}"

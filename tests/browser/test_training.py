@@ -255,3 +255,40 @@ def test_the_tree_of_the_training_images_is_seen_as_it_spreads(fleet: Fleet, ope
 def test_a_run_that_is_not_there(fleet: Fleet, open_page: OpenPage) -> None:
     page = open_page(f"{fleet.url}/ui/training/{'0' * 32}", allowed="404")
     expect(page.get_by_test_id("no-run")).to_be_visible()
+
+
+def test_who_has_left_a_run_stays_with_what_it_did(fleet: Fleet, open_page: OpenPage) -> None:
+    run = begun(fleet)
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    workers = [worker("pi", updates=440, left=True), worker("desk", updates=220, left=True, standing="quarantined")]
+    reported(fleet, run, workers=[worker("there"), *workers])
+    row = page.get_by_test_id("worker")
+    expect(row).to_have_count(3)
+    expect(page.locator(".figure", has_text="workers").first).to_contain_text("1")
+    reported(fleet, run, state="finished", done=1000, workers=workers)
+    expect(state(page)).to_have_text("finished")
+    for name, said in (("pi", "left"), ("desk", "quarantined")):
+        expect(page.locator(f"[data-worker={name}]").locator(".health")).to_have_text(said)
+    expect(page.locator("[data-worker=pi]")).to_contain_text("440")
+    page.reload()
+    expect(row).to_have_count(2)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "shown"),
+    [
+        ("#token=terrace_0123456789-~abc", "TERRACE_TOKEN='terrace_0123456789-~abc' terrace train work --scheduler {}"),
+        (
+            "#token=terrace_0123456789&fetch=own",
+            "TERRACE_TOKEN='terrace_0123456789' terrace train work --scheduler {} --fetch own",
+        ),
+        ("#token=terrace_0123456789&fetch=own;x", "terrace train work --scheduler URL"),
+        ("#token=terrace_0123456789';rm%20-rf%20x;'", "terrace train work --scheduler URL"),
+        ("", "terrace train work --scheduler URL"),
+    ],
+)
+def test_the_page_of_an_invitation_shows_the_command_and_nothing_that_a_shell_could_mistake(
+    fleet: Fleet, open_page: OpenPage, fragment: str, shown: str
+) -> None:
+    page = open_page(f"{fleet.url}/ui/join{fragment}")
+    expect(page.get_by_test_id("command")).to_have_text(shown.format(fleet.url))

@@ -98,7 +98,12 @@ class Gate:
             caller, by_cookie = self._identify(headers)
             check_origin(method, scheme, headers, by_cookie=by_cookie, hosts=hosts)
             if not any(caller.may(role) for role in self._roles):
-                raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
+                hint = (
+                    "; an invitation is for --scheduler, in place of the host's URL" if caller.role == "guest" else ""
+                )
+                raise Forbidden(
+                    f"the token of {caller.name!r} has the role {caller.role}, which is not served here{hint}"
+                )
             if caller.allowance is not None:
                 caller.allowance.take_request(self._clock())
         except (Unauthenticated, Forbidden, LimitReached) as exc:

@@ -120,7 +120,7 @@ function show() {
   text(figures.loss.value, number(run.loss));
   text(figures.accuracy.value, percent(run.accuracy));
   text(figures.speed.value, took > 0 ? number(run.done / took) : "–");
-  text(figures.workers.value, number(run.worker_count));
+  text(figures.workers.value, number(over(run) ? run.workers.filter((each) => each.updates > 0).length : run.worker_count));
   text(facts.Id, run.id);
   text(facts.Strategy, run.strategy);
   text(facts.Owner, run.owner ?? "–");
