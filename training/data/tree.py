@@ -37,7 +37,7 @@ DEEPEST = 8
 """Machines of a chain."""
 
 _MOST_AT_ONCE = 4
-"""Copies from one source, where the first ones take long."""
+"""Copies from one source, where the first ones take long. When all of these do, they take turns with those who wait."""
 _MOST_ACCUSATIONS = 2
 """Of one worker; after that its words about sources count for nothing, and the host alone sends to it."""
 
@@ -132,6 +132,8 @@ class _Worker:
     wanted: frozenset[int] = frozenset()
     holds: set[int] = field(default_factory=set)
     copy: Copy | None = None
+    turns: int = 0
+    """Copies that others were served in place of, since the last one that was whole."""
     orphan: bool = False
     """Whether its copy was cut short: then it comes first."""
     bytes_per_s: float = 0.0
@@ -155,7 +157,8 @@ class Tree:
 
     Args:
         silent_s: a worker that was not heard for so long is gone; `busy_s` one that is copying.
-        turn_s: a source whose copies all take longer takes one more: a slow machine holds nobody up for ever.
+        turn_s: a source whose copies all take longer takes one more, in place of the oldest where there are many: a
+            slow machine holds nobody up for ever.
         deepest: D, the machines of a chain; a long chain is fast, and many wait when one of its machines is lost.
     """
 
@@ -187,7 +190,7 @@ class Tree:
                 effects += self._came_in(event, now)
             case Got() if worker is not None and worker.copy is not None and worker.copy.segment == event.segment:
                 worker.holds.add(event.segment)
-                worker.bytes_per_s = event.bytes_per_s
+                worker.bytes_per_s, worker.turns = event.bytes_per_s, 0
                 self._end(event.worker)
             case Failed() if worker is not None and worker.copy is not None:
                 effects += self._failed(event)
@@ -308,6 +311,8 @@ class Tree:
                 found = self._first(source, line)
                 if found is not None:
                     name, segment = found
+                    if len(self._sends[source]) >= _MOST_AT_ONCE:
+                        effects += self._set_back(source)
                     worker = self._workers[name]
                     worker.copy = self._sends[source][name] = Copy(segment=segment, source=source, since=now)
                     worker.orphan = False
@@ -317,17 +322,34 @@ class Tree:
                     begun = True  # and it can pass on what comes
         return effects
 
-    def _place(self, worker: _Worker) -> tuple[bool, bool, float, int]:
-        """In the line: those whose copy was cut short, those who pass it on, the fast ones, who came first."""
-        return not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
+    def _set_back(self, source: str) -> list[Stop]:
+        """End the oldest copy of a source; its worker keeps what it has, and waits for another turn."""
+        name = min(self._sends[source], key=lambda each: self._sends[source][each].since)
+        self._end(name)
+        self._workers[name].turns += 1
+        return [Stop(worker=name), *self._unserved(name)]
+
+    def _place(self, worker: _Worker) -> tuple[int, bool, bool, float, int]:
+        """In the line: those who had the fewest turns in vain, whose copy was cut short, who pass it on, the fast ones,
+        who came first."""
+        return worker.turns, not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
 
     def _free(self, now: float) -> list[str]:
-        """Sources that may take a worker: the host first, then those that receive nothing, in the order they came."""
-        free = [name for name, sends in self._sends.items() if self._has_room(sends, now)]
-        return sorted(free, key=lambda name: (name != HOST, name != HOST and self._workers[name].copy is not None))
-
-    def _has_room(self, sends: dict[str, Copy], now: float) -> bool:
-        return len(sends) < _MOST_AT_ONCE and all(now - copy.since >= self._turn_s for copy in sends.values())
+        """Sources that may take a worker: those that need not end a copy for it, the host first, then those that
+        receive nothing, in the order they came."""
+        free = [
+            name
+            for name, sends in self._sends.items()
+            if all(now - copy.since >= self._turn_s for copy in sends.values())
+        ]
+        return sorted(
+            free,
+            key=lambda name: (
+                len(self._sends[name]) >= _MOST_AT_ONCE,
+                name != HOST,
+                name != HOST and self._workers[name].copy is not None,
+            ),
+        )
 
     def _first(self, source: str, line: list[str]) -> tuple[str, int] | None:
         """The first in the line that this source can serve, and the rarest segment that it lacks, so that workers have

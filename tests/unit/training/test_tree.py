@@ -202,6 +202,32 @@ def test_a_copy_that_takes_long_does_not_hold_up_the_others() -> None:
     assert tree.on(Passed(), 5) == [Start(worker="b", segment=0, source=HOST)]
 
 
+@pytest.mark.parametrize("slow", [4, 5, 8])
+def test_receivers_that_never_end_take_turns_with_those_who_wait(slow: int) -> None:
+    tree, stuck, served_at, now = Tree(), [f"s{number}" for number in range(slow)], {}, 0.0
+    while now < 1_200:
+        for name in (*stuck, *(("honest",) if now >= 300 else ())):
+            came(tree, name, serves=False, now=now)
+        tree.on(Passed(), now)
+        for name in tree:
+            if tree.copy_of(name) is not None:
+                served_at[name] = now
+        if "honest" in served_at:
+            break
+        now += 1.0
+    assert 300 <= served_at["honest"] <= 330
+    # Whoever was set back keeps its place in the run, and gets other turns.
+    got(tree, "honest", now=now)
+    for second in range(1, 31 * slow):
+        for name in stuck:
+            came(tree, name, serves=False, now=now + second)
+        tree.on(Passed(), now + second)
+        for name in stuck:
+            if tree.copy_of(name) is not None:
+                served_at[name] = now + second
+    assert all(served_at[name] > now for name in stuck)
+
+
 def test_who_waits_for_itself_would_wait_for_ever() -> None:
     tree = Tree(deepest=3, turn_s=5)
     came(tree, "a", "b", "c")
