@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,15 @@ from typing import IO
 
 from tierkit.errors import SetupError
 
-__all__ = ["alone_in", "finish_writing", "made_folder", "replace_file", "write_atomically", "write_new"]
+__all__ = [
+    "alone_in",
+    "finish_writing",
+    "made_folder",
+    "private_folder",
+    "replace_file",
+    "write_atomically",
+    "write_new",
+]
 
 _writing = threading.Lock()
 
@@ -29,6 +38,21 @@ def made_folder(folder: Path) -> Path:
     except OSError as error:
         raise SetupError(f"cannot make the folder {folder}: {error.strerror}") from error
     return folder
+
+
+def private_folder(folder: Path, *, of: str) -> None:
+    """Make a folder its owner's alone; what `replace_file` writes there is, too. A folder with other things in it keeps
+    its mode.
+
+    Args:
+        of: a file that such a folder has when it was made earlier.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / of).exists() or not any(folder.iterdir()):
+        folder.chmod(0o700)
 
 
 @contextlib.contextmanager
@@ -58,7 +82,8 @@ def alone_in(folder: Path, *, otherwise: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; on success it is synced to disk and takes the place of `path`.
+    """Open a temporary file beside `path`; on success it is synced to disk and takes the place of `path`. Others on the
+    machine may read it, unless they may not enter its folder.
 
     Raises:
         SetupError: the file could not be written (no space, no permission); `path` is as it was before.
@@ -75,7 +100,7 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
                 temporary.unlink(missing_ok=True)
                 raise
         try:
-            temporary.chmod(0o644)
+            temporary.chmod(0o644 if path.parent.stat().st_mode & 0o077 else 0o600)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -85,10 +110,13 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
         raise SetupError(f"cannot write {path}: {error.strerror or error}; the old file, if any, is whole") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or raise `SetupError` and leave it as it was."""
+def write_atomically(path: Path, content: bytes | IO[bytes]) -> None:
+    """Replace `path` by `content`, which may be a file, or raise `SetupError` and leave it as it was."""
     with _writing, replace_file(path) as handle:
-        handle.write(content)
+        if isinstance(content, bytes):
+            handle.write(content)
+        else:
+            shutil.copyfileobj(content, handle)
 
 
 def write_new(folder: Path, name: str, content: bytes) -> str:

@@ -60,6 +60,9 @@ MANIFEST_NAME = "manifest.json"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileSize = Annotated[int, Field(gt=0, le=2**31)]
+"""Bytes of an ONNX file: its format, protobuf, holds no more."""
+
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
@@ -149,7 +152,7 @@ class ModelEntry(Frozen):
     file: PlainName
     """File name within the weights folder."""
     sha256: Digest
-    size_bytes: PositiveInt
+    size_bytes: FileSize
     target: Literal["coarse", "fine"]
     """Which labels the logits stand for."""
     classes: PositiveInt
@@ -259,7 +262,7 @@ class NamedFile(Frozen):
     name: PlainName
     file: PlainName
     sha256: Digest
-    size_bytes: PositiveInt
+    size_bytes: FileSize
 
 
 class PartFile(Frozen):
@@ -268,7 +271,7 @@ class PartFile(Frozen):
     file: PlainName
     """File name within the weights folder."""
     sha256: Digest
-    size_bytes: PositiveInt
+    size_bytes: FileSize
     part: Part
     """What of the file it is: all of it, or one side of the network's cut (`models.split`)."""
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import anyio
 
-from models.atomic import write_atomically
+from models.atomic import made_folder, write_atomically
 from models.manifest import WeightsFile
 from tierkit.errors import SetupError, WeightsError
 
 __all__ = ["ModelStore"]
 
 log = logging.getLogger(__name__)
+
+_MOST_IN_MEMORY = 64 << 20
+"""Bytes of a file that are kept in memory while it is fetched."""
 
 Fetch = Callable[[str, str], AsyncIterator[bytes]]
 """`fetch(name, sha256)` yields the bytes of a weights file."""
@@ -69,27 +74,38 @@ class ModelStore:
         if await anyio.to_thread.run_sync(_discard, path):
             log.warning("a damaged copy in the cache was thrown away", extra={"model": entry.name, "file": str(path)})
         digest, size = hashlib.sha256(), 0
-        # Held in memory until it is verified (tens of megabytes): no wrong byte ever reaches the cache.
-        blocks = bytearray()
-        async for block in fetch(entry.name, entry.sha256):
-            size += len(block)
-            if size > entry.size_bytes:
+        made_folder(self._cache)
+        # Without a name until it is verified: no wrong byte ever reaches the cache.
+        with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY, dir=str(self._cache)) as kept:
+            async for block in fetch(entry.name, entry.sha256):
+                size += len(block)
+                if size > entry.size_bytes:
+                    raise WeightsError(
+                        f"the fetched weights of {entry.name!r} are longer than the {entry.size_bytes} bytes expected"
+                    )
+                digest.update(block)
+                _write(kept, block)
+            if digest.hexdigest() != entry.sha256:
                 raise WeightsError(
-                    f"the fetched weights of {entry.name!r} are longer than the {entry.size_bytes} bytes expected"
+                    f"the fetched weights of {entry.name!r} are not those of the manifest: {size} bytes with sha256 "
+                    f"{digest.hexdigest()}, expected {entry.size_bytes} with {entry.sha256}"
                 )
-            digest.update(block)
-            blocks += block
-        if digest.hexdigest() != entry.sha256:
-            raise WeightsError(
-                f"the fetched weights of {entry.name!r} are not those of the manifest: {size} bytes with sha256 "
-                f"{digest.hexdigest()}, expected {entry.size_bytes} with {entry.sha256}"
-            )
-        await anyio.to_thread.run_sync(write_atomically, path, bytes(blocks))
+            kept.seek(0)
+            await anyio.to_thread.run_sync(write_atomically, path, kept)
         return path
 
     def _cached(self, entry: WeightsFile) -> Path:
         # One folder per digest: two versions of a network never overwrite each other.
         return self._cache / entry.sha256 / entry.file
+
+
+def _write(file: IO[bytes], block: bytes) -> None:
+    try:
+        file.write(block)
+    except OSError as exc:
+        raise SetupError(
+            f"cannot keep the weights that are fetched: {exc.strerror}; make room, or name another --cache"
+        ) from exc
 
 
 def _digest(path: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from tierkit.inference.model import Array
 __all__ = ["Folded", "Plain", "check_answers_differ", "probes_of", "served"]
 
 _PROBES = 4
+_LONGEST_S = 20.0
+"""For a picture."""
 _TOLERANCE = 1e-3
 """Of the largest score: by how much preprocessing inside the graph may change an answer."""
 _LEAST_DIFFERENCE = 1e-6
@@ -50,8 +53,6 @@ class Plain:
         del graph.value_info[:]
         self._path = path
         self._session = open_session(open_ended.SerializeToString(), str(path))
-        self._quiet = import_runtime().RunOptions()
-        self._quiet.log_severity_level = 4  # what fails is raised, and need not be logged
 
     def tried(self, probes: Array, preprocess: Preprocess, say: Callable[[str], None]) -> Array:
         """Its outputs for some different pictures, each given by itself. If it does not answer the same for all of them
@@ -101,14 +102,26 @@ class Plain:
             values = (values.astype(np.float32) * factor + offset).astype(kind)
         if known.layout == "nchw":
             values = values.transpose(0, 3, 1, 2)
+        options = import_runtime().RunOptions()
+        options.log_severity_level = 4  # what fails is raised, and need not be logged
+        limit = threading.Timer(_LONGEST_S * len(images), setattr, (options, "terminate", True))
+        limit.daemon = True
+        limit.start()
         try:
-            (given,) = self._session.run([known.output], {known.input: np.ascontiguousarray(values)}, self._quiet)
+            (given,) = self._session.run([known.output], {known.input: np.ascontiguousarray(values)}, options)
         except Exception as exc:  # the runtime's own classes
+            if options.terminate:
+                raise DataError(
+                    f"{self._path} takes longer than {_LONGEST_S:g} s for a picture of {preprocess.size[0]} x "
+                    f"{preprocess.size[1]}: its graph may hold a loop that does not end"
+                ) from exc
             others = f"; it takes batches of {known.batch}" if known.batch not in (None, 1) else ""
             raise DataError(
                 f"{self._path} fails on {len(images)} images of {preprocess.size[0]} x {preprocess.size[1]} "
                 f"({first_line(exc)}){others}: export it with a dynamic first axis, and for this size"
             ) from exc
+        finally:
+            limit.cancel()
         answers = np.asarray(given, np.float32).reshape(np.shape(given)[0] if np.ndim(given) else 1, -1)
         if answers.shape != (len(images), 1 if known.single else known.classes):
             raise DataError(

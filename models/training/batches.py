@@ -76,7 +76,8 @@ class BatchSource:
     """Draws augmented batches; a step's batch depends on nothing but the configuration and the step's number.
 
     Raises:
-        DataError: a stream has fewer batches than parts.
+        DataError: a stream has fewer batches than parts; or the images are too small for `crop_padding` or
+            `early_side`.
     """
 
     def __init__(self, data: ImageSet, train: np.ndarray, config: TrainConfig, device: torch.device) -> None:
@@ -85,7 +86,12 @@ class BatchSource:
         self._train = torch.from_numpy(train).to(device)
         self.statistics = statistics(data.images[train])
         self._height, self._width = data.images.shape[1:3]
-        border = config.crop_padding
+        border, side = config.crop_padding, min(self._height, self._width)
+        if border > side // 2 or (config.early_side or 0) > side:
+            raise DataError(
+                f"crop_padding is {border} and early_side {config.early_side}, and the images have {self._height} x "
+                f"{self._width} pixels: crop_padding may be half of a side at most, and early_side a side"
+            )
         widths = ((0, 0), (border, border), (border, border), (0, 0))
         self._padded = torch.from_numpy(np.pad(data.images, widths, mode="reflect")).to(device)
         self._pass_steps = max(1, len(train) // config.batch_size)

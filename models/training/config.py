@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from models.dataset import CIFAR100, BuiltIn
 from models.manifest import PlainName
@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 class NetworkConfig(Frozen):
     """Which architecture, and its options."""
 
-    kind: str
+    kind: str = Field(max_length=64)
     """A key of `models.training.networks`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the network's class."""
@@ -58,9 +58,9 @@ class TrainConfig(Frozen):
     auxiliary: NonNegativeFloat = 0.0
     """Weight of a second, fine classifier: of the one that a coarse network has during training only, or of the early
     exit of a network in two parts."""
-    epochs: PositiveInt
+    epochs: int = Field(ge=1, le=1_000_000)
     """Passes over the training images; with `stream`, the parts of the only pass."""
-    batch_size: PositiveInt = 256
+    batch_size: int = Field(default=256, ge=1, le=65_536)
     peak_rate: PositiveFloat = 0.2
     """Highest learning rate."""
     schedule: Literal["one-cycle", "cosine", "constant"] = "one-cycle"
@@ -71,21 +71,21 @@ class TrainConfig(Frozen):
     weight_decay: NonNegativeFloat = 5e-4
     """On convolution and linear weights; biases and normalisation are exempt."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    mixup: NonNegativeFloat = 0.0
+    mixup: float = Field(default=0.0, ge=0, le=1_000)
     """Beta parameter of mixup (arXiv:1710.09412); 0 switches it off."""
-    cutmix: NonNegativeFloat = 0.0
+    cutmix: float = Field(default=0.0, ge=0, le=1_000)
     """Beta parameter of cutmix (arXiv:1905.04899); 0 switches it off. With both, each batch draws one."""
-    crop_padding: int = Field(default=4, ge=0)
-    """Pixels of reflected border from which random crops are taken."""
+    crop_padding: int = Field(default=4, ge=0, le=1_024)
+    """Pixels of reflected border from which random crops are taken; at most half the side of an image."""
     mirror: bool = True
     """Whether every other image, drawn at random, is mirrored; not for digits or letters."""
-    early_side: PositiveInt | None = None
+    early_side: int | None = Field(default=None, ge=1, le=4_096)
     """Height and width that images are shrunk to in the early epochs, which then cost less; None for never."""
     early_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the epochs, from the first, in which `early_side` holds."""
     ema_decay: float = Field(default=0.995, ge=0, lt=1)
     """Decay per step of the averaged weights that are evaluated and exported; 0 switches averaging off."""
-    held_out_per_class: PositiveInt = 20
+    held_out_per_class: int = Field(default=20, ge=1, le=1_000_000)
     """Training images per class that no step sees: for choosing, and for fitting the temperature."""
     label_noise: float = Field(default=0.0, ge=0, lt=1)
     """Share of the training images whose label is replaced by another class, drawn from the seed; never of images that
@@ -95,7 +95,7 @@ class TrainConfig(Frozen):
     each of which ends with a measurement."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Of activations and matrix products; weights and their updates are always fp32."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**31), lt=2**31)
 
     @property
     def all_epochs(self) -> int:

@@ -138,7 +138,8 @@ async def read_at_most(answer: aiohttp.ClientResponse, limit_bytes: int) -> byte
         body += piece
         if len(body) >= limit_bytes:
             break
-    return bytes(body[:limit_bytes])
+    del body[limit_bytes:]
+    return bytes(body)
 
 
 @asynccontextmanager

@@ -138,7 +138,7 @@ async def running(
     `serve` is this inside a process of its own, with signals; tests use it as it is.
 
     Args:
-        asks: whether the application asks its callers for a secret of its own, in place of a token.
+        asks: whether the application asks its callers for a secret of its own, in place of a token; it has no metrics.
     """
     tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
     tls_seen = () if tls is None else signature(tls.paths)
@@ -154,7 +154,12 @@ async def running(
     lifecycle.url = url_of(sock, tls=tls is not None)
     local_only = gate is None and is_loopback(sock)
     shell = Shell(
-        lifecycle, generate_latest, node_id=node_id, gate=gate, local_only=local_only, proxies=settings.proxies
+        lifecycle,
+        None if asks else generate_latest,
+        node_id=node_id,
+        gate=gate,
+        local_only=local_only,
+        proxies=settings.proxies,
     )
     server = _Server(
         uvicorn.Config(

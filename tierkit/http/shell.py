@@ -56,13 +56,14 @@ class Shell:
 
     Args:
         local_only: everyone on this machine may use the service, and nobody else can reach it.
+        metrics: what `/metrics` shows; None leaves that path to `app`.
         proxies: in front of the service; None where it is asked directly.
     """
 
     def __init__(
         self,
         lifecycle: Lifecycle,
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], bytes] | None,
         *,
         node_id: str = "",
         gate: Gate | None = None,
@@ -103,19 +104,20 @@ class Shell:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> None:
         path, lifecycle = scope["path"], self._lifecycle
+        metrics = self._metrics if path == "/metrics" else None
         if path == "/livez":
             await JSONResponse({"status": "alive"})(scope, receive, send)
         elif path in ("/readyz", "/healthz"):
             standby_ok = scope["query_string"] == b"standby=ok"
             health = await self._health(told=self._may_know(scope), standby_ok=standby_ok)
             await health(scope, receive, send)
-        elif path != "/metrics" and (self.app is None or not lifecycle.ready):
+        elif metrics is None and (self.app is None or not lifecycle.ready):
             # Before the gate, which does not know its sessions yet: a page that is signed in should stay so.
             starting = error_response(
                 503, "the service is starting; try again in a second", retry_after_s=1, close=True
             )
             await starting(scope, receive, send)
-        elif path != "/metrics" and lifecycle.standby() is not None:
+        elif metrics is None and lifecycle.standby() is not None:
             # Before the gate as well: the name of the one that leads is for those who may know it.
             said = "this scheduler is a standby: ask the one that leads"
             if (reason := lifecycle.standby()) and self._may_know(scope):
@@ -126,15 +128,16 @@ class Shell:
             await refusal(scope, receive, send)
         elif not await self._admitted(scope, receive, send, hosts):
             pass
-        elif self.app is None or path == "/metrics":
-            await Response(self._metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
-        elif scope["method"] in READS:
+        elif metrics is not None:
+            await Response(metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
+        elif self.app is not None and scope["method"] in READS:
             await self.app(scope, receive, send)
         elif lifecycle.draining:
             ending = error_response(503, "the service is shutting down; try another node", retry_after_s=1, close=True)
             await ending(scope, receive, send)
         else:
             self._see_to_repetitions(scope)
+            assert self.app is not None
             with lifecycle.working():
                 await self.app(scope, receive, send)
 

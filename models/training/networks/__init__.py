@@ -16,6 +16,9 @@ from tierkit.errors import InvalidInput
 
 __all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "reseed"]
 
+_MOST_REASON = 300
+"""Characters of what is wrong: it may repeat the options."""
+
 _KINDS: dict[str, type[nn.Module]] = {
     "early-exit": EarlyExit,
     "mlp": Mlp,
@@ -45,7 +48,7 @@ def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Mod
     try:
         return _KINDS[kind](classes, **options)
     except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, for shapes that there cannot be
-        raise InvalidInput(f"network {kind!r}: {error}") from error
+        raise InvalidInput(f"network {kind!r}: {str(error)[:_MOST_REASON]}") from error
 
 
 def count_parameters(network: nn.Module) -> int:

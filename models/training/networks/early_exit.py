@@ -40,6 +40,8 @@ class EarlyExit(nn.Module):
         block_strides: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
+        if blocks > 100:
+            raise ValueError(f"blocks may be 100 at most, got {blocks}")
         self.device = MobileNetV1(classes, alpha=alpha, stem_stride=stem_stride, block_strides=block_strides)
         if not 1 <= shared <= len(self.device.blocks):
             raise ValueError(f"the device has {len(self.device.blocks)} blocks to share, got {shared}")

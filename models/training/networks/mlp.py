@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 __all__ = ["Mlp", "reseed"]
 
+_MOST_LAYERS = 1_000
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
@@ -46,7 +47,7 @@ class Mlp(nn.Module):
     Args:
         classes: number of outputs.
         inputs: `c h w`, values of an image: 784 for MNIST.
-        hidden: units of each hidden layer, first to last.
+        hidden: units of each hidden layer, first to last; at most 1,000 layers.
         activation: "tanh" or "relu", after each hidden layer.
         dropout: share of the hidden units that a training step leaves out.
     """
@@ -61,6 +62,8 @@ class Mlp(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if len(hidden) > _MOST_LAYERS:
+            raise ValueError(f"hidden has {len(hidden):,} layers, at most {_MOST_LAYERS:,} are possible")
         widths = [inputs, *hidden]
         if not all(type(width) is int and width >= 1 for width in widths):
             raise ValueError(f"inputs and hidden must be whole numbers of at least 1, got {inputs} and {hidden}")

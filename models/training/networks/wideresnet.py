@@ -36,14 +36,14 @@ class WideResNet(nn.Module):
 
     Args:
         classes: number of outputs.
-        depth: 6 k + 4 convolutional layers.
+        depth: 6 k + 4 convolutional layers, at most 1,000.
         width: multiplier of the channels 16, 32, 64.
     """
 
     def __init__(self, classes: int, *, depth: int = 28, width: int = 10) -> None:
         super().__init__()
-        if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"the depth of a wide residual network is 6 k + 4 with k >= 1, got {depth}")
+        if not 10 <= depth <= 1_000 or (depth - 4) % 6:
+            raise ValueError(f"the depth of a wide residual network is 6 k + 4 from 10 to 1,000, got {depth}")
         blocks_per_stage = (depth - 4) // 6
         self.encoder = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         channels = 16
