@@ -17,6 +17,7 @@ from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, groups_of, predict, set_rate
+from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import WeightsError
 from training.strategies.config import Inner, Sends
 from training.units import Computed, Flat
@@ -147,8 +148,15 @@ class FlatLearner:
         loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))
         return float(np.mean(logits.argmax(1) == labels)), float(loss)
 
-    def keep(self, weights: Flat, buffers: Flat, folder: Path, *, seconds: float) -> None:
-        """Write a network with these weights as the checkpoint of a finished run, for the commands that read one.
+    def keep(
+        self, weights: Flat, buffers: Flat, folder: Path, *, dataset: str, seconds: float, fleet: FleetFacts
+    ) -> None:
+        """Write checkpoint and record of a finished run with these weights, for the commands that read such a folder.
+
+        Args:
+            dataset: its name.
+            seconds: from the first unit of work to the last update.
+            fleet: how the run was spread over machines.
 
         Raises:
             WeightsError: as `load`.
@@ -174,6 +182,17 @@ class FlatLearner:
                 seconds=seconds,
             ),
         )
+        record = make_record(
+            TrainingRecord,
+            self.config,
+            data,
+            data=dataset,
+            steps=self.steps,
+            planned_steps=self.steps,
+            seconds=seconds,
+            fleet=fleet,
+        )
+        save_record(record, folder)
 
     def _decayed(self) -> list[Tensor]:
         decay = self.config.weight_decay

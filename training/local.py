@@ -84,7 +84,23 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                 "host",
                 [*_TERRACE, "host", *_flags({"port": 0, "folder": folder, **run.host}), "--ready-file", str(ready)],
             )
-            url = await _ready(host, ready)
+            killed = 0
+
+            async def again(each: _Process) -> bool:
+                """Start a process again if it was killed."""
+                nonlocal killed
+                if (each.process.returncode or 0) >= 0 or killed >= _MOST_RESTARTS:
+                    return False
+                killed += 1
+                await start(each.name, each.arguments, each)
+                return True
+
+            # There is no limit of time: the host may have many images to read.
+            while (url := _written_url(ready)) is None:
+                if host.process.returncode is not None and not await again(host):
+                    await host.watcher
+                    raise host.failure
+                await asyncio.sleep(_LOOK_S)
             # One that is started again is to be found where it was.
             host.arguments += ["--port", url.rpartition(":")[2]]
             count = range(1, run.workers + 1)
@@ -93,13 +109,9 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                 for n in count
             ]
             connection = HostConnection("observer", "0" * 16, http, url=url)
-            killed = 0
             while True:
                 for each in (host, *workers):
-                    code = each.process.returncode
-                    if code is not None and code < 0 and killed < _MOST_RESTARTS:
-                        killed += 1
-                        await start(each.name, each.arguments, each)
+                    await again(each)
                 if host.process.returncode is not None:
                     return _result(host, killed)
                 # Asked in this order: workers end by themselves when there is nothing left to do.
@@ -127,16 +139,6 @@ async def _status(connection: HostConnection) -> RunStatus | None:
         return await connection.status()
     except TerraceError:
         return None  # it is being started again
-
-
-async def _ready(host: _Process, ready: Path) -> str:
-    """The URL of a host, once it is ready. It is waited for as long as it reads the images."""
-    while (url := _written_url(ready)) is None:
-        if host.process.returncode is not None:
-            await host.watcher
-            raise host.failure
-        await asyncio.sleep(_LOOK_S)
-    return url
 
 
 def _written_url(ready: Path) -> str | None:

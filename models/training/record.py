@@ -7,7 +7,7 @@ import inspect
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +16,33 @@ import torch
 from models.atomic import write_atomically
 from models.manifest import TrainingFacts
 from models.training.config import TrainConfig
-from models.training.trainer import Trainer
+from models.training.data import TrainingData
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import WeightsError
 
-__all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_records", "save_record", "unfinished"]
+__all__ = [
+    "FleetFacts",
+    "TrainingRecord",
+    "hardware",
+    "make_record",
+    "read_record",
+    "read_records",
+    "save_record",
+    "unfinished",
+]
 
 _FILE = "record.json"
+
+
+class FleetFacts(Frozen):
+    """How a run was spread over machines."""
+
+    strategy: str
+    """Name of the strategy, or of its file."""
+    workers: int
+    """Number of workers that the run was set up for."""
+    updates: int
+    """Updates of workers that are in the weights."""
 
 
 class TrainingRecord(Frozen):
@@ -39,13 +59,21 @@ class TrainingRecord(Frozen):
     minutes: float
     """Wall time of the training steps; pauses of the process and other work on the machine are part of it."""
     hardware: str
+    """Of a run on a fleet: that of its host."""
     environment: dict[str, str]
     commit: str | None
     """Commit of the working tree, with `+changes` after it where the tree had some; None outside a repository."""
     epochs: tuple[dict[str, Any], ...]
-    """One row per finished epoch, as in `EpochRow`."""
+    """One row per finished epoch, as in `EpochRow`; none for a run on a fleet."""
     source_sha256: str | None = None
     """Digest of the training package's files, as they were when the record was written."""
+    fleet: FleetFacts | None = None
+    """None for a run of one process."""
+
+    @property
+    def finished_epochs(self) -> int:
+        """Epochs whose steps are all done."""
+        return len(self.epochs) if self.fleet is None else self.config.all_epochs * self.steps // self.planned_steps
 
     def facts(self, before: Sequence[TrainingRecord]) -> TrainingFacts:
         """The summary that stands in the manifest.
@@ -56,11 +84,13 @@ class TrainingRecord(Frozen):
         return TrainingFacts(
             record=f"{self.config.name}.json",
             config=self.config.name,
-            epochs=len(self.epochs),
+            epochs=self.finished_epochs,
             minutes=round(self.minutes, 1),
-            total_epochs=sum(len(record.epochs) for record in (self, *before)),
+            total_epochs=sum(record.finished_epochs for record in (self, *before)),
             total_minutes=round(sum(record.minutes for record in (self, *before)), 1),
-            hardware=self.hardware,
+            hardware=self.hardware
+            if self.fleet is None
+            else f"{self.fleet.workers} workers of a fleet, strategy {self.fleet.strategy}; host: {self.hardware}",
             initial=self.config.initial,
             teachers=self.config.teacher.runs if self.config.teacher else (),
             data=f"{self.data}: {self.train_images} training images, {self.held_out_images} more held out",
@@ -70,31 +100,45 @@ class TrainingRecord(Frozen):
 Record = TypeVar("Record", bound=TrainingRecord)
 
 
-def make_record(trainer: Trainer, kind: type[Record], data: str) -> Record:
-    """Gather a record of this process's run.
+def make_record(
+    kind: type[Record],
+    config: TrainConfig,
+    images: TrainingData,
+    *,
+    data: str,
+    steps: int,
+    planned_steps: int,
+    seconds: float,
+    epochs: Sequence[Mapping[str, Any]] = (),
+    fleet: FleetFacts | None = None,
+) -> Record:
+    """Gather a record of a run.
 
     Args:
         kind: class of the record; the package that it belongs to is the one whose code has run.
+        images: of the run.
         data: name of the data set.
+        seconds: of the steps.
     """
     package = Path(inspect.getfile(kind)).parent
     return kind(
-        config=trainer.learner.config,
+        config=config,
         data=data,
-        train_images=trainer.learner.data.train_images,
-        held_out_images=len(trainer.learner.data.held_out),
-        steps=trainer.step,
-        planned_steps=trainer.steps,
-        minutes=trainer.seconds / 60,
-        hardware=hardware(str(trainer.learner.data.device)),
+        train_images=images.train_images,
+        held_out_images=len(images.held_out),
+        steps=steps,
+        planned_steps=planned_steps,
+        minutes=seconds / 60,
+        hardware=hardware(str(images.device)),
         environment={
             "python": platform.python_version(),
             "torch": torch.__version__,
             "threads": str(torch.get_num_threads()),
         },
         commit=_source_commit(package),
-        epochs=tuple(dict(row) for row in trainer.rows),
+        epochs=tuple(dict(row) for row in epochs),
         source_sha256=_source_digest(package),
+        fleet=fleet,
     )
 
 
@@ -124,7 +168,7 @@ def read_records(kind: type[Record], folder: Path) -> list[Record]:
 def unfinished(folder: Path, kind: type[TrainingRecord] = TrainingRecord) -> str | None:
     """A sentence on a run that has steps before it; None for one that has ended, or has no record of how far it is."""
     if not (folder / _FILE).is_file():
-        return None  # what was trained on many machines
+        return None  # the checkpoint was copied without it
     record = read_record(kind, folder)
     if record.steps >= record.planned_steps:
         return None

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, make_record, save_record, unfinished
 from models.training.teacher import teacher_probabilities
 from models.training.trainer import Learner, Progress, Trainer, resume
-from tierkit.errors import ProviderUnavailable, SetupError, WeightsError
+from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 
 __all__ = ["RunOptions", "drive", "measure_run", "train_run"]
 
@@ -61,8 +62,8 @@ class RunOptions:
 def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOptions) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
-    Leaves `checkpoint.pt`, `log.txt`, `record.json` and `curves.png`, the log brought up to date after every
-    epoch, the record with every checkpoint.
+    Leaves `checkpoint.pt`, `log.txt` and `record.json`, the log brought up to date after every epoch, the record with
+    every checkpoint; and `curves.png` if matplotlib is installed.
 
     Args:
         runs: folder of all runs; the run to start from and a teacher's are looked for here, and a teacher's answers are
@@ -73,6 +74,9 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
         DataError, WeightsError, SetupError: see `TrainingData`, `resume` and `teacher_probabilities`.
     """
     options.prepare()
+    draws = find_spec("matplotlib") is not None  # a worker of a fleet has none
+    if not draws:
+        options.say(str(MissingExtra("plots", "curves.png is left out: drawing it")))
     folder = made_folder(runs / config.name)
     options.say("reading the training images")
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
@@ -92,8 +96,8 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
     initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
     record = drive(NetworkLearner(config, images, initial), folder, options, dataset, TrainingRecord)
-    if record.epochs:
-        from models.training.curves import draw_curves  # a worker of a fleet has no matplotlib
+    if record.epochs and draws:
+        from models.training.curves import draw_curves
 
         draw_curves(record, folder / "curves.png")
     return record
@@ -116,7 +120,16 @@ def _drive(trainer: Trainer, options: RunOptions, dataset: Dataset, kind: type[R
     config, folder = trainer.learner.config, trainer.folder
 
     def record() -> Record:
-        made = make_record(trainer, kind, dataset.name)
+        made = make_record(
+            kind,
+            config,
+            trainer.learner.data,
+            data=dataset.name,
+            steps=trainer.step,
+            planned_steps=trainer.steps,
+            seconds=trainer.seconds,
+            epochs=trainer.rows,
+        )
         save_record(made, folder)
         return made
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from models.atomic import write_atomically
 from models.data import ImageSet
 from models.training.data import TrainingData
+from models.training.record import FleetFacts
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
@@ -76,6 +77,7 @@ class Host:
         journal: its own from now on.
         learner: measures accuracies, in a thread.
         test: the images of the accuracy at the end.
+        dataset: name of the data set, for the record of the run.
         checker: computes units again, in a thread of its own; None where none are.
         sharing: gives the training images to workers that lack them; None for a host that gives none away.
         clock: seconds; `started_at` of the run's clock is its beginning.
@@ -89,6 +91,7 @@ class Host:
         learner: FlatLearner,
         test: ImageSet,
         *,
+        dataset: str = "",
         checker: FlatLearner | None = None,
         started_at: float = 0.0,
         max_lease_wait_s: float = 10.0,
@@ -97,7 +100,7 @@ class Host:
     ) -> None:
         self.spec = spec
         self._run, self._journal = run, journal
-        self._learner, self._test = learner, test
+        self._learner, self._test, self._dataset = learner, test, dataset
         self._checker = checker
         self._rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
         self._again: asyncio.Queue[Chosen] = asyncio.Queue()
@@ -663,7 +666,15 @@ class Host:
 
     def _keep(self, result: dict[str, Any]) -> None:
         folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
-        self._learner.keep(strategy.weights, strategy.buffers, folder, seconds=result["seconds"])
+        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
+        self._learner.keep(
+            strategy.weights,
+            strategy.buffers,
+            folder,
+            dataset=self._dataset,
+            seconds=result["seconds"],
+            fleet=fleet,
+        )
         write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
 

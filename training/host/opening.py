@@ -115,6 +115,7 @@ def open_host(settings: HostSettings) -> Host:
         journal,
         learner,
         test,
+        dataset=dataset.name,
         checker=checker,
         started_at=started_at,
         max_lease_wait_s=settings.max_lease_wait_s,

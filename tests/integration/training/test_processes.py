@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +29,20 @@ __all__ = ["certificates"]  # the fixture
 
 TERRACE = (sys.executable, "-P", "-m", "terrace")
 Network = Callable[[int], Path]
+CONVOLUTIONS = """
+name = "fleet-net"
+tier = "end"
+target = "fine"
+epochs = 2
+batch_size = 6
+held_out_per_class = 2
+precision = "fp32"
+crop_padding = 0
+
+[network]
+kind = "wide-resnet"
+options = { depth = 10, width = 1 }
+"""
 
 
 def test_train_run_ends_with_one_object(network: Network, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +117,58 @@ async def test_whoever_is_killed_the_run_goes_on(network: Network, shapes: Path,
     assert result["faults"] >= 4
     assert result["accuracy"] > 2 / 3
     assert (tmp_path / "run" / "checkpoint.pt").is_file()
+
+
+async def test_a_host_that_is_killed_before_it_is_ready_is_started_again(
+    network: Network, shapes: Path, tmp_path: Path
+) -> None:
+    to_kill = ["host", "host"]
+
+    def start(name: str, pid: int) -> None:
+        if name in to_kill:
+            to_kill.remove(name)
+            os.kill(pid, signal.SIGKILL)
+
+    images = {"dataset": shapes}
+    host = {"network": network(2), "strategy": "sgd", "folder": tmp_path / "run", **images}
+    worker = {"threads": 1, **images}
+    result = await run_here(LocalRun(host=host, worker=worker, workers=1, on_start=start))
+    assert (to_kill, result["updates"], result["faults"]) == ([], 10, 2)
+
+
+def test_the_folder_of_a_run_serves_the_commands_for_trained_networks(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx", reason="needs the extra 'train'")
+    config = tmp_path / "fleet-net.toml"
+    config.write_text(CONVOLUTIONS)
+    folder, weights = tmp_path / "runs" / "fleet-net", tmp_path / "weights"
+    data = ["--dataset", str(shapes)]
+
+    def terrace(*arguments: str) -> Any:
+        capsys.readouterr()
+        assert run([*arguments, *data, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    train = ["train", "run", str(config), "--strategy", "fedavg", "--workers", "2", "--folder", str(folder)]
+    result = terrace(*train)
+    record = json.loads((folder / "record.json").read_text())
+    assert record["fleet"] == {"strategy": "fedavg", "workers": 2, "updates": result["updates"]}
+    assert (record["steps"], record["planned_steps"], record["epochs"]) == (10, 10, [])
+    assert record["data"] == "shapes"
+    runs = ["--runs", str(folder.parent)]
+    (measured,) = terrace("models", "eval", "fleet-net", *runs)
+    assert measured["fine_accuracy"] == pytest.approx(result["accuracy"])
+    assert Path(terrace("models", "export", "fleet-net", *runs)["file"]).is_file()
+    entry = terrace("models", "quantize", "fleet-net", "--out", str(weights), *runs)
+    assert (entry["training"]["epochs"], entry["training"]["record"]) == (2, "fleet-net.json")
+    assert "2 workers of a fleet, strategy fedavg" in entry["training"]["hardware"]
+    assert json.loads((weights / "records" / "fleet-net.json").read_text()) == record
+    # Training it alone would have to go on from a state that it never had.
+    kept = (folder / "checkpoint.pt").read_bytes()
+    assert run(["models", "train", "fleet-net", "--config", str(config), *data, *runs]) != 0
+    assert (folder / "checkpoint.pt").read_bytes() == kept
+    assert json.loads((folder / "record.json").read_text()) == record
 
 
 async def test_a_worker_needs_the_hosts_token_and_certificate(

@@ -394,6 +394,17 @@ def test_a_record_tells_no_more_than_the_checkpoint_beside_it(data: ImageSet, tm
     assert (stored(folder).step, read_record(TrainingRecord, folder).steps) == (1, 1)
 
 
+def test_a_run_without_matplotlib_is_told_so_first_and_kept(data: ImageSet, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    dataset = Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=tmp_path, size=(8, 8))
+    monkeypatch.setattr(Dataset, "read", lambda *_: data)
+    said: list[str] = []
+    record = train_run(make_config(), dataset, tmp_path, RunOptions(say=said.append))
+    assert record.steps == record.planned_steps == stored(tmp_path / "tiny").step
+    assert "[plots]" in said[0]
+    assert not (tmp_path / "tiny" / "curves.png").exists()
+
+
 def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     path = tmp_path / "checkpoint.pt"
