@@ -21,7 +21,7 @@ import numpy as np
 
 from tierkit.errors import Forbidden, InvalidInput, Overloaded, Unavailable
 from tierkit.virtual_time import VirtualLoop
-from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater
+from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
 from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
@@ -176,6 +176,7 @@ def simulate(
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
+    plot = Plot(workers=len(workers), cheaters=sum(worker.cheat is not None for worker in workers))
     stays, came = random.Random(seed + 2), dict[str, float]()
     noise = np.random.default_rng(seed)
     moments: dict[str, Any] = {}
@@ -309,7 +310,7 @@ def simulate(
 
     async def work(worker: SimulatedWorker) -> None:
         nonlocal ready
-        cheater = None if worker.cheat is None else Cheater(worker.cheat, crc32(worker.name.encode()) + seed)
+        cheater = None if worker.cheat is None else Cheater(worker.cheat, crc32(worker.name.encode()) + seed, plot)
         while not strategy.finished:
             await loop.until(loop.time() + worker.link.delay_s)
             try:

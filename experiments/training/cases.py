@@ -130,9 +130,17 @@ _CHURNED: tuple[tuple[str, StrategyConfig], ...] = (
 _STAY_S, _LAPTOP_STEP_S = 20.0, 0.3
 """Each worker is so slow that the run lasts for several stays."""
 _FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(period=5)))
-_CHEATED: tuple[tuple[str, StrategyConfig], ...] = (
-    (_MEAN, OuterConfig(period=_ROUND)),
-    ("fedavg, median", OuterConfig(period=_ROUND, trust=TrustConfig(centre="median", recheck=0.05))),
+_CHEATS: tuple[Cheat | None, ...] = (None, *get_args(Cheat))
+_COLLUDING: tuple[Cheat | None, ...] = ("alie", "ipm")
+"""These stay near the honest updates, so the median does not tell who cheats."""
+_CHEATED: tuple[tuple[str, StrategyConfig, tuple[Cheat | None, ...]], ...] = (
+    (_MEAN, OuterConfig(period=_ROUND), _CHEATS),
+    ("fedavg, median", OuterConfig(period=_ROUND, trust=TrustConfig(centre="median", recheck=0.05)), _CHEATS),
+    (
+        "fedavg, median without recheck",
+        OuterConfig(period=_ROUND, trust=TrustConfig(centre="median")),
+        _COLLUDING,
+    ),
 )
 
 
@@ -191,7 +199,8 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
     ]
     lines += [
         Case(table="cheating", name=name, strategy=strategy, workers=10, epochs=5, cheat=cheat)
-        for (name, strategy), cheat in product(_CHEATED, (None, *get_args(Cheat)))
+        for name, strategy, cheats in _CHEATED
+        for cheat in cheats
     ]
     lines += [
         Case(
@@ -370,7 +379,10 @@ def _cheating(line: Line, lines: Lines) -> list[Judged | None]:
     if line[0]["strategy"] == _MEAN or not shares:
         return []
     share = statistics.fmean(shares)
-    return [Judged(words=f"{share:.3f} of the mean without cheaters (at least 0.95)", reached=share >= 0.95)]
+    words = f"{share:.3f} of the mean without cheaters (at least 0.95)"
+    if cheaters := sum(row["cheaters"] for row in line):
+        words += f"; {sum(len(row['quarantined']) for row in line)} of {cheaters} cheaters excluded"
+    return [Judged(words=words, reached=share >= 0.95)]
 
 
 def _churn(line: Line, lines: Lines) -> list[Judged | None]:

@@ -134,7 +134,7 @@ def test_faults_lose_nothing_and_apply_nothing_twice(change: dict[str, Any], rea
 
 @pytest.mark.parametrize(("accuracy", "reached"), [(0.855, True), (0.85, False)])
 def test_a_robust_rule_is_held_against_the_mean_without_cheaters(accuracy: float, reached: bool) -> None:
-    table = {"table": "cheating", "scaling": "strong", "workers": 10}
+    table = {"table": "cheating", "scaling": "strong", "workers": 10, "cheaters": 3, "quarantined": ["w7", "w8"]}
     calm = {**table, "strategy": "fedavg", "cheat": None}
     robust = {**table, "strategy": "fedavg, median", "cheat": "noise", "accuracy": accuracy}
     assert [found for _, found in verdicts(calm, robust)] == [reached]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
-from training.cheating import Cheat, Cheater
+from training.cheating import Cheat, Cheater, Plot
 from training.strategies.build import build_strategy
 from training.strategies.config import OuterConfig, Sends, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
@@ -373,7 +373,9 @@ def test_units_that_are_computed_again_find_a_free_rider_and_no_honest_worker() 
 
 @pytest.mark.parametrize("cheat", get_args(Cheat))
 def test_what_cheaters_send(cheat: Cheat) -> None:
-    cheater = Cheater(cheat, seed=1)
+    plot = Plot(workers=10, cheaters=3)
+    plot.honest = {2: np.full(1_000, 3, np.float32), 3: np.full(1_000, 5, np.float32)}
+    cheater = Cheater(cheat, seed=1, plot=plot)
     one, two = (Computed(values=np.full(1_000, n, np.float32), buffers=NONE, loss=1.0) for n in (1, 2))
     sent = [cheater.sends(each).values for each in (one, two)]
     assert all(each.dtype == np.float32 for each in sent)
@@ -381,5 +383,25 @@ def test_what_cheaters_send(cheat: Cheat) -> None:
         assert np.linalg.norm(sent[1]) == pytest.approx(100 * np.linalg.norm(two.values), rel=1e-3)
         assert abs(np.corrcoef(sent[0], sent[1])[0, 1]) < 0.2
     else:
-        expected = {"sign-flip": (-4, -8), "stale": (1, 1), "free-rider": (0, 0)}[cheat]
-        assert [float(each[0]) for each in sent] == list(expected)
+        # 0.18 is the quantile of 4/7: four of seven honest workers are to be farther from the mean.
+        alie = (3 - 0.18001 * np.std([1, 3, 5]), 10 / 3 - 0.18001 * np.std([2, 3, 5]))
+        expected = {
+            "sign-flip": (-4, -8),
+            "stale": (1, 1),
+            "free-rider": (0, 0),
+            "alie": alie,
+            "ipm": (-3 / 2, -5 / 3),
+        }[cheat]
+        assert [float(each[0]) for each in sent] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("cheat", ["alie", "ipm"])
+def test_colluding_cheaters_are_found_by_computing_again(cheat: Cheat) -> None:
+    trust = TrustConfig(centre="median", recheck=0.2, tolerance=0.0)
+    _, _, result = simulated(OuterConfig(local_steps=5, trust=trust), cheat)
+    assert sorted(result.quarantined) == ["w7", "w8", "w9"]
+
+
+def test_the_median_alone_does_not_find_cheaters_who_stay_near_the_mean() -> None:
+    _, _, result = simulated(OuterConfig(local_steps=5, trust=TrustConfig(centre="median")), "alie")
+    assert result.quarantined == []
