@@ -7,7 +7,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,25 +148,33 @@ class Bench:
         return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
 
 
-def write_task(data: Path | None, seed: int, path: Path) -> None:
-    """Write what others need to train the network as Terrace does: an npz, as `contenders/common.py` reads it.
+def write_task(data: Path | None, network: Path, seeds: Iterable[int], folder: Path) -> None:
+    """Write what others need to train a network as Terrace does, as `contenders/common.py` reads it.
+
+    Args:
+        network: its configuration.
 
     Raises:
-        DataError: MNIST is missing.
+        DataError: CIFAR-100 is missing.
     """
-    dataset, config = Dataset.open("mnist", data), find_config(NETWORK, None).model_copy(update={"seed": seed})
+    config = find_config(network.stem, network)
+    dataset = Dataset.open(config.dataset, data)
     images = dataset.read("train")
-    labels = images.fine
-    assert labels is not None  # MNIST has them
-    split = hold_out(labels, config.held_out_per_class)
+    assert images.fine is not None  # CIFAR-100 has labels
+    assert images.coarse is not None
+    split = hold_out(images.fine, config.held_out_per_class)
     known = pixel_statistics(images.images[split.train])
+    labels = images.coarse if config.target == "coarse" else images.fine
     parts = {
-        f"{name}_{what}": values[chosen].reshape(len(chosen), *shape)
+        f"{name}_{what}": values[chosen]
         for name, chosen in (("train", split.train), ("held_out", split.held_out))
-        for what, values, shape in (("images", images.images, (-1,)), ("labels", labels, ()))
+        for what, values in (("images", images.images), ("labels", labels))
     }
-    initial = FlatLearner(config, TrainingData(config, images, dataset.hierarchy)).weights()
-    np.savez(path, mean=known.mean, std=known.std, initial=initial, **parts)
+    np.savez(folder / "images.npz", mean=known.mean, std=known.std, **parts)
+    training = TrainingData(config, images, dataset.hierarchy)
+    for seed in seeds:
+        learner = FlatLearner(config.model_copy(update={"seed": seed}), training)
+        np.save(folder / f"{seed}.npy", learner.weights())
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:

@@ -1,29 +1,31 @@
 # mypy: ignore-errors
 """What the rivals' scripts share: their task, the network as Terrace has it, and how accuracy is measured.
 
-It runs in each rival's own environment, without Terrace; so it imports numpy and torch alone. The task's file is an
-npz: UINT8 images [n, 784] and labels of the training images and of those held out, the centre and spread of the pixels,
-and the initial weights as one vector.
+It runs in each rival's own environment, without Terrace; so it imports numpy and torch only, and reads the network from
+its file. The task is a folder: UINT8 images `[n, h, w, 3]` and labels of the training images and of those held out with
+the centre and spread of the pixels (`images.npz`), and the initial weights of each seed as one vector (`SEED.npy`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-BATCH, MOMENTUM, WEIGHT_DECAY, DROPOUT = 100, 0.9, 1e-4, 0.1
-HIDDEN, CLASSES = (64, 64), 10
-"""As in the configuration `mnist-64-64`; momentum is Nesterov's, and biases have no decay."""
-EVALUATION_SHARE = 0.05
-"""Of the time, that a model which trains on meanwhile is measured; as at Terrace's host."""
+BATCH, MOMENTUM, WEIGHT_DECAY, CLASSES = 100, 0.9, 5e-4, 20
+"""As in `wrn-10-1.toml`; momentum is Nesterov's, and biases and normalisation have no decay."""
+_NETWORK = Path(__file__).parents[3] / "models" / "training" / "networks" / "wideresnet.py"
+_EVALUATED = 250
+"""Images together."""
 
 
 def task(**others: type) -> argparse.Namespace:
@@ -40,54 +42,73 @@ def task(**others: type) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(**result: Any) -> None:
-    """Print what came of it: `seconds`, `accuracy` and `updates`."""
-    print(json.dumps(result), flush=True)  # noqa: T201
+class Pictures:
+    """The task's images, on one thread of torch."""
 
-
-class Digits:
-    """The task's images, normalised."""
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, asked: argparse.Namespace) -> None:
         torch.set_num_threads(1)
-        with np.load(path) as file:
-            mean, std = float(file["mean"]), float(file["std"])
-            self.images, self.held_out = (
-                torch.from_numpy((file[f"{part}_images"].astype(np.float32) - mean) / std)
-                for part in ("train", "held_out")
-            )
-            self.labels, self.held_out_labels = (
+        folder = Path(asked.data)
+        with np.load(folder / "images.npz") as file:
+            self._mean, self._std = float(file["mean"]), float(file["std"])
+            self._images, self._held_out = (torch.from_numpy(file[f"{part}_images"]) for part in ("train", "held_out"))
+            self._labels, self._held_out_labels = (
                 torch.from_numpy(file[f"{part}_labels"].astype(np.int64)) for part in ("train", "held_out")
             )
-            self._initial = torch.from_numpy(file["initial"])
+        self._initial = torch.from_numpy(np.load(folder / f"{asked.seed}.npy"))
 
     def network(self) -> nn.Module:
         """With the initial weights."""
-        widths = (self.images.shape[1], *HIDDEN)
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.Tanh(), nn.Dropout(DROPOUT)]
-        network = nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
-        nn.utils.vector_to_parameters(self._initial.clone(), network.parameters())
+        spec = importlib.util.spec_from_file_location("wideresnet", _NETWORK)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        network = module.WideResNet(CLASSES, depth=10, width=1).to(memory_format=torch.channels_last)
+        fill(network, self._initial)
         return network
 
     def batches(self, seed: int, part: slice = slice(None)) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Without end: each pass over a part of the images in a new order."""
         chance = torch.Generator().manual_seed(seed)
-        chosen = torch.arange(len(self.images))[part]
+        chosen = torch.arange(len(self._images))[part]
         while True:
             order = chosen[torch.randperm(len(chosen), generator=chance)]
             for at in range(0, len(order) - BATCH + 1, BATCH):
                 index = order[at : at + BATCH]
-                yield self.images[index], self.labels[index]
+                yield self._normal(self._images[index]), self._labels[index]
+
+    def _normal(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float().sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
 
     def accuracy(self, network: nn.Module) -> float:
         """On the images held out."""
         network.eval()
         with torch.inference_mode():
-            right = (network(self.held_out).argmax(1) == self.held_out_labels).float().mean()
+            parts = [network(self._normal(each)).argmax(1) for each in self._held_out.split(_EVALUATED)]
         network.train()
-        return float(right)
+        return float((torch.cat(parts) == self._held_out_labels).float().mean())
+
+
+def step(network: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """One step of training."""
+    images, labels = batch
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(network(images), labels).backward()
+    optimizer.step()
+
+
+def state(network: nn.Module) -> list[torch.Tensor]:
+    """Weights and running statistics: all that is averaged. Counters of batches matter to nothing."""
+    buffers = [each for each in network.buffers() if each.is_floating_point()]
+    return [*(each.data for each in network.parameters()), *buffers]
+
+
+def fill(network: nn.Module, values: torch.Tensor) -> None:
+    """Set the network's `state`, or only its weights, from one vector."""
+    start = 0
+    for each in state(network):
+        if start == len(values):
+            return
+        each.copy_(values[start : start + each.numel()].view(each.shape))
+        start += each.numel()
 
 
 def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.SGD:
@@ -103,21 +124,41 @@ def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.SGD:
     )
 
 
-class Measuring:
-    """Measures a model that trains on, as often as its share of the time allows."""
+class Curve:
+    """The accuracy over time, as it is measured: after each exchange, or as many steps."""
 
-    def __init__(self, digits: Digits) -> None:
-        self._digits, self._next_at = digits, 0.0
+    def __init__(self, pictures: Pictures, accuracy: float) -> None:
+        self._pictures, self._wanted = pictures, accuracy
+        self._before = 0.0, 1 / CLASSES
+        self._measured_s = 0.0
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time."""
-        return time.monotonic() >= self._next_at
+    def reached(self, network: nn.Module, seconds: float, **counts: int) -> bool:
+        """Measure the weights of a time; print the result when they are good enough.
 
-    def __call__(self, network: nn.Module) -> float:
-        """The accuracy now."""
+        Between two measurements the accuracy is taken to rise evenly: an exchange lasts seconds.
+
+        Args:
+            seconds: since the first step.
+            counts: `updates` and `steps` (of one worker) so far.
+        """
         began = time.monotonic()
-        found = self._digits.accuracy(network)
-        ended = time.monotonic()
-        self._next_at = ended + (ended - began) / EVALUATION_SHARE
-        return found
+        found, (before_s, before) = self._pictures.accuracy(network), self._before
+        self._measured_s += time.monotonic() - began
+        print(f"{seconds:.2f} s: {found:.4f}", file=sys.stderr, flush=True)  # noqa: T201
+        if found < self._wanted:
+            self._before = seconds, found
+            return False
+        share = (self._wanted - before) / (found - before) if before < self._wanted else 1.0
+        tell(
+            seconds=before_s + share * (seconds - before_s),
+            accuracy=found,
+            ended_s=seconds,
+            measured_s=self._measured_s,
+            **counts,
+        )
+        return True
+
+
+def tell(**result: Any) -> None:
+    """Print what came of it."""
+    print(json.dumps(result), flush=True)  # noqa: T201

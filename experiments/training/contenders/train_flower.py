@@ -17,7 +17,7 @@ from typing import Any
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import torch
-from common import Digits, sgd, task, tell
+from common import Curve, Pictures, fill, sgd, state, step, task
 from flwr.client import NumPyClient, start_client
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerConfig, start_server
@@ -31,21 +31,18 @@ class Worker(NumPyClient):
     """Has a share of the images."""
 
     def __init__(self, number: int, asked: Any) -> None:
-        digits = Digits(asked.data)
+        pictures = Pictures(asked)
         torch.manual_seed(asked.seed * asked.workers + number)
-        self._network = digits.network()
-        self._batches = digits.batches(asked.seed, slice(number, None, asked.workers))
+        self._network = pictures.network()
+        self._batches = pictures.batches(asked.seed, slice(number, None, asked.workers))
         self._asked = asked
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         began = time.monotonic()
-        _fill(self._network, parameters)
+        _load(self._network, parameters)
         optimizer = sgd(list(self._network.parameters()), self._asked.rate)
         for _ in range(self._asked.period):
-            images, labels = next(self._batches)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(self._network(images), labels).backward()
-            optimizer.step()
+            step(self._network, optimizer, next(self._batches))
         return _arrays(self._network), self._asked.period, {"began": began}
 
 
@@ -59,8 +56,8 @@ class _Reached(Exception):
 
 def main() -> None:
     asked = task()
-    digits = Digits(asked.data)
-    network = digits.network()
+    pictures = Pictures(asked)
+    network, curve = pictures.network(), Curve(pictures, asked.accuracy)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
@@ -71,16 +68,11 @@ def main() -> None:
         return {}
 
     def evaluate(number: int, parameters: list[Any], config: dict[str, Any]) -> None:
-        _fill(network, parameters)
-        accuracy = digits.accuracy(network)
-        if began and accuracy >= asked.accuracy:
-            size = sum(each.nbytes for each in parameters)
-            tell(
-                seconds=time.monotonic() - min(began),
-                accuracy=accuracy,
-                updates=number * asked.workers,
-                bytes_sent=number * asked.workers * size,
-            )
+        if not began:
+            return
+        seconds = time.monotonic() - min(began)
+        _load(network, parameters)
+        if curve.reached(network, seconds, updates=number * asked.workers, steps=number * asked.period):
             raise _Reached
 
     strategy = FedAvg(
@@ -106,13 +98,11 @@ def main() -> None:
 
 
 def _arrays(network: nn.Module) -> list[Any]:
-    return [each.detach().numpy() for each in network.parameters()]
+    return [each.detach().numpy() for each in state(network)]
 
 
-def _fill(network: nn.Module, arrays: list[Any]) -> None:
-    with torch.no_grad():
-        for each, values in zip(network.parameters(), arrays, strict=True):
-            each.copy_(torch.from_numpy(values))
+def _load(network: nn.Module, arrays: list[Any]) -> None:
+    fill(network, torch.cat([torch.from_numpy(each).reshape(-1) for each in arrays]))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,22 @@
 # Its imports are installed in the environment of this rival only.
 """hivemind: peers that train on local gradients, and average their weights in the background.
 
-This is the configuration of its quick start, all peers on loopback. With averaged gradients, its default, each step
-would wait for a round of matchmaking, which takes seconds.
+This is the configuration of its quick start, all peers on loopback, and the running statistics are averaged too. With
+averaged gradients, its default, each step would wait for a round of matchmaking, which takes seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import logging
 import subprocess
 import sys
 import time
 
 import hivemind
 import torch
-from common import BATCH, Digits, Measuring, sgd, task, tell
-from torch import nn
+from common import BATCH, Curve, Pictures, sgd, step, task
 
 _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 _MATCHMAKING_S, _AVERAGING_S, _REQUEST_S = 3.0, 10.0, 1.0
@@ -24,15 +25,30 @@ _MATCHMAKING_S, _AVERAGING_S, _REQUEST_S = 3.0, 10.0, 1.0
 asks for requests that take less."""
 
 
+class _Rounds(logging.Handler):
+    """Counts the rounds of averaging that this process has done with all the others: hivemind only logs them, and its
+    own counter of epochs rises without any."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        self._wanted, self.done = f"Averaged parameters with {workers} peers", 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.done += record.getMessage() == self._wanted
+
+
 def peer(asked: argparse.Namespace) -> None:
     """Train to the end; the first one measures. It says its address when it is ready, and begins when it is told."""
-    digits = Digits(asked.data)
+    rounds = _Rounds(asked.workers)
+    logging.getLogger("hivemind.optim.state_averager").addHandler(rounds)
+    pictures = Pictures(asked)
     dht = hivemind.DHT(host_maddrs=_LOOPBACK, initial_peers=[asked.first] if asked.first else [], start=True)
     torch.manual_seed(asked.seed * asked.workers + asked.peer)
-    network = digits.network()
+    # It averages no tensors in the order "channels last"; a step takes as long without.
+    network = pictures.network().to(memory_format=torch.contiguous_format)
     optimizer = hivemind.Optimizer(
         dht=dht,
-        run_id="mnist",
+        run_id="pictures",
         batch_size_per_step=BATCH,
         target_batch_size=BATCH * asked.period * asked.workers,
         optimizer=sgd(list(network.parameters()), asked.rate),
@@ -40,21 +56,20 @@ def peer(asked: argparse.Namespace) -> None:
         matchmaking_time=_MATCHMAKING_S,
         averaging_timeout=_AVERAGING_S,
         averager_opts={"request_timeout": _REQUEST_S},
+        extra_tensors=[each for each in network.buffers() if each.is_floating_point()],
+        verbose=True,
     )
     # Each peer goes through all images, in an order of its own, as in the quick start.
-    batches = digits.batches(asked.seed * asked.workers + asked.peer)
-    measure = Measuring(digits)
+    batches = pictures.batches(asked.seed * asked.workers + asked.peer)
+    curve = Curve(pictures, asked.accuracy)
     print(dht.get_visible_maddrs()[0], flush=True)  # noqa: T201
     sys.stdin.readline()
     began = time.monotonic()
-    while True:
-        images, labels = next(batches)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(images), labels).backward()
-        optimizer.step()
-        if asked.peer == 0 and measure.due and (accuracy := measure(network)) >= asked.accuracy:
-            seconds = time.monotonic() - began
-            tell(seconds=seconds, accuracy=accuracy, updates=optimizer.local_epoch * asked.workers)
+    for done in itertools.count(1):
+        step(network, optimizer, next(batches))
+        if asked.peer or done % asked.period or not rounds.done:
+            continue
+        if curve.reached(network, time.monotonic() - began, updates=rounds.done * asked.workers, steps=done):
             return
 
 
