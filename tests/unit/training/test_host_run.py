@@ -95,7 +95,7 @@ def test_those_who_have_left_make_room_for_others(monkeypatch: pytest.MonkeyPatc
         run.join(f"w{number}", A, float(number))
         lease = run.grant(f"w{number}", A, 100, float(number))
         assert lease is not None
-        run.take(A, brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32)), 50, {}, float(number))
+        run.take(A, brought(lease, lease.unit.span, np.ones(VALUES, np.float32)), 50, {}, float(number))
         if number:
             run.leave(f"w{number}", A, float(number))
     assert [(each.name, each.left) for each in run.workers(6.0)] == [("w0", False), ("w4", True), ("w5", True)]

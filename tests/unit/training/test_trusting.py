@@ -398,10 +398,10 @@ def test_what_cheaters_send(cheat: Cheat) -> None:
 @pytest.mark.parametrize("cheat", ["alie", "ipm"])
 def test_colluding_cheaters_are_found_by_computing_again(cheat: Cheat) -> None:
     trust = TrustConfig(centre="median", recheck=0.2, tolerance=0.0)
-    _, _, result = simulated(OuterConfig(local_steps=5, trust=trust), cheat)
+    _, _, result = simulated(OuterConfig(period=5, trust=trust), cheat)
     assert sorted(result.quarantined) == ["w7", "w8", "w9"]
 
 
 def test_the_median_alone_does_not_find_cheaters_who_stay_near_the_mean() -> None:
-    _, _, result = simulated(OuterConfig(local_steps=5, trust=TrustConfig(centre="median")), "alie")
+    _, _, result = simulated(OuterConfig(period=5, trust=TrustConfig(centre="median")), "alie")
     assert result.quarantined == []
