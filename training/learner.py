@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.data import ImageSet
 from models.training.checkpoint import Checkpoint, save_checkpoint
@@ -18,11 +21,12 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, groups_of, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
-from tierkit.errors import WeightsError
+from tierkit.errors import InvalidAnswer, WeightsError
+from training.messages import RunSpec
 from training.strategies.config import Inner, Sends
 from training.units import Computed, Flat
 
-__all__ = ["FlatLearner"]
+__all__ = ["FlatLearner", "foreign", "learner_of"]
 
 _CALIBRATION_BATCHES = 20
 
@@ -53,6 +57,11 @@ class FlatLearner:
         self._inner = inner
         self.moments: torch.optim.AdamW | None = None
         """What AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Numbers in the weights, and in the buffers."""
+        return sum(each.numel() for each in self._parameters), sum(each.numel() for each in self._buffers)
 
     def weights(self) -> Flat:
         """As they are now; at first the configuration's random ones."""
@@ -232,6 +241,48 @@ class FlatLearner:
             self._learner.observe(step)
         for layer, momentum in zip(layers, kept, strict=True):
             layer.momentum = momentum
+
+
+@contextmanager
+def foreign(name: str) -> Iterator[None]:
+    """Computes what another machine describes: where that cannot be computed, it is that machine's fault.
+
+    Raises:
+        InvalidAnswer: in place of errors of arithmetic, of torch, and for want of memory.
+    """
+    try:
+        yield
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
+        raise InvalidAnswer(f"the host's network {name!r} cannot be computed here: {str(error)[:200]}") from error
+
+
+def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
+    """The learner of a run that another machine describes. No layer is filled once there are more values than it says.
+
+    Raises:
+        InvalidAnswer: its network has another number of values or buffers than it says.
+        InvalidInput, WeightsError, DataError: as `FlatLearner`.
+    """
+    seen, thread = 0, threading.get_ident()
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal seen
+        if parameter is not None and threading.get_ident() == thread:  # torch calls this for all that is built
+            seen += parameter.numel()
+            if seen > spec.values:
+                raise InvalidAnswer(f"the host's network has more than the {spec.values:,} values that the host says")
+
+    counting = register_module_parameter_registration_hook(count)
+    try:
+        learner = FlatLearner(spec.network, data, inner=spec.strategy.inner)
+    finally:
+        counting.remove()
+    if (found := learner.lengths) != (spec.values, spec.buffers):
+        raise InvalidAnswer(
+            f"the host's network has {found[0]:,} values and {found[1]:,} in buffers; the host says "
+            f"{spec.values:,} and {spec.buffers:,}"
+        )
+    return learner
 
 
 def _flat(tensors: list[Tensor]) -> Flat:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat
 
 from models.training.config import TrainConfig
 from tierkit.documents import Frozen
+from tierkit.errors import InvalidAnswer
 from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
-from training.strategies.config import OuterConfig, ServerConfig
+from training.strategies.config import OuterConfig, ServerConfig, Steps
 from training.trust.score import FIRST
 from training.units import Lease, Verdict, WorkUnit
 from training.wire import Format
@@ -20,6 +21,7 @@ __all__ = [
     "LEASE_HEADER",
     "MOST_LOSS",
     "RESULT",
+    "SPENT_ON",
     "UPDATE_HEADER",
     "VERSION_HEADER",
     "DataAnswer",
@@ -35,6 +37,7 @@ __all__ = [
     "UpdateHead",
     "WorkerData",
     "WorkerStatus",
+    "known_times",
 ]
 
 LEASE_HEADER = "Terrace-Lease"
@@ -51,6 +54,9 @@ RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""
 
 _MOST_STEPS = 10**9
+_MOST_VALUES = 250_000_000
+"""Of a network that is trained for somebody else: 1 GB in fp32."""
+_MOST_COUNT = 2**53
 
 MOST_LOSS = 1e6
 _LONGEST_S = 1e7
@@ -58,7 +64,15 @@ _LONGEST_S = 1e7
 
 SpentOn = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
 Times = dict[SpentOn, NonNegativeFloat]
-"""Seconds by what they were spent on: load, forward, backward, step, send, wait, apply."""
+"""Seconds by what they were spent on: a word of `SPENT_ON`."""
+
+SPENT_ON = ("load", "forward", "backward", "step", "send", "wait", "apply")
+
+
+def known_times(times: Times) -> Times:
+    """Without words that are not in `SPENT_ON`: a newer worker may know more, and its update counts all the same."""
+    return {name: times[name] for name in SPENT_ON if name in times}
+
 
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """Of one process of a worker, drawn at random when it starts."""
@@ -68,6 +82,7 @@ Keeps = Literal["own", "all"]
 """Which training images a worker fetches: its own segments, or all of them."""
 
 SegmentNumber = Annotated[int, Field(ge=0, lt=1_024)]
+LeaseNumber = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class RunSpec(Frozen):
@@ -75,18 +90,18 @@ class RunSpec(Frozen):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     network: TrainConfig
-    choice: str
+    choice: Annotated[str, Field(max_length=255)]
     """The strategy as it was asked for: its name, or its file's."""
     strategy: Annotated[ServerConfig | OuterConfig, Field(discriminator="family")]
-    workers: PositiveInt
+    workers: Annotated[int, Field(ge=1, le=1_000_000)]
     """How many are expected."""
     wire: Format
-    values: PositiveInt
+    values: Annotated[int, Field(ge=1, le=_MOST_VALUES)]
     """Of the network's weights."""
-    buffers: NonNegativeInt
-    data_sha256: str
+    buffers: Annotated[int, Field(ge=0, le=_MOST_VALUES)]
+    data_sha256: Annotated[str, Field(max_length=128)]
     """Of all training images and labels, in their order."""
-    lease_s: PositiveFloat
+    lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
 
 
@@ -130,9 +145,9 @@ class DataReport(Frozen):
 class DataAnswer(Frozen):
     """What a worker is to do about its training images."""
 
-    key: Annotated[str, Field(max_length=100)]
+    key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
     """Opens the workers of this run that pass segments on, and is asked for by this one."""
-    wanted: tuple[SegmentNumber, ...]
+    wanted: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)]
     """Segments that it is to have. It may drop others once it has these."""
     segment: SegmentNumber | None = None
     """To be copied now; null for none."""
@@ -161,13 +176,13 @@ class WorkerData(Frozen):
 class GrantedLease(Frozen):
     """A lease, as its worker is told of it."""
 
-    number: NonNegativeInt
-    version: NonNegativeInt
-    first: NonNegativeInt
-    push: PositiveInt
+    number: LeaseNumber
+    version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]
+    first: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
+    push: Steps
     """Steps to compute, and to push as one update."""
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    segments: tuple[SegmentNumber, ...] = ()
+    segments: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)] = ()
     """See `training.units.WorkUnit`."""
 
     @classmethod
@@ -188,6 +203,20 @@ class GrantedLease(Frozen):
         """What to compute."""
         return WorkUnit(version=self.version, first=self.first, steps=self.push, rate=self.rate, segments=self.segments)
 
+    def check(self, spec: RunSpec, steps: int) -> None:
+        """Whether a run of so many steps can grant this.
+
+        Raises:
+            InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice.
+        """
+        if self.push > spec.strategy.period or self.first + self.push > steps:
+            raise InvalidAnswer(
+                f"the host has granted {self.push:,} steps from {self.first:,} on: a lease of this run has at most "
+                f"{spec.strategy.period:,}, and the run {steps:,}"
+            )
+        if len(set(self.segments)) < len(self.segments):
+            raise InvalidAnswer("the host has granted a lease that names a segment twice")
+
 
 class Progress(Frozen):
     """A worker is still at it."""
@@ -203,26 +232,26 @@ class UpdateHead(Frozen):
 
     worker: NodeId
     incarnation: Incarnation
-    lease: NonNegativeInt
+    lease: LeaseNumber
     first: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
     stop: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
     loss: Annotated[float, Field(ge=-MOST_LOSS, le=MOST_LOSS)] | None
     """Mean over the steps; null where it is not finite, or larger than any that means something."""
-    times: Annotated[dict[SpentOn, Annotated[float, Field(ge=0, le=_LONGEST_S)]], Field(max_length=16)] = Field(
-        default_factory=dict
-    )
-    """Spent since the worker's last update."""
+    times: Annotated[
+        dict[SpentOn, Annotated[float, Field(ge=0, le=_LONGEST_S)]], Field(max_length=16), AfterValidator(known_times)
+    ] = Field(default_factory=dict)
+    """Spent since the worker's last update; words that are not known here are left out."""
 
 
 class UpdateAnswer(Frozen):
     """What became of an update. Once this is said, it is on the host's disk."""
 
     verdict: Verdict
-    version: NonNegativeInt
+    version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]
     """Of the weights now."""
     finished: bool
     """Whether the run has all that it needs."""
-    host_s: NonNegativeFloat = 0.0
+    host_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 0.0
     """From the last byte of the update to this answer: time that the link has not taken."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.fuzz.corpus import Template
 
-__all__ = ["Delivery", "Mutant", "changed_bytes", "make"]
+__all__ = ["Delivery", "Mutant", "changed_body", "changed_bytes", "make"]
 
 _HUGE_JSON = 1 / 5000
 """Share of the requests with megabytes of JSON: one takes as long to send as hundreds of others."""
@@ -164,6 +164,14 @@ def changed_bytes(content: bytes, chance: Random) -> bytes:
             return content[:at] + chance.randbytes(length) + content[at:]
 
 
+def changed_body(body: bytes, chance: Random) -> bytes:
+    """A body, changed in up to three ways."""
+    template = Template(service="", method="", path="", headers=(), body=body)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        template = chance.choice(_BODY_CHANGES)(template, chance)
+    return template.body
+
+
 def _change_number(template: Template, chance: Random) -> Template:
     """A number of the body, where it is text or has a text in front, becomes an odd one."""
     found = [match.span() for match in _NUMBER.finditer(template.body[:4096])]
@@ -252,6 +260,8 @@ def _change_header(template: Template, chance: Random) -> Template:
 def _change_method(template: Template, chance: Random) -> Template:
     return replace(template, method=chance.choice(_METHODS))
 
+
+_BODY_CHANGES = (_change_body_bytes, _change_number, _change_json, _change_json, _change_body)
 
 _CHANGES: tuple[Callable[[Template, Random], Template], ...] = (
     *(_change_body_bytes,) * 4,

@@ -146,7 +146,11 @@ class Copier:
             share=0.0 if copying is None else self.store.share(copying),
             waits=waits,
         )
-        return await self._have(lambda: self._host.data(report))
+        answer = await self._have(lambda: self._host.data(report))
+        parts = len(self.store.manifest.segments)
+        if max((*answer.wanted, answer.segment or 0)) >= parts:
+            raise InvalidAnswer(f"the host names a segment of the training images that is none of the {parts:,}")
+        return answer
 
     def _look(self, answer: DataAnswer) -> None:
         """Take in what the host says."""

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from models.hierarchy import Hierarchy
 from tierkit.documents import Frozen
 from tierkit.errors import DataError
 
@@ -21,9 +22,21 @@ MOST_SEGMENTS = 1_024
 MOST_CHUNKS = 16_384
 """Of all segments; chunks are larger where there would be more."""
 MOST_CHUNK_BYTES = 64 << 20
+MOST_CLASSES = 4_096
+"""A table of classes and superclasses is kept in memory."""
 _MOST_HEADER_BYTES = 4096
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _checked_hierarchy(content: dict[str, Any]) -> dict[str, Any]:
+    try:
+        classes = len(Hierarchy.parse(content, source="the hierarchy").fine)
+    except DataError as exc:
+        raise ValueError(str(exc)) from exc
+    if classes > MOST_CLASSES:
+        raise ValueError(f"has {classes:,} classes, at most {MOST_CLASSES:,} are possible")
+    return content
 
 
 class SegmentEntry(Frozen):
@@ -45,11 +58,11 @@ class Manifest(Frozen):
     chunk_bytes: Annotated[int, Field(gt=0, le=MOST_CHUNK_BYTES)]
     shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     """Height, width and colours of an image."""
-    hierarchy: Annotated[dict[str, Any], Field(max_length=16)]
+    hierarchy: Annotated[dict[str, Any], AfterValidator(_checked_hierarchy)]
     mean: Annotated[int, Field(ge=0, le=255)]
     std: Annotated[float, Field(gt=0, le=255, allow_inf_nan=False)]
     """Centre and spread of the pixels of all images that are trained on."""
-    steps_per_epoch: PositiveInt
+    steps_per_epoch: Annotated[int, Field(ge=1, le=10**9)]
     """Of the run."""
     segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
 
@@ -113,7 +126,7 @@ def decoded(content: bytes, manifest: Manifest) -> Piece:
     if not count or {name: (each.dtype, each.shape) for name, each in found.items()} != wanted:
         raise DataError(f"a segment holds other arrays than {', '.join(wanted)} of its images")
     index, fine, train = found["index"], found["fine"], found["train"]
-    classes = len(manifest.hierarchy.get("fine", ()))
+    classes = len(manifest.hierarchy["fine"])
     if index[0] < 0 or index[-1] >= manifest.images or (np.diff(index) <= 0).any():
         raise DataError("the images of a segment are not in the order of the data set")
     if fine.min() < 0 or fine.max() >= classes or train.max() > 1:

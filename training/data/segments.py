@@ -78,6 +78,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
     while total / chunk_bytes > MOST_CHUNKS - parts and chunk_bytes < MOST_CHUNK_BYTES:
         chunk_bytes *= 2
     entries = []
+    folder.mkdir(mode=0o700, exist_ok=True)
     for part in np.array_split(order, parts):
         index = np.sort(part).astype(np.int64)
         content = save(

@@ -48,6 +48,7 @@ class Store:
         """One chunk at a time, so that none is written any more when its segment is given up."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
             for path in folder.iterdir():
                 self._find(path)
         except OSError as exc:
@@ -197,7 +198,7 @@ class Store:
     def _keep(self, number: int, content: bytes, start: int) -> None:
         path = self._half(number)
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 written = 0
                 while written < len(content):

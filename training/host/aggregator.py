@@ -34,7 +34,7 @@ from training.host.journal import Journal
 from training.host.opening import dataset_of
 from training.host.run import Run
 from training.host.settings import HostSettings
-from training.learner import FlatLearner
+from training.learner import FlatLearner, foreign, learner_of
 from training.messages import GrantedLease, Progress, RunSpec, UpdateHead
 from training.simulation import read_images
 from training.strategies.build import build_strategy
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 _SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which the parent hears how far its unit is."""
 _FAREWELL_S = 2.0
+_PAUSE_S = 0.05
+"""Between two requests for work that were both in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +133,25 @@ class Aggregator(Host):
             async def join() -> None:
                 await patience.have(lambda: connection.join(self._above.data_sha256))
 
-            await patience.have(connection.spec)
+            if await patience.have(connection.spec) != self._above:
+                raise Conflict(f"the run at {self._parent.url} is another one than before: start this host again")
             await join()
             try:
                 while True:
                     try:
                         granted = await patience.have(connection.lease)
                     except NotFound:  # a parent that has forgotten us
+                        await asyncio.sleep(_PAUSE_S)
                         await join()
                         continue
                     if granted is None:
                         self._over = True
                         return
-                    if granted != "none yet":
-                        await self._fulfil(connection, patience, *granted)
+                    if granted == "none yet":
+                        await asyncio.sleep(_PAUSE_S)
+                        continue
+                    granted[0].check(self._above, self.steps)
+                    await self._fulfil(connection, patience, *granted)
             finally:
                 with contextlib.suppress(TerraceError):
                     await connection.leave(budget_s=_FAREWELL_S)
@@ -179,7 +186,7 @@ class Aggregator(Host):
 
     async def _computed(self, connection: HostConnection, lease: GrantedLease) -> bool:
         """Wait until the workers have computed its steps; False where the parent has given them to somebody else."""
-        pause_s = self._above.lease_s * _SHOWN_SHARE
+        pause_s = max(_PAUSE_S, self._above.lease_s * _SHOWN_SHARE)
         show_at = self._now() + pause_s
         while True:
             changed, strategy = self._changed, self._run.strategy
@@ -246,10 +253,12 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 f"the workers of the run at {parent.url} use {above.strategy.inner}, and those of this host would use "
                 f"{strategy.inner}: give it a --strategy with the same inner"
             )
-        training, test = read_images(network, dataset_of(settings, network))
+        with foreign(network.name):
+            training, test = read_images(network, dataset_of(settings, network))
         if training.sha256 != above.data_sha256:
             raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
-        learner = FlatLearner(network, training)
+        with foreign(network.name):
+            learner = learner_of(above, training)
         rechecks = strategy.trust is not None and strategy.trust.recheck > 0
         checker = FlatLearner(network, training) if rechecks else None
     except TerraceError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -37,6 +38,7 @@ __all__ = ["create_app", "largest_body"]
 
 _SMALL_BYTES = 16 * 1024
 _MEDIA = "application/octet-stream"
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -84,7 +86,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
     async def join(request: Request) -> Response:
         asked = await _document(request, Join)
         _need_worker(request, asked.name)
-        await host.join(asked)
+        await host.join(asked, _caller_of(request))
         return JSONResponse({"name": asked.name})
 
     async def leave(request: Request) -> Response:
@@ -113,13 +115,17 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
     async def renew(request: Request) -> Response:
         progress = await _document(request, Progress)
         _need_worker(request, progress.worker)
-        if not await host.renew(request.path_params["number"], progress):
+        number = request.path_params["number"]
+        if _NUMBER.fullmatch(number) is None:
+            raise InvalidInput(f"no number of a lease: {number[:40]!r}; it is in the header {LEASE_HEADER} of a lease")
+        if not await host.renew(int(number), progress):
             raise NotFound("this lease has expired: ask for another one")
         return Response(status_code=204)
 
     async def update(request: Request) -> Response:
         head = _parsed(UpdateHead, request.headers.get(UPDATE_HEADER, ""))
         _need_worker(request, head.worker)
+        host.expect(head)
         with BodyRoom() as room:
             body = await read_body(request.receive, room, most_bytes=most_bytes)
             received_at, size = time.monotonic(), len(body)
@@ -127,8 +133,9 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
                 case "identity":
                     pass
                 case "zstd":
-                    body = decompress(body, most_bytes=most_bytes)
-                    room.grow(len(body))
+                    if host.expect(head):
+                        body = decompress(body, most_bytes=most_bytes)
+                        room.grow(len(body))
                 case other:
                     raise InvalidInput(f"the encoding {other[:40]!r} is not known here; zstd is")
             answer = await host.take(head, body, size)
@@ -159,7 +166,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             route("/v1/workers/{name}", leave, "DELETE"),
             route("/v1/workers/{name}/order", order, "PUT"),
             route("/v1/leases", lease, "POST"),
-            route("/v1/leases/{number:int}", renew, "PUT"),
+            route("/v1/leases/{number}", renew, "PUT"),
             route("/v1/updates", update, "POST"),
             route("/v1/data", report, "POST"),
             route("/v1/data", spread, "GET"),
@@ -177,6 +184,14 @@ def _need(request: Request, *roles: str) -> None:
     caller: Caller | None = request.scope.get(CALLER)
     if caller is not None and not any(caller.may(role) for role in roles):  # type: ignore[arg-type]
         caller.need(roles[-1])  # type: ignore[arg-type]
+
+
+def _caller_of(request: Request) -> str:
+    """Name of the caller's token; its address where no tokens are asked for."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is not None:
+        return caller.name
+    return "" if request.client is None else request.client.host
 
 
 def _need_worker(request: Request, name: str) -> None:

@@ -21,7 +21,7 @@ from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceEr
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
 from training.host.journal import Journal
-from training.host.run import Run, decoded
+from training.host.run import Run
 from training.host.sharing import Sharing, drawn_from
 from training.learner import FlatLearner
 from training.messages import (
@@ -151,8 +151,11 @@ class Host:
 
     # --- what workers ask ---
 
-    async def join(self, join: Join) -> None:
+    async def join(self, join: Join, caller: str = "") -> None:
         """Let a worker in.
+
+        Args:
+            caller: as `Run.join`.
 
         Raises:
             Forbidden: it takes no part in this run any more.
@@ -168,8 +171,9 @@ class Host:
 
         def call() -> None:
             now = self._now()
-            self._run.join(join.name, join.incarnation, now, join.fetches)
-            self._note("join", now, name=join.name, incarnation=join.incarnation, fetches=join.fetches)
+            given = {**join.model_dump(include={"name", "incarnation", "fetches"}), "caller": caller}
+            self._run.join(now=now, **given)
+            self._note("join", now, **given)
 
         if join.fetches and self._sharing is None:
             raise self._nothing_shared()
@@ -263,6 +267,15 @@ class Host:
 
         return await self._call(call)
 
+    def expect(self, head: UpdateHead) -> bool:
+        """Whether an update is worth reading: its steps are due. What this says may be outdated by the time it comes.
+
+        Raises:
+            Forbidden, NotFound, Conflict: as `Run.check`.
+        """
+        self._run.check(head.worker, head.incarnation)
+        return self._run.expects(head, self._now())
+
     async def take(self, head: UpdateHead, body: bytes, size: int) -> UpdateAnswer:
         """Bring an update into the weights; on disk when this returns.
 
@@ -278,8 +291,8 @@ class Host:
         def call() -> UpdateAnswer:
             self._run.check(head.worker, head.incarnation)
             began = time.perf_counter()
-            update = decoded(head, body, self.spec)
             now = self._now()
+            update = self._run.update(head, body, self.spec, now)
             times = dict(head.times)
             verdict = self._run.take(head.incarnation, update, size, times, now)
             if verdict == "taken":

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
+import mmap
 import os
+import re
+import secrets
+import shutil
 import struct
 import threading
 import zlib
@@ -18,22 +23,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from models.atomic import write_atomically
+from models.atomic import private_folder, write_atomically
 from tierkit.errors import SetupError
 from training.units import Flat
 
 __all__ = ["Journal"]
 
-_HEAD = struct.Struct("<IQI")
-"""Bytes of the call and of its body, and the CRC-32 of both."""
+log = logging.getLogger(__name__)
+
+_HEAD = struct.Struct("<16sIQI")
+"""The journal's key; bytes of the call and of its body; and the CRC-32 of all of these, the call and the body."""
+_CRC_AT = 28
+"""Where in the head the CRC-32 is."""
 _LONGEST_CALL = 1 << 20
 _SHORTEST = 64 << 20
 """A journal of fewer bytes is never begun anew."""
 _LENGTHS = 8
 """A journal is begun anew when it has so many times the bytes of the state."""
+_FILE = re.compile(r"(?:state-(\d+)\.safetensors|journal-(\d+)|\.state-\d+\.safetensors\..+)")
 
 State = tuple[dict[str, Flat], dict[str, Any]]
 
@@ -49,12 +60,15 @@ class Journal:
         self.folder = folder
         self._file: IO[bytes] | None = None
         self._number = -1
+        self._key = b""
+        """Begins each call of the journal; drawn at random for each, and kept with the state."""
         self._length = self._state_bytes = 0
         self._added = self._dirty = False
         self._changing = threading.Lock()
         """Held while the file is exchanged, or is written to disk."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder, of="lock")
+            (folder / "lock").touch(mode=0o600)
             self._lock = (folder / "lock").open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
@@ -71,7 +85,9 @@ class Journal:
         Raises:
             SetupError: it is damaged.
         """
-        numbers = [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+        numbers = [
+            int(found[1]) for each in self.folder.iterdir() if (found := _FILE.fullmatch(each.name)) and found[1]
+        ]
         if not numbers:
             return None
         self._number = max(numbers)
@@ -79,31 +95,93 @@ class Journal:
         try:
             with safe_open(path, "numpy") as file:
                 vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-                figures = json.loads(file.metadata()["figures"])
+                metadata = file.metadata()
+            self._key = bytes.fromhex(metadata["key"])
+            if metadata["crc"] != _crc_of(vectors, metadata["figures"], self._key):
+                raise ValueError("its checksum is another one")
+            figures = json.loads(metadata["figures"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as exc:
-            raise SetupError(f"{path} is damaged ({exc}): begin the run anew in another folder") from exc
+            raise SetupError(
+                f"{path} is damaged ({exc}), and the run cannot go on: bring the file back from a copy, or begin anew "
+                "in another folder"
+            ) from exc
         self._state_bytes = path.stat().st_size
         return vectors, figures
 
-    def calls(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def calls(self, *, accept_loss: bool = False) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Each call since that state, with its body. What the last write before a crash has left unfinished was never
-        acknowledged, and is cut off."""
+        acknowledged: it is cut off, and kept in a file until the next time.
+
+        Args:
+            accept_loss: treat damage before the last call in the same way.
+
+        Raises:
+            SetupError: there is such damage; nothing is changed.
+        """
         path = self._journal_path(self._number)
-        path.touch()
+        path.touch(mode=0o600)
         with path.open("rb") as file:
             whole = 0
-            while (head := file.read(_HEAD.size)) and len(head) == _HEAD.size:
-                call_bytes, body_bytes, crc = _HEAD.unpack(head)
-                left = path.stat().st_size - file.tell()
-                if call_bytes > _LONGEST_CALL or call_bytes + body_bytes > left:
-                    break
-                call, body = file.read(call_bytes), file.read(body_bytes)
-                if zlib.crc32(body, zlib.crc32(call)) != crc:
-                    break
+            while (found := self._read(file, whole)) is not None:
+                call, body = found
                 yield json.loads(call), body
                 whole = file.tell()
+            size = path.stat().st_size
+            if whole < size:
+                self._cut(path, whole, size - whole, lost=self._goes_on(file, whole), accept_loss=accept_loss)
         os.truncate(path, whole)
         self._open(append=True)
+        self._clean_up()
+
+    def _read(self, file: IO[bytes], place: int) -> tuple[bytes, bytes] | None:
+        """The whole call at a place of the journal, and its body; None where there is none."""
+        file.seek(place)
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        key, call_bytes, body_bytes, crc = _HEAD.unpack(head)
+        left = os.fstat(file.fileno()).st_size - file.tell()
+        if key != self._key or call_bytes > _LONGEST_CALL or call_bytes + body_bytes > left:
+            return None
+        call, body = file.read(call_bytes), file.read(body_bytes)
+        right = zlib.crc32(body, zlib.crc32(call, zlib.crc32(head[:_CRC_AT]))) == crc
+        return (call, body) if right else None
+
+    def _goes_on(self, file: IO[bytes], place: int) -> bool:
+        """Whether a whole call comes after a place without one. No worker can imitate it without the key."""
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            while (place := content.find(self._key, place + 1)) >= 0:
+                if self._read(file, place) is not None:
+                    return True
+        return False
+
+    def _cut(self, path: Path, whole: int, rest: int, *, lost: bool, accept_loss: bool) -> None:
+        copy = path.with_name(f"{path.name}-from-{whole}.cut" if lost else "torn.cut")
+        if lost and not accept_loss:
+            raise SetupError(
+                f"{path} is damaged at byte {whole:,}, before calls that are whole: updates that were acknowledged "
+                "would be lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, which goes "
+                f"on without the last {rest:,} bytes, and keeps them in {copy.name}"
+            )
+        copy.touch(mode=0o600)
+        with path.open("rb") as source, copy.open("wb") as kept:
+            source.seek(whole)
+            shutil.copyfileobj(source, kept)
+            os.fsync(kept.fileno())
+        log.warning(
+            "%s: the last %d bytes are %s; they are cut off, and kept in %s",
+            path,
+            rest,
+            "damaged, and acknowledged updates are lost with them" if lost else "no whole call, as after a crash",
+            copy,
+        )
+
+    def _clean_up(self) -> None:
+        """Remove what a host that was killed in `begin` has left."""
+        for each in self.folder.iterdir():
+            found = _FILE.fullmatch(each.name)
+            if found and int(found[1] or found[2] or -1) < self._number:
+                each.unlink()
 
     def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"", *, lasting: bool = True) -> None:
         """Write down a call; `flush` makes it outlast this process, and `sync` the machine.
@@ -116,8 +194,9 @@ class Journal:
         """
         assert self._file is not None
         written = json.dumps(call).encode()
-        crc = zlib.crc32(body, zlib.crc32(written))
-        self._length += self._file.write(_HEAD.pack(len(written), len(body), crc) + written)
+        head = _HEAD.pack(self._key, len(written), len(body), 0)[:_CRC_AT]
+        crc = zlib.crc32(body, zlib.crc32(written, zlib.crc32(head)))
+        self._length += self._file.write(head + crc.to_bytes(4, "little") + written)
         if body:
             self._length += self._file.write(body)
         self._added |= lasting
@@ -153,9 +232,11 @@ class Journal:
             SetupError: it could not be written; all is as it was.
         """
         vectors, figures = state
-        content = save(vectors, metadata={"figures": json.dumps(figures)})
+        text, key = json.dumps(figures), secrets.token_bytes(16)
+        content = save(vectors, metadata={"figures": text, "key": key.hex(), "crc": _crc_of(vectors, text, key)})
         number = self._number + 1
         write_atomically(self._state_path(number), content)
+        self._key = key
         former, self._number, self._state_bytes = self._number, number, len(content)
         self._open(append=False)
         for path in (self._state_path(former), self._journal_path(former)):
@@ -174,7 +255,9 @@ class Journal:
         with self._changing:
             if self._file is not None:
                 self._file.close()
-            self._file = self._journal_path(self._number).open("ab" if append else "wb")
+            path = self._journal_path(self._number)
+            path.touch(mode=0o600)
+            self._file = path.open("ab" if append else "wb")
             self._length = self._file.tell()
             self._added = self._dirty = False
 
@@ -183,3 +266,14 @@ class Journal:
 
     def _journal_path(self, number: int) -> Path:
         return self.folder / f"journal-{number}"
+
+
+def _crc_of(vectors: Mapping[str, Flat], figures: str, key: bytes) -> str:
+    """Over all that a state says."""
+    crc = zlib.crc32(figures.encode(), zlib.crc32(key))
+    for name in sorted(vectors):
+        each = np.ascontiguousarray(vectors[name])
+        crc = zlib.crc32(
+            each.data.cast("B") if each.size else b"", zlib.crc32(f"{name} {each.dtype} {each.shape}".encode(), crc)
+        )
+    return f"{crc:08x}"

@@ -90,7 +90,7 @@ def open_host(settings: HostSettings) -> Host:
         )
         if not (folder / _SPEC).exists():
             write_atomically(folder / _SPEC, spec.model_dump_json(indent=1).encode())
-        started_at = _restore(run, spec, journal)
+        started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
         trust = spec.strategy.trust
         checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
         sharing = None
@@ -145,7 +145,7 @@ def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     return kept
 
 
-def _restore(run: Run, spec: RunSpec, journal: Journal) -> float:
+def _restore(run: Run, spec: RunSpec, journal: Journal, *, accept_loss: bool) -> float:
     """Bring a run to where its journal ends; the time on its clock then."""
     state = journal.load()
     if state is None:
@@ -156,7 +156,7 @@ def _restore(run: Run, spec: RunSpec, journal: Journal) -> float:
     now = float(figures.pop("now"))
     try:
         run.restore(vectors, figures)
-        for call, body in journal.calls():
+        for call, body in journal.calls(accept_loss=accept_loss):
             now = call["now"]
             run.repeat(call, body, spec)
     except (KeyError, TypeError, ValueError, ValidationError, MalformedMessage) as error:

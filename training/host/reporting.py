@@ -8,8 +8,11 @@ import logging
 import secrets
 from collections.abc import Iterable
 
+from pydantic import ValidationError
+
 from tierkit.access import Tickets
 from tierkit.client import AsyncClient, Backoff
+from tierkit.documents import faults
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerCopies, WorkerReport
@@ -24,6 +27,8 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 _BUDGET_S = 5.0
 _MOST_WORKERS = 1_000
+_MOST_ERROR = 2_000
+"""Characters of why a run has failed."""
 _MOST_SPANS = 8
 """Of the numbers of segments that a worker has."""
 
@@ -92,6 +97,9 @@ class _Reporter:
         except TerraceError as error:
             self._tell(f"the scheduler is away: {error}")
             return False
+        except ValidationError as error:
+            self._tell(f"the scheduler is told nothing of this run: {faults(error, RunStart)[:_MOST_ERROR]}")
+            return ended
         self._tell("")
         self._tickets.revoked = frozenset(orders.revoked)
         for name in set(orders.coming) - self._coming:
@@ -140,18 +148,20 @@ class _Reporter:
     async def _report(self) -> RunReport:
         status = await self._host.status()
         copies = {each.name: copies_of(each) for each in self._host.copies()}
-        return RunReport(
+        least = RunReport(
             incarnation=self._incarnation,
             state="finished" if status.state == "stopped" else status.state,
             done=status.done,
             version=status.version,
-            loss=status.loss,
-            accuracy=status.accuracy,
             tickets=self._tickets.seen,
-            workers=tuple(_reported(each, copies.get(each.name)) for each in status.workers[:_MOST_WORKERS]),
-            result=status.result,
-            error=status.error,
         )
+        try:
+            workers = tuple(_reported(each, copies.get(each.name)) for each in status.workers[:_MOST_WORKERS])
+            more = {"loss": status.loss, "accuracy": status.accuracy, "workers": workers, "result": status.result}
+            return RunReport(**{**dict(least), **more, "error": status.error and status.error[:_MOST_ERROR]})
+        except ValidationError as error:
+            log.warning("the scheduler is told only how far the run is: %s", faults(error, RunReport)[:_MOST_ERROR])
+            return least
 
     def _tell(self, news: str) -> None:
         """Log what has changed since the last time."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.types import TOLD_TO_GO, WorkerOrder
-from training.messages import RunSpec, Times, UpdateHead, WorkerStatus
+from training.messages import RunSpec, Times, UpdateHead, WorkerStatus, known_times
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Lease, Update, Verdict
 from training.wire import unpack
@@ -23,11 +25,13 @@ from training.wire import unpack
 __all__ = ["Run", "decoded"]
 
 _MOST_WORKERS = 1_000
+_MOST_SHOWN = 2_000
 _FORGOTTEN_S, _NEVER_WORKED_S = 600.0, 30.0
 """A worker that was not heard for so long makes room for another one."""
 _LOSSES = 100
 _GONE = ""
 """Incarnation of a worker that has left, and is remembered."""
+_NOTHING = np.zeros(0, np.float32)
 _DOUBT = 5
 """Updates in a row that were refused: then the host looks whose fault it is."""
 
@@ -44,6 +48,7 @@ class _Worker:
     segments: list[int] | None = None
     """Of the training images, that it has; None for all of them."""
     steps: int = 0
+    caller: str = ""
 
 
 @dataclass(slots=True)
@@ -84,17 +89,20 @@ class Run:
     def finished(self) -> bool:
         return self.strategy.finished
 
-    def join(self, name: str, incarnation: str, now: float, fetches: bool = False) -> None:
+    def join(self, name: str, incarnation: str, now: float, fetches: bool = False, caller: str = "") -> None:
         """A worker has come, or has come again: what a former process of its name had is given back.
 
         Args:
             fetches: whether it has no training images yet; it gets no work until it `holds` some.
+            caller: the name of its token, or its address. In a full run, who has fewer workers takes the place of one
+                of the caller with the most.
 
         Raises:
             Forbidden: this worker takes no part any more.
             Overloaded: there are too many workers.
         """
-        self.strategy.scores.admit(name)
+        self.strategy.scores.check(name)
+        replaced: str | None = None
         if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
             # A name that has brought nothing yet has little to lose, and costs whoever claims it nothing.
             left_s = {
@@ -103,18 +111,25 @@ class Run:
                 else -math.inf
                 for other, each in self._workers.items()
             }
-            silent = min(left_s, key=left_s.__getitem__)
-            if left_s[silent] > 0:
-                raise Overloaded(
-                    f"{_MOST_WORKERS:,} workers are in this run; join when one has left", retry_after_s=left_s[silent]
-                )
-            self._forget(silent)
+            replaced = min(left_s, key=left_s.__getitem__)
+            if (wait_s := left_s[replaced]) > 0:
+                callers = Counter(each.caller for each in self._workers.values())
+                [(most, count)] = callers.most_common(1)
+                if callers[caller] + 1 >= count:
+                    raise Overloaded(
+                        f"{_MOST_WORKERS:,} workers are in this run; join when one has left", retry_after_s=wait_s
+                    )
+                theirs = (other for other in left_s if self._workers[other].caller == most)
+                replaced = min(theirs, key=left_s.__getitem__)
+        self.strategy.scores.admit(name, caller)
+        if replaced is not None:
+            self._forget(replaced)
         self.strategy.leave(name)
         known = self._workers.get(name)
         if known is None:
-            self._workers[name] = _Worker(incarnation, now)
+            self._workers[name] = _Worker(incarnation, now, caller=caller)
         else:
-            known.incarnation, known.heard_at = incarnation, now
+            known.incarnation, known.heard_at, known.caller = incarnation, now, caller
         self._draw_from(name, [] if fetches else None)
 
     def leave(self, name: str, incarnation: str, now: float) -> None:
@@ -206,6 +221,18 @@ class Run:
         self.check(name, incarnation)
         self._workers[name].heard_at = now
         return self.strategy.leases.renew(lease, name, shown, now)
+
+    def expects(self, head: UpdateHead, now: float) -> bool:
+        """Whether these steps are due from this worker under this lease."""
+        return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), Lease)
+
+    def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
+        """What a worker has sent; without its numbers where it is not expected, and nobody looks at them.
+
+        Raises:
+            MalformedMessage: as `decoded`.
+        """
+        return decoded(head, body, spec) if self.expects(head, now) else _update(head, _NOTHING, _NOTHING)
 
     def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:
         """Bring an update into the weights.
@@ -307,7 +334,7 @@ class Run:
         barred = self.strategy.scores.barred()
         found = [self.worker(name, now) for name in [*self._workers, *sorted(barred - self._workers.keys())]]
         shown = (each for each in found if not each.left or each.updates or each.name in barred)
-        return tuple(sorted(shown, key=lambda each: each.left))
+        return tuple(sorted(shown, key=lambda each: each.left)[:_MOST_SHOWN])
 
     def worker(self, name: str, now: float) -> WorkerStatus:
         """What is known of a worker, also of one that has left."""
@@ -361,6 +388,7 @@ class Run:
         """As `Strategy.restore`."""
         self.strategy.restore(vectors, figures["strategy"])
         self.totals = _Totals(**figures["totals"])
+        self.totals.times = known_times(self.totals.times)
         self._workers = {name: _Worker(**each) for name, each in figures["workers"].items()}
         for name, each in self._workers.items():
             self._draw_from(name, each.segments)
@@ -373,7 +401,10 @@ def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:
     Raises:
         MalformedMessage: the body is no update of this network.
     """
-    values, buffers = unpack(body, values=spec.values, buffers=spec.buffers)
+    return _update(head, *unpack(body, values=spec.values, buffers=spec.buffers))
+
+
+def _update(head: UpdateHead, values: Flat, buffers: Flat) -> Update:
     return Update(
         lease=head.lease,
         worker=head.worker,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from tierkit.access import Role, TokenFile
 from tierkit.settings import CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
@@ -45,7 +45,7 @@ class HostSettings(ServiceSettings):
     """How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, bmuf, diloco,
     or a TOML file."""
 
-    workers: PositiveInt = 4
+    workers: Annotated[int, Field(ge=1, le=1_000_000)] = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""
 
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
@@ -54,10 +54,10 @@ class HostSettings(ServiceSettings):
     folder: UserPath | None = None
     """Folder that keeps the run. With one that holds it already, the run goes on. Default: runs/<network> here."""
 
-    epochs: PositiveInt | None = None
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """In place of the configuration's."""
 
-    seed: NonNegativeInt | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """In place of the configuration's."""
 
     dataset: str | None = None
@@ -90,7 +90,10 @@ class HostSettings(ServiceSettings):
     work: bool = False
     """Compute as well, as worker 0 of the run; one thread of this process."""
 
-    lease_s: PositiveFloat = 30.0
+    accept_loss: bool = False
+    """Go on with a run whose journal is damaged, without the updates from there on. The damaged part is kept."""
+
+    lease_s: Annotated[float, Field(gt=0, le=1e9)] = 30.0
     """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""
 
     max_lease_wait_s: PositiveFloat = 10.0

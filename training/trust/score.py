@@ -6,7 +6,7 @@ the score of its worker, one that does not raises it, and a worker's updates wei
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,6 +43,7 @@ _NO_MORE: Mapping[WorkerStanding, str] = {
 class _Known:
     score: float = FIRST
     standing: WorkerStanding = "active"
+    caller: str = ""
 
 
 class Scores:
@@ -71,18 +72,21 @@ class Scores:
         if why is not None:
             raise Forbidden(f"the worker {worker!r} takes no part in this run any more: {why}; ask its operator")
 
-    def admit(self, worker: str) -> None:
-        """Make sure that a worker that comes can be remembered.
+    def admit(self, worker: str, caller: str = "") -> None:
+        """Remember a worker that comes.
+
+        Args:
+            caller: the name of its token, or its address: the caller with the most names is the first to lose one.
 
         Raises:
             Forbidden: as `check`.
-            Overloaded: too many others are, each with something that must not be forgotten.
+            Overloaded: too many others are remembered, each with an operator's word.
         """
         self.check(worker)
-        if worker not in self._known and not self._make_room():
-            raise Overloaded(
-                f"{_MOST:,} workers have a low score or an operator's word in this run", retry_after_s=60.0
-            )
+        known = self._of(worker)
+        if known is None:
+            raise self._full()
+        known.caller = caller
 
     def judge(self, worker: str, valid: bool) -> None:
         """An update was like the others, or was not. Counts only where a run judges its updates."""
@@ -134,9 +138,7 @@ class Scores:
         """
         known = self._of(worker)
         if known is None:
-            raise Overloaded(
-                f"{_MOST:,} workers have a low score or an operator's word in this run", retry_after_s=60.0
-            )
+            raise self._full()
         former, known.standing = known.standing, STANDING_AFTER[order]
         if order == "trust":
             known.score = 1.0
@@ -170,14 +172,22 @@ class Scores:
         return known
 
     def _make_room(self) -> bool:
-        """Forget who has nothing to lose by it, the one that was heard longest ago: a newcomer is as good as it was."""
+        """Forget a worker of the caller with the most names, the one that was heard longest ago: one who has nothing to
+        lose by it, as a newcomer is as good; else any without an operator's word, as its caller has other names."""
         if len(self._known) < _MOST:
             return True
-        for name, known in self._known.items():
-            if known.standing == "active" and known.score >= FIRST:
-                del self._known[name]
-                return True
-        return False
+        own = {name: known for name, known in self._known.items() if known.standing in ("active", "quarantined")}
+        if not own:
+            return False
+        [(most, _)] = Counter(known.caller for known in own.values()).most_common(1)
+        names = [name for name, known in own.items() if known.caller == most]
+        harmless = (name for name in names if own[name].standing == "active" and own[name].score >= FIRST)
+        del self._known[next(harmless, names[0])]
+        return True
+
+    @staticmethod
+    def _full() -> Overloaded:
+        return Overloaded(f"operators have said something of {_MOST:,} workers in this run", retry_after_s=60.0)
 
 
 def are_valid(updates: Sequence[tuple[Flat, Flat]], centre: tuple[Flat, Flat], *, deviation: float) -> list[bool]:

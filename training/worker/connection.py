@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -10,8 +9,10 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from tierkit.access import TICKET_HEADER
+from tierkit.documents import faults
 from tierkit.errors import (
     InvalidAnswer,
     MalformedMessage,
@@ -50,6 +51,8 @@ _TRANSFER_S = 600.0
 _SMALL_BYTES = 4 << 20
 _NEW_TICKET_S = 2.0
 """Before another ticket is tried."""
+_REASON = 300
+"""Characters of what is wrong with an answer."""
 _REASON_BYTES = 4096
 """Of an error in place of a chunk."""
 _JSON = {"Content-Type": "application/json"}
@@ -87,13 +90,15 @@ class HostConnection:
 
     async def spec(self) -> RunSpec:
         """What is trained."""
-        return (await self._run())[0]
+        spec = await self._described("spec", RunSpec)
+        self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
+        return spec
 
     async def status(self) -> RunStatus:
         """How the run is now."""
-        return (await self._run())[1]
+        return await self._described("status", RunStatus)
 
-    async def _run(self) -> tuple[RunSpec, RunStatus]:
+    async def _described(self, what: str, kind: type[M]) -> M:
         try:
             _, said = await self._ask("GET", "/v1/run")
         except UpstreamUnavailable as exc:
@@ -107,13 +112,10 @@ class HostConnection:
                 f"{self.url}, in place of the URL"
             ) from exc
         try:
-            found = json.loads(said)
-            spec = RunSpec.model_validate(found["spec"])
-            status = RunStatus.model_validate(found["status"])
+            return kind.model_validate(from_json(said)[what])
         except (ValueError, KeyError, TypeError) as exc:  # pydantic's errors are ValueErrors
-            raise InvalidAnswer(f"{_WHO} at {self.url} describes no run that is known here: {str(exc)[:200]}") from exc
-        self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
-        return spec, status
+            why = faults(exc, kind) if isinstance(exc, ValidationError) else str(exc)
+            raise InvalidAnswer(f"{_WHO} at {self.url} describes no run that is known here: {why[:_REASON]}") from exc
 
     async def join(self, data_sha256: str, *, fetches: bool = False) -> None:
         """Introduce this worker.
@@ -131,18 +133,12 @@ class HostConnection:
     async def manifest(self) -> Manifest:
         """What the run's training images consist of; raises NotFound if the host gives none away."""
         _, said = await self._ask("GET", "/v1/segments")
-        try:
-            return Manifest.model_validate_json(said)
-        except ValidationError as exc:
-            raise InvalidAnswer(f"{_WHO} describes its training images in no way known here: {str(exc)[:200]}") from exc
+        return _parsed(Manifest, said, "describes its training images in no way known here")
 
     async def data(self, report: DataReport) -> DataAnswer:
         """Tell how far this worker is with its training images; what it is to do about them."""
         _, said = await self._ask("POST", "/v1/data", report.model_dump_json().encode(), _JSON)
-        try:
-            return DataAnswer.model_validate_json(said)
-        except ValidationError as exc:
-            raise InvalidAnswer(f"{_WHO} says nothing about the training images: {str(exc)[:200]}") from exc
+        return _parsed(DataAnswer, said, "says nothing about the training images")
 
     async def chunk(self, source: str | None, sha256: str, span: range, key: str, *, budget_s: float) -> bytes:
         """A piece of a segment.
@@ -175,14 +171,20 @@ class HostConnection:
             "POST", f"/v1/leases?{query}", b"", wanted, budget_s=_TRANSFER_S, most_bytes=self._largest + _SMALL_BYTES
         )
         if answer.status == 202:
-            return None if json.loads(body).get("finished") else "none yet"
-        try:
-            granted = GrantedLease.model_validate_json(answer.headers.get(LEASE_HEADER, ""))
-            if answer.headers.get("Content-Encoding") == "zstd":
+            return None if self._ended(body) else "none yet"
+        granted = _parsed(GrantedLease, answer.headers.get(LEASE_HEADER, ""), "has granted something that is no lease")
+        if answer.headers.get("Content-Encoding") == "zstd":
+            try:
                 body = decompress(body, most_bytes=self._largest)
-        except (ValidationError, MalformedMessage) as exc:
-            raise InvalidAnswer(f"{_WHO} has granted something that is no lease: {str(exc)[:200]}") from exc
+            except MalformedMessage as exc:
+                raise InvalidAnswer(f"{_WHO} has granted a lease with other weights: {exc}") from exc
         return granted, body
+
+    def _ended(self, said: bytes) -> bool:
+        try:
+            return bool(from_json(said)["finished"])
+        except (ValueError, KeyError, TypeError) as exc:
+            raise InvalidAnswer(f"{_WHO} grants nothing, and does not say whether the run has ended") from exc
 
     async def renew(self, lease: int, progress: Progress) -> None:
         """Show progress; raises NotFound if the lease has expired."""
@@ -206,10 +208,7 @@ class HostConnection:
             "POST", "/v1/updates", body, {**headers, UPDATE_HEADER: head.model_dump_json()}, budget_s=_TRANSFER_S
         )
         spent_s = time.perf_counter() - began
-        try:
-            answer = UpdateAnswer.model_validate_json(said)
-        except ValidationError as exc:
-            raise InvalidAnswer(f"{_WHO} says nothing of an update: {str(exc)[:200]}") from exc
+        answer = _parsed(UpdateAnswer, said, "says nothing of an update")
         # A busy host is no slow link: compression would make it busier still.
         self._bytes_per_s = len(body) / max(1e-6, spent_s - answer.host_s)
         return answer
@@ -258,3 +257,10 @@ class HostConnection:
         if not 200 <= answer.status < 300:
             raise error_of(who, answer.status, said, answer.headers.get("Retry-After"))
         return answer, said
+
+
+def _parsed(kind: type[M], said: str | bytes, wrong: str) -> M:
+    try:
+        return kind.model_validate_json(said)
+    except ValidationError as exc:
+        raise InvalidAnswer(f"{_WHO} {wrong}: {faults(exc, kind)[:_REASON]}") from exc

@@ -38,7 +38,7 @@ from training.data.copy import Copier
 from training.data.segments import assembled, hierarchy_of, of_segments
 from training.data.serving import create_data_app
 from training.data.store import Store
-from training.learner import FlatLearner
+from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
 from training.units import Computed, Flat
@@ -167,8 +167,9 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
 def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
     RunOptions(device=options.device, threads=options.threads).prepare()
     dataset = Dataset.open(options.dataset or spec.network.dataset, options.data)
-    data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
-    return FlatLearner(spec.network, data, inner=spec.strategy.inner)
+    with foreign(spec.network.name):
+        data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
+        return learner_of(spec, data)
 
 
 async def _work_on_copies(
@@ -219,12 +220,13 @@ async def _compute_on_copies(
     def built() -> FlatLearner:
         RunOptions(device=options.device, threads=options.threads).prepare()
         pieces = store.pieces(store.holds)
-        if options.fetch == "own":
-            data = of_segments(spec.network, pieces, store.manifest, device=options.device)
-        else:
-            whole = assembled(pieces, store.manifest)
-            data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
-        return FlatLearner(spec.network, data, inner=spec.strategy.inner)
+        with foreign(spec.network.name):
+            if options.fetch == "own":
+                data = of_segments(spec.network, pieces, store.manifest, device=options.device)
+            else:
+                whole = assembled(pieces, store.manifest)
+                data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
+            return learner_of(spec, data)
 
     learner = await asyncio.to_thread(built)
     drawn: tuple[int, ...] | None = None
@@ -314,12 +316,17 @@ class Worker:
             try:
                 granted = await self._have(self._host.lease)
             except NotFound:  # a host that has forgotten us: it had no word of us for long
+                await asyncio.sleep(_PAUSE_S)
                 await self._join()
                 continue
             self._host.spend("wait", began)
             if granted is None:
                 return self._done
-            if granted != "none yet":
+            if granted == "none yet":
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            granted[0].check(self._spec, self._learner.steps)
+            with foreign(self._spec.network.name):
                 await self._fulfil(*granted)
 
     async def _join(self) -> None:
@@ -370,7 +377,7 @@ class Worker:
         )
         try:
             while not computing.done():
-                await asyncio.wait({computing}, timeout=self._spec.lease_s * _SHOWN_SHARE)
+                await asyncio.wait({computing}, timeout=max(_PAUSE_S, self._spec.lease_s * _SHOWN_SHARE))
                 if not computing.done():
                     progress = Progress(worker=self._host.name, incarnation=self._host.incarnation, shown=self._shown)
                     try:

@@ -51,7 +51,8 @@ class Patience:
                 final = isinstance(error, UpstreamError) and (error.status_code or 0) < 500
                 if final:
                     raise
-                if time.monotonic() - away_since > self._seconds:
+                left_s = away_since + self._seconds - time.monotonic()
+                if left_s < 0:
                     raise DeadlineExceeded(f"the host was away for {self._seconds:g} s: {error}") from error
                 if failures == 0:
                     log.warning("the host is away: %s", error)
@@ -59,7 +60,8 @@ class Patience:
                 wait_s = backoff_s(
                     failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=secrets.randbelow(1000) / 1000
                 )
-                await asyncio.sleep(max(wait_s, error.retry_after_s if isinstance(error, Unavailable) else 0.0))
+                asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+                await asyncio.sleep(max(wait_s, min(asked_s, left_s)))
 
     async def _find(self) -> None:
         self._connection.url, self._connection.ticket, self._until = await self._find_host()

@@ -282,7 +282,7 @@ async def test_a_body_that_is_no_update_is_refused(
         ("DELETE", "/v1/workers/w", b"", 404),
         ("POST", f"/v1/leases?worker=w&incarnation={A}", b"", 404),
         ("PUT", "/v1/leases/0", b"{}", 400),
-        ("PUT", "/v1/leases/x", b"{}", 404),
+        ("PUT", "/v1/leases/x", b"{}", 400),
         ("POST", "/v1/updates", b"", 400),
         ("GET", "/v1/updates", b"", 405),
     ],

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SetupError
 from training.host.journal import Journal
 from training.host.run import Run
+from training.messages import UpdateHead
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
 from training.trust.config import TrustConfig
@@ -178,6 +179,24 @@ def test_workers_are_bounded_and_the_silent_make_room() -> None:
     run.check("late", A)
 
 
+def test_a_caller_with_many_workers_makes_room_for_others_and_not_for_itself() -> None:
+    run = new_run()
+    run.join("honest", A, 0.0, caller="alice")
+    for number in range(999):
+        run.join(f"w{number}", A, 1.0, caller="mallory")
+    with pytest.raises(Overloaded):
+        run.join("more", A, 2.0, caller="mallory")
+    for number in range(400):
+        run.join(f"bob-{number}", A, 2.0, caller="bob")
+    names = {each.name for each in run.workers(2.0)}
+    assert len(names) == 1_000
+    assert {"honest", *(f"bob-{number}" for number in range(400))} < names
+    for number in range(400, 499):
+        run.join(f"bob-{number}", A, 2.0, caller="bob")
+    with pytest.raises(Overloaded):
+        run.join("bob-500", A, 2.0, caller="bob")
+
+
 CALLS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -295,11 +314,12 @@ def kept(folder: Path) -> Journal:
     return journal
 
 
-def numbers(folder: Path) -> list[int]:
+def numbers(folder: Path, *, accept_loss: bool = False) -> list[int]:
     journal = Journal(folder)
     try:
         assert journal.load() is not None
-        return [call["number"] for call, body in journal.calls() if len(body) == call["number"]]
+        calls = journal.calls(accept_loss=accept_loss)
+        return [call["number"] for call, body in calls if len(body) == call["number"]]
     finally:
         journal.close()
 
@@ -318,6 +338,8 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     path.write_bytes(damaged[damage])
     expected = [0, 1] if damage in ("cut", "bit") else [0, 1, 2]
     assert numbers(tmp_path) == expected
+    (copy,) = tmp_path.glob("*.cut")
+    assert path.read_bytes() + copy.read_bytes() == damaged[damage]
     journal = Journal(tmp_path)
     journal.load()
     list(journal.calls())
@@ -326,6 +348,57 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     journal.sync()
     journal.close()
     assert numbers(tmp_path) == [*expected, 9]
+
+
+@pytest.mark.parametrize("place", range(0, 52, 3))
+def test_damage_before_whole_calls_is_refused_and_its_bytes_are_kept(tmp_path: Path, place: int) -> None:
+    kept(tmp_path)
+    path = tmp_path / "journal-0"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 16  # in the key, the lengths, the checksum, or the call of the first record
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(SetupError, match="accept-loss"):
+            numbers(tmp_path)
+        assert path.read_bytes() == content
+    assert numbers(tmp_path, accept_loss=True) == []
+    (copy,) = tmp_path.glob("*.cut")
+    assert copy.read_bytes() == content
+    assert copy.stat().st_mode & 0o077 == 0
+    assert numbers(tmp_path) == []
+
+
+def test_an_update_that_looks_like_calls_does_not_make_a_torn_end_into_damage(tmp_path: Path) -> None:
+    kept(tmp_path / "other")
+    kept(tmp_path / "own")
+    journal = Journal(tmp_path / "own")
+    journal.load()
+    list(journal.calls())
+    journal.add({"do": "x", "number": 3}, (tmp_path / "other" / "journal-0").read_bytes())
+    journal.close()
+    path = tmp_path / "own" / "journal-0"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert numbers(tmp_path / "own") == [0, 1, 2]
+
+
+def test_what_was_left_by_a_kill_between_two_journals_is_removed(tmp_path: Path) -> None:
+    kept(tmp_path)
+    old = {name: (tmp_path / name).read_bytes() for name in ("journal-0", "state-0.safetensors")}
+    journal = Journal(tmp_path)
+    journal.load()
+    list(journal.calls())
+    journal.begin(new_run().state())
+    journal.close()
+    for name, content in {**old, ".state-2.safetensors.tmp": b"half"}.items():
+        (tmp_path / name).write_bytes(content)
+    assert numbers(tmp_path) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-1", "lock", "state-1.safetensors"]
+
+
+def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
+    kept(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.stat().st_mode & 0o077] == []
 
 
 def test_a_new_state_begins_a_new_journal_and_nothing_old_is_left(tmp_path: Path) -> None:
@@ -353,11 +426,35 @@ def test_a_folder_has_one_host(tmp_path: Path) -> None:
     Journal(tmp_path).close()
 
 
-def test_a_damaged_state_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", range(0, 700, 23))
+def test_a_damaged_state_is_told(tmp_path: Path, place: int) -> None:
     kept(tmp_path)
-    (tmp_path / "state-0.safetensors").write_bytes(b"no such thing")
+    path = tmp_path / "state-0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1 - place % len(content)] ^= 1
+    path.write_bytes(content)
     with pytest.raises(SetupError, match="damaged"):
         numbers(tmp_path)
+
+
+def test_times_are_counted_by_known_words_alone() -> None:
+    run = new_run()
+    run.join("w", A, 0.0)
+    for number in range(40):
+        lease = run.grant("w", A, 0, 0.0)
+        assert lease is not None
+        told = {"step": 1.0, **{f"word{chr(97 + number // 26)}{chr(97 + number % 26)}": 1.0}}
+        head = {"worker": "w", "incarnation": A, "lease": lease.number, "first": 0, "stop": 1, "loss": 1.0}
+        known = UpdateHead.model_validate({**head, "times": told}).times
+        update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+        assert run.take(A, update, 0, known, 0.0) == "taken"
+    assert run.totals.times == {"step": 40.0}
+    # A state that was written before has words of all kinds.
+    vectors, figures = run.state()
+    figures["totals"]["times"] |= {f"x{number}": 1.0 for number in range(9_000)}
+    again = new_run()
+    again.restore(vectors, figures)
+    assert again.totals.times == {"step": 40.0}
 
 
 def test_a_host_that_ends_waits_for_who_lives() -> None:

@@ -130,12 +130,23 @@ def test_a_bad_name_cannot_be_washed_by_a_flood_of_others() -> None:
     assert not scores.knows("w0")
 
 
-def test_when_only_bad_names_are_remembered_nobody_new_is_let_in() -> None:
+def test_a_caller_with_many_bad_names_loses_old_ones_and_locks_nobody_out() -> None:
+    scores = Scores(CONFIG)
+    for name in ("bad", *(f"w{number}" for number in range(20_000))):
+        scores.admit(name, "alice" if name == "bad" else "mallory")
+        scores.rechecked(name, False)
+    scores.admit("new", "bob")
+    assert len(scores.state()) == 10_000
+    assert (scores.standing("bad"), scores.standing("w19999")) == ("quarantined", "quarantined")
+    assert not scores.knows("w0")
+
+
+def test_what_operators_have_said_is_not_forgotten() -> None:
     scores = Scores(CONFIG)
     for number in range(10_000):
-        scores.rechecked(f"w{number}", False)
+        scores.order(f"w{number}", "pause")
     with pytest.raises(Overloaded):
-        scores.admit("new")
+        scores.admit("new", "bob")
     with pytest.raises(Overloaded):
         scores.order("new", "trust")
     scores.judge("new", True)
