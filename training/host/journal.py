@@ -160,8 +160,8 @@ class Journal:
         if lost and not accept_loss:
             raise SetupError(
                 f"{path} is damaged at byte {whole:,}, before calls that are whole: updates that were acknowledged "
-                "would be lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, which goes "
-                f"on without the last {rest:,} bytes, and keeps them in {copy.name}"
+                "would be lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, "
+                f"which goes on without the last {rest:,} bytes, and keeps them in {copy.name}"
             )
         copy.touch(mode=0o600)
         with path.open("rb") as source, copy.open("wb") as kept:

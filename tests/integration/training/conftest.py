@@ -47,12 +47,12 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def network(tmp_path: Path) -> Callable[[int], Path]:
+def network(tmp_path: Path) -> Callable[..., Path]:
     """Writes a configuration of so many epochs."""
 
-    def write(epochs: int) -> Path:
+    def write(epochs: int, hidden: int = 8) -> Path:
         path = tmp_path / "net.toml"
-        path.write_text(CONFIG.format(epochs=epochs))
+        path.write_text(CONFIG.format(epochs=epochs).replace("[8]", f"[{hidden}]"))
         return path
 
     return write
@@ -75,13 +75,15 @@ StartHost = Callable[..., AbstractAsyncContextManager[RunningHost]]
 
 
 @pytest.fixture
-def start_host(tmp_path: Path, shapes: Path, network: Callable[[int], Path]) -> StartHost:
+def start_host(tmp_path: Path, shapes: Path, network: Callable[..., Path]) -> StartHost:
     """Serves a run of a few epochs; further settings as `HostSettings`."""
 
     @asynccontextmanager
-    async def start(epochs: int = 2, folder: str = "run", **given: object) -> AsyncIterator[RunningHost]:
+    async def start(
+        epochs: int = 2, folder: str = "run", hidden: int = 8, **given: object
+    ) -> AsyncIterator[RunningHost]:
         settings = HostSettings(
-            network=str(network(epochs)),
+            network=str(network(epochs, hidden)),
             folder=tmp_path / folder,
             dataset=str(shapes),
             port=0,

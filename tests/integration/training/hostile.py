@@ -105,7 +105,7 @@ async def played(run: Told) -> AsyncIterator[Played]:
     host = Played(told=run)
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{tail:.*}", host.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, auto_decompress=False)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
