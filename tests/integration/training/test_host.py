@@ -283,6 +283,10 @@ async def test_a_body_that_is_no_update_is_refused(
         ("POST", f"/v1/leases?worker=w&incarnation={A}", b"", 404),
         ("PUT", "/v1/leases/0", b"{}", 400),
         ("PUT", "/v1/leases/x", b"{}", 400),
+        *(
+            ("PUT", f"/v1/leases/{number}", json.dumps({"worker": "w", "incarnation": A, "shown": 1}).encode(), 400)
+            for number in ("x", "-1", "9" * 20, "9" * 5_000)
+        ),
         ("POST", "/v1/updates", b"", 400),
         ("GET", "/v1/updates", b"", 405),
     ],
@@ -314,6 +318,31 @@ async def test_what_is_wrong_with_a_request_is_told_in_our_words(
     assert answer.status_code == 400
     assert named in answer.json()["error"]
     assert not any(word in answer.json()["error"] for word in ("sys.", "codec", "''"))
+
+
+@pytest.mark.parametrize("worker", ["w", "stranger"])
+async def test_a_body_is_not_unpacked_for_who_holds_no_such_lease(start_host: StartHost, worker: str) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+        told = head({**lease, "number": 10**6}, {"worker": worker})
+        answer = await running.http.post(
+            "/v1/updates", content=b"no zstd", headers={**told, "Content-Encoding": "zstd"}
+        )
+        assert (answer.status_code, answer.json().get("verdict")) == ((200, "late") if worker == "w" else (404, None))
+
+
+async def test_words_that_are_not_known_are_left_out_of_the_times_and_their_update_counts(
+    start_host: StartHost,
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+        told = head(lease, {"times": {"step": 2.0, "newer": 1.0}})
+        answer = await running.http.post("/v1/updates", content=body(running), headers=told)
+        assert answer.json()["verdict"] == "taken"
+        found = await status(running.http)
+    assert {name: found["times"].get(name) for name in ("step", "newer")} == {"step": 2.0, "newer": None}
 
 
 async def test_the_newer_of_two_workers_with_one_name_goes_on(start_host: StartHost) -> None:

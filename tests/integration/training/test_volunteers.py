@@ -457,11 +457,15 @@ async def test_only_workers_of_the_run_get_its_images(start_host: StartHost, tmp
         url, key = told["source"], told["key"]
         async with httpx.AsyncClient(base_url=url) as stranger:
             assert (await stranger.get(path)).status_code == 403
+            assert (await stranger.get("/metrics")).status_code == 404
             assert (await stranger.get(path, headers={KEY_HEADER: key[:-1]})).status_code == 403
             assert (await stranger.get(path, headers={KEY_HEADER: key})).content == whole.content
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
+    kept = [each for folder in ("cache", "run") for each in (tmp_path / folder).rglob("*") if each.is_file()]
+    assert len(kept) > 8
+    assert [each for each in kept if each.stat().st_mode & 0o077] == []
 
 
 async def test_images_travel_by_tls_and_hosts_ask_for_tokens(

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -46,6 +47,29 @@ async def test_a_missing_file_is_fetched_once_and_kept(tmp_path: Path, entry: Mo
     assert path.read_bytes() == CONTENT
     assert await store.obtain(entry, source) == path == store.find(entry)
     assert source.asked == [(entry.name, entry.sha256)]
+
+
+async def test_a_large_file_is_not_held_in_memory_and_an_endless_one_ends(tmp_path: Path, entry: ModelEntry):
+    block, blocks = bytes(1 << 20), 200
+    digest = hashlib.sha256(block * blocks).hexdigest()
+    large = entry.model_copy(update={"sha256": digest, "size_bytes": blocks << 20})
+    store = ModelStore([], tmp_path)
+    tracemalloc.start()
+    try:
+        path = await store.obtain(large, Source(*[block] * blocks))
+        with pytest.raises(WeightsError, match="longer"):
+            await store.obtain(large.model_copy(update={"sha256": "0" * 64}), Source(*[block] * (blocks + 1)))
+        assert tracemalloc.get_traced_memory()[1] < 160 << 20
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size == blocks << 20
+    assert left(tmp_path) == [path]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 2**31 + 1, 10**15])
+def test_a_file_that_no_onnx_file_can_be_is_refused(entry: ModelEntry, size_bytes: int):
+    with pytest.raises(ValueError, match="size_bytes"):
+        ModelEntry.model_validate({**entry.model_dump(), "size_bytes": size_bytes})
 
 
 async def test_a_given_folder_comes_first(tmp_path: Path, entry: ModelEntry):

@@ -487,6 +487,39 @@ def _unknown_operator(path: Path) -> Path:
     return path
 
 
+def _endless(carried: str) -> Callable[[Path], Path]:
+    """A loop of 2^62 rounds after the scores, which carries them, or a constant that is added to them."""
+
+    def change(path: Path) -> Path:
+        model, helper = onnx.load(path), onnx.helper
+        graph = model.graph
+        rounds, goes = np.array(2**62), np.array(True)
+        graph.initializer.extend(
+            onnx.numpy_helper.from_array(value, name)
+            for name, value in (("rounds", rounds), ("goes", goes), ("zero", np.zeros(1, np.float32)))
+        )
+        graph.node[-1].output[0] = "before"
+        body = helper.make_graph(
+            [helper.make_node("Identity", ["go"], ["goes_on"]), helper.make_node("Identity", ["value"], ["next"])],
+            "round",
+            [
+                helper.make_tensor_value_info("number", onnx.TensorProto.INT64, []),
+                helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, []),
+                helper.make_tensor_value_info("value", onnx.TensorProto.FLOAT, None),
+            ],
+            [
+                helper.make_tensor_value_info("goes_on", onnx.TensorProto.BOOL, []),
+                helper.make_tensor_value_info("next", onnx.TensorProto.FLOAT, None),
+            ],
+        )
+        graph.node.append(helper.make_node("Loop", ["rounds", "goes", carried], ["after"], body=body))
+        graph.node.append(helper.make_node("Add", ["before", "after"], ["scores"]))
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    return change
+
+
 def _external(location: str) -> Callable[[Path], Path]:
     def change(path: Path) -> Path:
         model = onnx.load(path)
@@ -574,6 +607,15 @@ def _two_inputs(path: Path) -> Path:
     model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["n", 3, "h", "w"]))
     path.write_bytes(model.SerializeToString())
     return path
+
+
+@pytest.mark.parametrize("carried", ["before", "zero"])
+def test_a_loop_that_does_not_end_is_an_error(
+    wish: Any, make: Make, monkeypatch: pytest.MonkeyPatch, carried: str
+) -> None:
+    monkeypatch.setattr("models.importing.running._LONGEST_S", 0.3)
+    with pytest.raises(DataError, match="loop"):
+        import_network(wish(_endless(carried)(make())))
 
 
 @pytest.mark.parametrize(
