@@ -28,7 +28,7 @@ Answer = tuple[int, Mapping[str, str], bytes]
 
 HIDDEN = 100
 VALUES = 3072 * HIDDEN + HIDDEN + HIDDEN * 3 + 3
-LEASE = {"number": 1, "version": 0, "first": 0, "steps": 1, "push": 1}
+LEASE = {"number": 1, "version": 0, "first": 0, "push": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ async def bodies_for(http: httpx.AsyncClient, data_sha256: str, caplog: pytest.L
                 content = chance.choice((b"", b"x" * 20_000, b"[" * 10_000))
                 sent = http.post("/v1/leases?worker=w&incarnation=x", content=content)
             case _:
-                stop = lease["first"] + min(lease["push"], lease["steps"])
+                stop = lease["first"] + lease["push"]
                 head = {"worker": "w", "incarnation": A, "lease": lease["number"], "first": lease["first"]}
                 head |= {"stop": stop, "loss": 1.0, "times": {"step": 1.0, "other": 2.0}}
                 body, headers = update_body(chance)
@@ -150,7 +150,7 @@ async def works_honestly(http: httpx.AsyncClient, data_sha256: str) -> str:
         (await http.post("/v1/leases", params={"worker": "honest", "incarnation": B})).headers[LEASE_HEADER]
     )
     head = {"worker": "honest", "incarnation": B, "lease": lease["number"], "first": lease["first"], "loss": 1.0}
-    head["stop"] = lease["first"] + min(lease["push"], lease["steps"])
+    head["stop"] = lease["first"] + lease["push"]
     body = pack(np.zeros(VALUES, np.float32), NOTHING, "fp32")
     found = await http.post("/v1/updates", content=body, headers={UPDATE_HEADER: json.dumps(head)})
     return str(found.json()["verdict"])
@@ -168,7 +168,7 @@ async def test_an_aggregator_takes_mutated_bodies(
     shapes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = told(shapes, strategy="fedavg")
-    run.spec["strategy"]["local_steps"] = 100
+    run.spec["strategy"]["period"] = 100
     async with played(run) as parent:
         parent.leases = 10**9
         settings = HostSettings(parent=parent.url, folder=tmp_path / "agg", dataset=str(shapes), port=0, strategy="sgd")

@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from tests.integration.training.conftest import StartHost
 from tests.integration.training.hostile import LEASE, VALUES, Answer, answer, played, told
+from tierkit.access import Tickets
 from tierkit.errors import SetupError, TerraceError
 from tierkit.testing import serve_app
 from training.host.aggregator import open_aggregator
@@ -74,7 +75,7 @@ SPECS: list[tuple[str, Any]] = [
     ("network.seed", 10**19),
     ("network.mixup", 1e308),
     ("network.held_out_per_class", 10**400),
-    ("strategy.n_fetch", 10**9),
+    ("strategy.period", 10**9),
     ("lease_s", 1e400),
     ("workers", 10**30),
 ]
@@ -104,8 +105,8 @@ ANSWERS: dict[str, dict[str, Answer]] = {
     "no work, as a list": {"POST /v1/leases": answer([], 202)},
     "no work, as HTML": {"POST /v1/leases": answer(b"<html>", 202)},
     "no work, deep": {"POST /v1/leases": answer(DEEP, 202)},
-    "1e12 steps": {"POST /v1/leases": lease(steps=10**12)},
-    "steps beyond the period": {"POST /v1/leases": lease(steps=2)},
+    "1e12 steps": {"POST /v1/leases": lease(push=10**12)},
+    "steps beyond the period": {"POST /v1/leases": lease(push=2)},
     "steps beyond the end": {"POST /v1/leases": lease(first=100)},
     "a number beyond 64 bits": {"POST /v1/leases": lease(number=2**63)},
     "a number of 400 digits": {"POST /v1/leases": lease(number=10**400)},
@@ -201,7 +202,7 @@ async def test_an_aggregator_refuses_a_parent_that_asks_for_too_much(
             await asyncio.to_thread(open_aggregator, settings)
 
 
-@pytest.mark.parametrize("said", [lease(steps=10**4), lease(first=100), answer([], 202), weights(b"")])
+@pytest.mark.parametrize("said", [lease(push=10**4), lease(first=100), answer([], 202), weights(b"")])
 async def test_an_aggregator_ends_when_its_parent_grants_what_cannot_be(
     shapes: Path, tmp_path: Path, said: Answer
 ) -> None:
@@ -234,7 +235,9 @@ async def test_a_report_that_is_too_large_says_how_far_the_run_is(start_host: St
         )
         scheduler.instead[f"PUT /v1/runs/{running.host.spec.id}/report"] = answer({"stop": False})
         settings = HostSettings(network="mnist-100", scheduler=(scheduler.url,), port=0)
-        await asyncio.wait_for(report_to_scheduler(running.host, settings, running.url), 30)
+        await asyncio.wait_for(
+            report_to_scheduler(running.host, settings, running.url, Tickets(running.host.spec.id)), 30
+        )
     assert scheduler.seen[-1].endswith("/report")
 
 

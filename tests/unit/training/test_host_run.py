@@ -446,7 +446,7 @@ def test_times_are_counted_by_known_words_alone() -> None:
         told = {"step": 1.0, **{f"word{chr(97 + number // 26)}{chr(97 + number % 26)}": 1.0}}
         head = {"worker": "w", "incarnation": A, "lease": lease.number, "first": 0, "stop": 1, "loss": 1.0}
         known = UpdateHead.model_validate({**head, "times": told}).times
-        update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+        update = brought(lease, lease.unit.span, np.ones(VALUES, np.float32))
         assert run.take(A, update, 0, known, 0.0) == "taken"
     assert run.totals.times == {"step": 40.0}
     # A state that was written before has words of all kinds.
