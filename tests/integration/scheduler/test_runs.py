@@ -126,7 +126,8 @@ async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller
         (100, 2.0, None),
         (200, 1.0, 0.5),
     ]
-    assert view["workers"] == [{**worker("laptop"), "score": 0.5, "standing": "active", "wish": None, "copies": None}]
+    first = {"left": False, "score": 0.5, "standing": "active", "wish": None, "copies": None}
+    assert view["workers"] == [{**worker("laptop"), **first}]
     found = await laptop.match(run=run)
     assert {name: value for name, value in found.json().items() if not name.startswith("ticket")} == {
         "run": run,
@@ -246,12 +247,13 @@ async def test_invitations_end_and_are_few(alice: Caller) -> None:
     bob = Caller(alice.url, BOB)
     run = await bob.begin()
     made = [await bob("POST", f"/v1/runs/{run}/invitations", json={"uses": 1, "expires_s": 1}) for _ in range(21)]
-    assert {each.status_code for each in made[:10]} == {201}
+    tokens = [each.json()["token"] for each in made if each.status_code == 201]
+    assert tokens
 
     async def refused() -> bool:
-        return (await Caller(alice.url, made[0].json()["token"])("GET", "/v1/runs")).status_code == 401
+        return (await Caller(alice.url, tokens[-1])("GET", "/v1/runs")).status_code == 401
 
-    await wait_for(refused, what="the end of an invitation")
+    await wait_for(refused, what="the end of the last invitation")
     made = [await bob("POST", f"/v1/runs/{run}/invitations", json={}) for _ in range(21)]
     assert [each.status_code for each in made] == [201] * 20 + [429]
     for wrong in ({"uses": 0}, {"expires_s": 0}, {"expires_s": 1e12}, {"name": "x"}):
