@@ -179,8 +179,8 @@ def run_simulation(
         "cheaters": machines.cheaters,
         "quarantined": found.quarantined,
         "rechecks": found.rechecks,
-        "staleness": statistics.fmean(found.staleness),
-        "loss": statistics.fmean(found.losses[-100:]),
+        "staleness": found.staleness,
+        "loss": found.loss,
         "step_s": step_s,
         "serve_s": serve_s,
     }

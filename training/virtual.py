@@ -1,4 +1,4 @@
-"""A run on virtual time: the strategies as they are, with real gradients; machines and links are simulated.
+"""A run on virtual time: the host's `Run` as it is, with real gradients; machines and links are simulated.
 
 A worker asks for a unit, fetches the weights, computes as long as its speed says, and sends; the host serves one
 request after the other, and a request for a unit waits there until there is one. Whatever is computed is computed at
@@ -9,8 +9,10 @@ weights that are under way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,18 +24,17 @@ import numpy as np
 from tierkit.errors import Forbidden, InvalidInput, Overloaded, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
+from training.host.run import Run
 from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
-from training.trust.recheck import Rechecks, computed_again, is_same
-from training.units import Computed, Flat, Lease, Update, Verdict, is_finite
+from training.trust import recheck
+from training.trust.recheck import Rechecks, is_sound
+from training.units import Flat, Lease, Update, Verdict
 from training.wire import Format, format_of_weights, packed_bytes, rounded
 
 __all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 
-
-_DOUBT = 5
-"""Updates in a row that were refused: then it is seen whose fault it is."""
 _DEATHS, _DEATHS_EACH = 1_000, 100
 """Workers that die without an update in between, and for each machine: more, and a run would never end."""
 
@@ -43,14 +44,8 @@ half of the update is through, and the worker sends it again; the update comes l
 sends it again."""
 
 
-class Steps(Protocol):
+class Steps(recheck.Steps, Protocol):
     """What computes; see `training.learner.FlatLearner`."""
-
-    def load(self, weights: Flat, buffers: Flat) -> None: ...
-
-    def weights(self) -> Flat: ...
-
-    def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed: ...
 
     moments: Any
     """What AdamW remembers for the worker that computes."""
@@ -132,14 +127,14 @@ class Simulated:
     """Steps whose update is not in the weights at the end: none, if all is well."""
     spent: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Of each worker: seconds from its first request to its last update, and the steps of its updates."""
-    losses: list[float] = field(default_factory=list)
-    """Of the updates, in their order."""
+    loss: float | None = None
+    """Mean of the last 100 updates; None for a run without any."""
     quarantined: list[str] = field(default_factory=list)
     """Workers that were told that they take no part any more, in this order."""
     rechecks: int = 0
     """Updates that the host has computed again."""
-    staleness: list[int] = field(default_factory=list)
-    """Of each update: how often the weights had changed since those that it comes from."""
+    staleness: float = 0.0
+    """How often the weights had changed since those that an update comes from: mean."""
 
 
 def simulate(
@@ -175,7 +170,9 @@ def simulate(
             have brought anything.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
-    rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
+    # Nobody is forgotten, however many come and go.
+    run = Run(strategy, most_workers=math.inf)
+    run.rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
     plot = Plot(workers=len(workers), cheaters=sum(worker.cheat is not None for worker in workers))
     stays, came = random.Random(seed + 2), dict[str, float]()
     noise = np.random.default_rng(seed)
@@ -183,7 +180,7 @@ def simulate(
     lengths = len(strategy.weights), len(strategy.buffers)
     update_bytes, weights_bytes = packed_bytes(*lengths, wire), packed_bytes(*lengths, format_of_weights(wire))
     host_free, ready = 0.0, 0
-    refused = deaths = 0  # in a row
+    deaths = 0  # in a row
     sync_from, sync_until = 0.0, 0.0  # the last one that is due
     steps, applied = strategy.leases.left, set[int]()
     waiting: list[asyncio.Future[None]] = []
@@ -215,22 +212,17 @@ def simulate(
                 future.set_result(None)
         waiting.clear()
 
-    def present() -> tuple[Flat, Flat]:
-        """Weights and buffers, as they are sent."""
-        return rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
-
     async def granted(worker: SimulatedWorker) -> tuple[Lease, Flat, Flat] | None:
         """A unit with weights and buffers; None where the run has ended."""
         await served()
         waited = False
         while not strategy.finished:
             try:
-                lease = strategy.grant(worker.name, loop.time())
+                lease = run.grant(worker.name, worker.name, weights_bytes, loop.time())
             except Overloaded:  # until the leases of the dead have run out
                 lease = None
             if lease is not None:
-                found = lease, *present()
-                rechecks.granted(lease, present, strategy.leases)
+                found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
                 if waited:
                     await served()
                 await kept(lasting=False)
@@ -243,56 +235,41 @@ def simulate(
             await waiting[-1]
         return None
 
-    def recheck(update: Update) -> None:
-        """Compute this update again, if it is one of those; that costs the host no time here."""
-        chosen = rechecks.taken(update)
-        if chosen is not None and strategy.trust is not None:
-            own = computed_again(chosen, learner, sends, wire, masking)
-            strategy.rechecked(update.worker, is_same(update.computed, own, tolerance=strategy.trust.tolerance))
-            rechecks.done(chosen)
-            result.rechecks += 1
-
-    def doubt(steps: range) -> None:
-        """As `training.host.host` does: whether these weights give finite numbers at all."""
-        learner.load(*present())
-        found = learner.compute(steps, sends)
-        if not (is_finite(found.values) and is_finite(found.buffers)):
-            raise InvalidInput(
-                f"after {strategy.version:,} updates the weights give no finite numbers any more: lower the learning "
-                "rate, in the network's configuration or the strategy's"
-            )
-
-    async def bring(worker: SimulatedWorker, update: Update, version: int) -> Verdict:
+    async def bring(worker: SimulatedWorker, update: Update, rate: float | None) -> Verdict:
         """Send an update; what became of it."""
-        nonlocal refused, deaths
+        nonlocal deaths
         result.bytes_sent += update_bytes
         await loop.until(loop.time() + worker.link.seconds(update_bytes))
         await served()
-        age, before = strategy.version - version, strategy.version
-        verdict = strategy.take(update, loop.time())
+        before = strategy.version
+        verdict: Verdict = "late"
+        with contextlib.suppress(Forbidden):  # it hears of that when it asks for work
+            verdict = run.take(worker.name, update, update_bytes, {}, loop.time())
         if verdict == "taken":
             result.twice += len(applied.intersection(update.steps))
             applied.update(update.steps)
-            result.updates += 1
             deaths = 0
             _, done = result.spent.get(worker.name, (0.0, 0))
             result.spent[worker.name] = loop.time() - came[worker.name], done + len(update.steps)
-            result.losses.append(update.computed.loss)
-            result.staleness.append(age)
-            result.virtual_seconds = loop.time()
-            recheck(update)
+            if (chosen := run.rechecks.taken(update)) is not None:  # that costs the host no time here
+                right = run.rechecks.is_right(chosen, learner, sends, wire, masking)
+                run.rechecks.done(chosen)
+                run.rechecked(worker.name, right, loop.time())
+                result.rechecks += 1
             watch(strategy.leases.done, loop.time())
-            refused = 0
-        elif verdict == "refused":
-            refused += 1
-            if refused >= _DOUBT:
-                doubt(update.steps)
-        if strategy.version != before or verdict != "taken" or strategy.finished or not len(strategy.leases):
+        if run.doubtful:
+            if not is_sound(learner, run.copies(), update.steps, sends, rate):
+                raise InvalidInput(
+                    f"after {strategy.version:,} updates the weights give no finite numbers any more: lower the "
+                    "learning rate, in the network's configuration or the strategy's"
+                )
+            run.believe()
+        if run.is_news(verdict, before):
             wake()
         await kept(lasting=verdict != "duplicate")
         return verdict
 
-    async def sent(worker: SimulatedWorker, update: Update, version: int, fault: Fault | None) -> None:
+    async def sent(worker: SimulatedWorker, update: Update, rate: float | None, fault: Fault | None) -> None:
         """Send an update, whatever goes wrong."""
         kind, seconds = (None, 0.0) if fault is None else (fault.kind, fault.seconds)
         if kind == "cut":
@@ -302,10 +279,10 @@ def simulate(
             await loop.until(loop.time() + seconds)
         if kind == "death":
             return
-        verdict = await bring(worker, update, version)
+        verdict = await bring(worker, update, rate)
         if kind == "duplicate":
             await loop.until(loop.time() + seconds)
-            verdict = await bring(worker, update, version)
+            verdict = await bring(worker, update, rate)
         result.faults += fault is None and verdict not in ("taken", "duplicate")
 
     async def work(worker: SimulatedWorker) -> None:
@@ -336,13 +313,14 @@ def simulate(
             came = dataclasses.replace(said, values=rounded(said.values, wire))
             result.faults += fault is not None
             update = Update(lease=lease.number, worker=worker.name, steps=lease.unit.span, computed=came)
-            await sent(worker, update, lease.unit.version, fault)
+            await sent(worker, update, lease.unit.rate, fault)
 
     async def live(worker: SimulatedWorker) -> None:
         nonlocal deaths
         for number in itertools.count():
             name = f"{worker.name}.{number}" if number else worker.name
             came[name] = loop.time()
+            run.join(name, name, loop.time())
             task = asyncio.ensure_future(work(dataclasses.replace(worker, name=name)))
             if worker.stays_s is not None:
                 loop.at(loop.time() + stays.expovariate(1 / worker.stays_s), task.cancel)
@@ -369,4 +347,6 @@ def simulate(
 
     loop.run(main())
     result.missing = steps - len(applied)
+    result.virtual_seconds, result.updates = run.totals.latest_at, run.totals.updates
+    result.loss, result.staleness = run.loss, run.staleness
     return result

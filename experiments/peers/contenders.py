@@ -52,7 +52,7 @@ TERRACE = Contender(
     title="Terrace end node",
     protocol="oip",
     command=("-m", "end_node", "--port", "{port}", "--model", "{model}", "--models", "{weights}", "--threads", "1"),
-    distribution="terrace",
+    distribution="terrace-inference",
 )
 
 

@@ -95,7 +95,7 @@ LOCAL = Trainer(
     command=_script("torch", "--how", "local"),
     distribution="torch",
 )
-TERRACE = Trainer(name="terrace", title="Terrace", command=_script("terrace"), distribution="terrace")
+TERRACE = Trainer(name="terrace", title="Terrace", command=_script("terrace"), distribution="terrace-inference")
 FLOWER = Trainer(
     name="flower",
     title="Flower",

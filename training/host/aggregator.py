@@ -164,7 +164,7 @@ class Aggregator(Host):
         if not await self._computed(connection, lease):
             log.info("the parent has given the steps from %d on to somebody else", lease.first)
             return
-        after, buffers = await self._call(self._copies)
+        after, buffers = await self._call(self._run.copies)
         head = UpdateHead(
             worker=connection.name,
             incarnation=connection.incarnation,

@@ -39,9 +39,9 @@ from training.messages import (
     WorkerData,
     WorkerStatus,
 )
-from training.trust.recheck import Chosen, Rechecks, computed_again, is_same
-from training.units import Computed, Flat, is_finite
-from training.wire import format_of_weights, pack, packed_bytes, rounded
+from training.trust.recheck import Chosen, Rechecks, is_sound
+from training.units import Flat
+from training.wire import format_of_weights, pack, packed_bytes
 
 __all__ = ["Host"]
 
@@ -102,9 +102,9 @@ class Host:
         self._run, self._journal = run, journal
         self._learner, self._test, self._dataset = learner, test, dataset
         self._checker = checker
-        self._rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
+        run.rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
         self._again: asyncio.Queue[Chosen] = asyncio.Queue()
-        """Units to be computed again: never more than `Rechecks` keeps."""
+        """Units to be computed again: never more than `MOST_KEPT` of `training.trust.recheck`."""
         self._sharing = sharing
         self._wait_s = max_lease_wait_s
         self._clock, self._offset = clock, started_at - clock()
@@ -288,7 +288,8 @@ class Host:
             Forbidden, NotFound, Conflict: as `Run.check`.
         """
 
-        def call() -> UpdateAnswer:
+        def call() -> tuple[UpdateAnswer, bool]:
+            version = self._run.strategy.version
             self._run.check(head.worker, head.incarnation)
             began = time.perf_counter()
             now = self._now()
@@ -297,20 +298,21 @@ class Host:
             verdict = self._run.take(head.incarnation, update, size, times, now)
             if verdict == "taken":
                 self._note("take", now, body, head=head.model_dump(), size=size)
-                if (chosen := self._rechecks.taken(update)) is not None:
+                if (chosen := self._run.rechecks.taken(update)) is not None:
                     # Whether or not its worker waits for the answer.
                     loop.call_soon_threadsafe(self._again.put_nowait, chosen)
             elif verdict in ("stale", "refused"):
                 self._note("drop", now, name=head.worker, refused=verdict == "refused")
             self._run.spend({"apply": time.perf_counter() - began})
-            return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self.finished)
+            answer = UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self.finished)
+            return answer, self._run.is_news(verdict, version)
 
-        loop, version = asyncio.get_running_loop(), self._run.strategy.version
-        answer = await self._call(call)
+        loop = asyncio.get_running_loop()
+        answer, news = await self._call(call)
         if self._run.doubtful:
             await self._doubt(head.first)
             answer = answer.model_copy(update={"finished": self.finished})
-        if answer.version != version or answer.verdict != "taken" or not len(self._run.strategy.leases):
+        if news:
             self._tell()
         return answer
 
@@ -505,13 +507,7 @@ class Host:
             return None
         if self._packed is None or self._packed[0] != strategy.version:
             self._packed = strategy.version, pack(strategy.weights, strategy.buffers, form)
-        body = self._packed[1]
-
-        def start() -> tuple[Flat, Flat]:
-            return rounded(strategy.weights, form), strategy.buffers.copy()
-
-        self._rechecks.granted(lease, start, strategy.leases)
-        return GrantedLease.of(lease), body
+        return GrantedLease.of(lease), self._packed[1]
 
     def _now(self) -> float:
         """On the run's clock."""
@@ -544,33 +540,25 @@ class Host:
 
     async def _recheck(self, checker: FlatLearner) -> None:
         """One after the other, beside the run's thread."""
-        trust = self.spec.strategy.trust
-        assert trust is not None
         while True:
             chosen = await self._again.get()
-            segments = chosen.lease.unit.segments
-            if segments and self._sharing is None:  # of a former process, which gave images away
-                await self._call(lambda chosen=chosen: self._rechecks.done(chosen))  # type: ignore[misc]
-                continue
-            data = await asyncio.to_thread(self._drawn, segments)
+            name, segments = chosen.lease.worker, chosen.lease.unit.segments
+            right: bool | None = None
+            if not segments or self._sharing is not None:  # else of a former process, which gave images away
+                checker.draw_from(await asyncio.to_thread(self._drawn, segments))
+                sends, masking = self.spec.strategy.sends, self.spec.strategy.masking
+                again = self._run.rechecks.is_right
+                right = await asyncio.to_thread(again, chosen, checker, sends, self.spec.wire, masking)
 
-            def again(chosen: Chosen = chosen, data: TrainingData = data) -> Computed:
-                checker.draw_from(data)
-                strategy = self.spec.strategy
-                return computed_again(chosen, checker, strategy.sends, self.spec.wire, strategy.masking)
-
-            own = await asyncio.to_thread(again)
-            assert chosen.update is not None
-            name, right = chosen.lease.worker, is_same(chosen.update.computed, own, tolerance=trust.tolerance)
-
-            def call(chosen: Chosen = chosen, name: str = name, right: bool = right) -> None:
+            def call(chosen: Chosen = chosen, name: str = name, right: bool | None = right) -> None:
                 now = self._now()
-                self._rechecks.done(chosen)
-                self._run.rechecked(name, right, now)
-                self._note("rechecked", now, name=name, right=right)
+                self._run.rechecks.done(chosen)
+                if right is not None:
+                    self._run.rechecked(name, right, now)
+                    self._note("rechecked", now, name=name, right=right)
 
             await self._call(call)
-            if not right:
+            if right is False:
                 log.warning("an update of %s is not what its steps give", name)
                 self._tell()
 
@@ -629,7 +617,7 @@ class Host:
     async def _measured(self, images: ImageSet) -> float:
         """The accuracy. Weights that give no loss which means something are the end of the run."""
         async with self._learning:
-            weights, buffers = await self._call(self._copies)
+            weights, buffers = await self._call(self._run.copies)
             accuracy, loss = await asyncio.to_thread(self._learner.evaluated, weights, buffers, images)
         if not loss <= MOST_LOSS:
             self.error = f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: {_LOWER}"
@@ -638,26 +626,17 @@ class Host:
     async def _doubt(self, first: int) -> None:
         """Updates were refused one after the other. Compute these steps here, from the weights as they are: where that
         gives no finite numbers either, it is not the workers' fault, and the run has failed."""
-        start = min(first, self.steps - 1)
-        steps = range(start, min(start + self.spec.strategy.period, self.steps))
+        first = min(first, self.steps - 1)
+        steps = range(first, min(first + self.spec.strategy.period, self.steps))
         async with self._learning:
             if not self._run.doubtful or self.finished:
                 return
-            weights, buffers = await self._call(self._copies)
-
-            def computed() -> bool:
-                self._learner.load(weights, buffers)
-                found = self._learner.compute(steps, self.spec.strategy.sends, self.spec.strategy.local_rate)
-                return is_finite(found.values) and is_finite(found.buffers)
-
-            good = await asyncio.to_thread(computed)
+            start, strategy = await self._call(self._run.copies), self.spec.strategy
+            good = await asyncio.to_thread(is_sound, self._learner, start, steps, strategy.sends, strategy.local_rate)
         if good:
             await self._call(self._run.believe)
         else:
             self.error = f"the updates, and the host's own one from these weights, are not finite: {_LOWER}"
-
-    def _copies(self) -> tuple[Flat, Flat]:
-        return self._run.strategy.weights.copy(), self._run.strategy.buffers.copy()
 
     def _figures(self) -> dict[str, Any]:
         run, totals, spec = self._run, self._run.totals, self.spec

@@ -19,6 +19,7 @@ from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.types import TOLD_TO_GO, WorkerOrder
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus, known_times
 from training.strategies.protocol import Strategy
+from training.trust.recheck import Rechecks
 from training.units import Computed, Flat, Lease, Update, Verdict
 from training.wire import unpack
 
@@ -68,13 +69,16 @@ class _Totals:
 class Run:
     """Times are seconds on one clock for the whole run, which stands still while there is no host."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, *, most_workers: float = _MOST_WORKERS) -> None:
         self.strategy = strategy
+        self._most_workers = most_workers
         self.totals = _Totals()
         self._workers: dict[str, _Worker] = {}
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._refused = 0
         """Updates in a row."""
+        self.rechecks = Rechecks(None, lambda: 1.0)
+        """The host's; a run that is repeated from its journal chooses nothing."""
 
     @property
     def doubtful(self) -> bool:
@@ -103,7 +107,7 @@ class Run:
         """
         self.strategy.scores.check(name)
         replaced: str | None = None
-        if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
+        if name not in self._workers and len(self._workers) >= self._most_workers:
             # A name that has brought nothing yet has little to lose, and costs whoever claims it nothing.
             left_s = {
                 other: (_FORGOTTEN_S if each.updates else _NEVER_WORKED_S) - (now - each.heard_at)
@@ -117,7 +121,7 @@ class Run:
                 [(most, count)] = callers.most_common(1)
                 if callers[caller] + 1 >= count:
                     raise Overloaded(
-                        f"{_MOST_WORKERS:,} workers are in this run; join when one has left", retry_after_s=wait_s
+                        f"{len(self._workers):,} workers are in this run; join when one has left", retry_after_s=wait_s
                     )
                 theirs = (other for other in left_s if self._workers[other].caller == most)
                 replaced = min(theirs, key=left_s.__getitem__)
@@ -210,6 +214,7 @@ class Run:
             totals.began_at = now if totals.began_at is None else totals.began_at
             totals.bytes_received += size
             worker.bytes_received += size
+            self.rechecks.granted(lease, self.copies, self.strategy.leases)
         return lease
 
     def renew(self, name: str, incarnation: str, lease: int, shown: int, now: float) -> bool:
@@ -268,6 +273,15 @@ class Run:
         if verdict != "duplicate":
             self._refused = self._refused + 1 if verdict == "refused" else 0
         return verdict
+
+    def is_news(self, verdict: Verdict, version: int) -> bool:
+        """Whether there may be work for those who wait, after an update that found this version of the weights."""
+        strategy = self.strategy
+        return strategy.version != version or verdict != "taken" or strategy.finished or not len(strategy.leases)
+
+    def copies(self) -> tuple[Flat, Flat]:
+        """Weights and buffers as they are now."""
+        return self.strategy.weights.copy(), self.strategy.buffers.copy()
 
     def drop(self, name: str, now: float, refused: bool = False) -> None:
         """An update was not taken, and what its worker had is given back: `take` has done so, and this repeats it."""

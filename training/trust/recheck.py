@@ -18,10 +18,10 @@ from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.leases import Leases
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Update
-from training.wire import Format, rounded
+from training.units import Computed, Flat, Lease, Update, is_finite
+from training.wire import Format, format_of_weights, rounded
 
-__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "computed_again", "is_same"]
+__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "Steps", "computed_again", "is_same", "is_sound"]
 
 MOST_KEPT = 8
 """Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
@@ -56,7 +56,7 @@ class Rechecks:
     """
 
     def __init__(self, config: TrustConfig | None, chance: Callable[[], float]) -> None:
-        self._share = 0.0 if config is None else config.recheck
+        self._share, self._tolerance = (0.0, 0.0) if config is None else (config.recheck, config.tolerance)
         self._chance = chance
         self._chosen: dict[int, Chosen] = {}
         """By lease."""
@@ -65,7 +65,7 @@ class Rechecks:
         """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
 
         Args:
-            start: gives copies of the weights and buffers that its worker has got.
+            start: gives copies of the present weights and buffers.
         """
         for number, each in list(self._chosen.items()):
             if each.update is None and not leases.holds(number):
@@ -82,6 +82,14 @@ class Rechecks:
         chosen.update = update
         return chosen
 
+    def is_right(
+        self, chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None
+    ) -> bool:
+        """Compute a unit again; whether its update is what its steps give. Changes nothing here."""
+        assert chosen.update is not None
+        own = computed_again(chosen, learner, sends, wire, masking)
+        return is_same(chosen.update.computed, own, tolerance=self._tolerance)
+
     def done(self, chosen: Chosen) -> None:
         """It was computed again."""
         self._chosen.pop(chosen.lease.number, None)
@@ -92,7 +100,7 @@ def computed_again(
 ) -> Computed:
     """What an honest worker sends for the update of a unit, as it comes out of its message."""
     unit = chosen.lease.unit
-    learner.load(chosen.weights, chosen.buffers)
+    learner.load(rounded(chosen.weights, format_of_weights(wire)), chosen.buffers)
     # With noise there are no rechecks, so none is drawn.
     computed = masked(learner.compute(unit.span, sends, unit.rate), masking, np.random.default_rng(0))
     return replace(computed, values=rounded(computed.values, wire))
@@ -102,6 +110,14 @@ def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
     """Whether an update is what its steps give: neither its values nor its buffers are further from that than this
     share of their length; to the bit with 0, but for the sign of a zero."""
     return _near(came.values, own.values, tolerance) and _near(came.buffers, own.buffers, tolerance)
+
+
+def is_sound(learner: Steps, start: tuple[Flat, Flat], steps: range, sends: Sends, rate: float | None) -> bool:
+    """Whether weights and buffers give finite numbers. If they do not, workers whose updates are refused one after the
+    other are not at fault."""
+    learner.load(*start)
+    found = learner.compute(steps, sends, rate)
+    return is_finite(found.values) and is_finite(found.buffers)
 
 
 def _near(came: Flat, own: Flat, tolerance: float) -> bool:

@@ -163,7 +163,7 @@ async def test_updates_are_taken_while_a_unit_is_computed_again(
         assert chosen.update is not None
         return chosen.update.computed
 
-    monkeypatch.setattr("training.host.host.computed_again", slowly)
+    monkeypatch.setattr("training.trust.recheck.computed_again", slowly)
     async with start_host(epochs=2_000, strategy=strategy(recheck=1.0, deviation=1e9), workers=4) as running:
         honest = [asyncio.create_task(work(options(running, shapes, f"w{n}"))) for n in range(4)]
         try:

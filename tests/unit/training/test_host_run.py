@@ -89,9 +89,8 @@ def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
         ]
 
 
-def test_those_who_have_left_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.host.run._MOST_WORKERS", 3)
-    run = new_run("downpour")
+def test_those_who_have_left_make_room_for_others() -> None:
+    run = Run(new_run("downpour").strategy, most_workers=3)
     for number in range(6):
         run.join(f"w{number}", A, float(number))
         lease = run.grant(f"w{number}", A, 100, float(number))
