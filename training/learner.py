@@ -25,6 +25,7 @@ from tierkit.errors import InvalidAnswer, WeightsError
 from training.messages import RunSpec
 from training.strategies.config import Inner, Sends
 from training.units import Computed, Flat
+from training.worker.measuring import free_bytes
 
 __all__ = ["FlatLearner", "foreign", "learner_of"]
 
@@ -62,6 +63,22 @@ class FlatLearner:
     def lengths(self) -> tuple[int, int]:
         """Numbers in the weights, and in the buffers."""
         return sum(each.numel() for each in self._parameters), sum(each.numel() for each in self._buffers)
+
+    def step_bytes(self) -> int:
+        """About what a step keeps in memory besides the weights: what the layers give for a batch, in fp32."""
+        numbers, network = 0, self._learner.network
+
+        def count(_layer: torch.nn.Module, _given: Any, found: Any) -> None:
+            nonlocal numbers
+            numbers += found.numel() if isinstance(found, Tensor) else 0
+
+        hooks = [each.register_forward_hook(count) for each in network.modules() if not any(each.children())]
+        height, width, colours = self.data.held_out.images.shape[1:]
+        with torch.inference_mode():
+            network.eval()(torch.zeros(1, colours, height, width, device=self.data.device))
+        for each in hooks:
+            each.remove()
+        return 4 * numbers * min(self.config.batch_size, self.data.train_images)
 
     def weights(self) -> Flat:
         """As they are now; at first the configuration's random ones."""
@@ -260,7 +277,8 @@ def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
     """The learner of a run that another machine describes. No layer is filled once there are more values than it says.
 
     Raises:
-        InvalidAnswer: its network has another number of values or buffers than it says.
+        InvalidAnswer: its network has another number of values or buffers than it says, or a step does not fit in the
+            memory that is free.
         InvalidInput, WeightsError, DataError: as `FlatLearner`.
     """
     seen, thread = 0, threading.get_ident()
@@ -281,6 +299,11 @@ def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
         raise InvalidAnswer(
             f"the host's network has {found[0]:,} values and {found[1]:,} in buffers; the host says "
             f"{spec.values:,} and {spec.buffers:,}"
+        )
+    needed, free = learner.step_bytes(), free_bytes(str(data.device))
+    if free is not None and needed > free:
+        raise InvalidAnswer(
+            f"a step of the host's network takes {needed / 1e9:.1f} GB, and this machine has {free / 1e9:.1f} free"
         )
     return learner
 

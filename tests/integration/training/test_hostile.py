@@ -97,6 +97,22 @@ async def test_a_run_that_asks_for_too_much_is_refused_before_a_lease(shapes: Pa
     assert "POST /v1/leases" not in host.seen
 
 
+async def test_a_step_that_does_not_fit_in_memory_is_refused(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 28 images at most, and some thousand numbers of 4 bytes for each.
+    for free, leases in ((28 * 103 * 4, False), (28 * 4 * 10_000, True)):
+        monkeypatch.setattr("training.learner.free_bytes", lambda device, free=free: free)
+        async with played(told(shapes)) as host:
+            host.leases = 0
+            host.told.spec["network"]["batch_size"] = 60_000
+            working = work(WorkerOptions(find_host=at(host.url), name="w", dataset=str(shapes), patience_s=1.0))
+            if leases:
+                await working
+            else:
+                with pytest.raises(TerraceError, match="free"):
+                    await working
+        assert ("POST /v1/leases" in host.seen) is leases
+
+
 DEEP = b"[" * 200_000
 
 ANSWERS: dict[str, dict[str, Answer]] = {
