@@ -22,7 +22,7 @@ from tierkit.inference.model import Array
 __all__ = ["Folded", "Plain", "check_answers_differ", "probes_of", "served"]
 
 _PROBES = 4
-_LONGEST_S = 20.0
+_LONGEST_S = 15.0
 """For a picture."""
 _TOLERANCE = 1e-3
 """Of the largest score: by how much preprocessing inside the graph may change an answer."""
