@@ -405,3 +405,30 @@ def test_colluding_cheaters_are_found_by_computing_again(cheat: Cheat) -> None:
 def test_the_median_alone_does_not_find_cheaters_who_stay_near_the_mean() -> None:
     _, _, result = simulated(OuterConfig(period=5, trust=TrustConfig(centre="median")), "alie")
     assert result.quarantined == []
+
+
+@pytest.mark.parametrize("centre", ["median", "trimmed-mean"])
+def test_running_statistics_that_are_poisoned_are_left_out_and_put_their_worker_out(centre: Any) -> None:
+    chance, honest = np.random.default_rng(1), np.ones(8, np.float32)
+    trust = TrustConfig(centre=centre, quarantine=0.3)
+    strategy = build_strategy(
+        OuterConfig(period=1, workers=10, trust=trust),
+        np.zeros(50, np.float32),
+        honest,
+        steps=100,
+        rate=lambda step: RATE,
+        peak_rate=RATE,
+        workers=10,
+        lease_s=100.0,
+    )
+    for round_number in range(3):
+        leases = [granted(strategy, f"w{number}", float(round_number)) for number in range(10)]
+        for number, lease in enumerate(leases):
+            values = (0.01 + 0.001 * chance.standard_normal(50)).astype(np.float32)
+            buffers = -1e6 * honest if number == 0 else honest
+            found = Computed(values=values, buffers=buffers, loss=1.0)
+            update = Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=found)
+            assert strategy.take(update, round_number + 0.5) == "taken"
+        np.testing.assert_allclose(strategy.buffers, honest)
+    assert strategy.scores.barred() == {"w0"}
+    assert strategy.scores.score("w5") > 0.5
