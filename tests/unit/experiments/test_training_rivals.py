@@ -1,6 +1,10 @@
 """Terrace beside other frameworks: what is read of their output, what is kept of trials, how rounds are judged."""
 
+import importlib.util
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,3 +116,19 @@ def test_the_table_shows_medians_and_ranges_of_the_rounds_alone() -> None:
 def test_one_that_cannot_be_installed_says_why_in_the_table() -> None:
     kept = record(*rounds(terrace=[1.0, 1.0, 1.0], flower=[None, None, None]))
     assert "unmeasured: it died" in RIVALS.table(kept).markdown()
+
+
+@pytest.mark.train
+def test_the_accuracy_rises_evenly_between_two_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'learn'")
+    script = Path(__file__).parents[3] / "experiments" / "training" / "contenders" / "common.py"
+    spec = importlib.util.spec_from_file_location("contenders_common", script)
+    assert spec is not None
+    assert spec.loader is not None
+    common = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(common)
+    measured = iter([0.1, 0.2, 0.4])
+    curve = common.Curve(SimpleNamespace(accuracy=lambda network: next(measured)), 0.3)
+    assert [curve.reached(None, seconds, updates=1, steps=2) for seconds in (10.0, 20.0, 30.0)] == [False, False, True]
+    told = json.loads(capsys.readouterr().out)
+    assert (told["seconds"], told["ended_s"], told["accuracy"]) == (pytest.approx(25.0), 30.0, 0.4)
