@@ -40,7 +40,7 @@ _POLL_S = 0.05
 _TRIAL_SEED = 1_000
 """Added to the seeds of trials, so that no round repeats one."""
 _TORCH = "torch==2.13.0"
-_RATES = (0.05, 0.1)
+_RATES = (0.05, 0.1, 0.2)
 _MOST_OF_TORCH = 1.15
 """Of the time of the faster row of torch.distributed, in the median of the rounds."""
 
