@@ -23,7 +23,7 @@ from models.training.learner import NetworkLearner, groups_of, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import InvalidAnswer, WeightsError
 from training.messages import RunSpec
-from training.strategies.config import Inner, Sends
+from training.strategies.config import Sends, StrategyConfig
 from training.units import Computed, Flat
 from training.worker.measuring import free_bytes
 
@@ -35,17 +35,17 @@ _CALIBRATION_BATCHES = 20
 class FlatLearner:
     """A network whose weights come from outside, as one vector, and whose steps can be computed in any order.
 
-    The same weights, buffers and steps give the same result, bit for bit on one machine. Local steps are SGD with the
-    momentum of the configuration, which starts from nothing with each `load`; or AdamW, whose moments stay.
+    The same weights, buffers and steps give the same result, bit for bit on one machine, unless the strategy lets a
+    worker keep the momentum of its steps from unit to unit.
 
     Args:
-        inner: which of them a change of the weights comes from.
+        strategy: whose local steps a change of the weights comes from; SGD without anything kept unless given.
 
     Raises:
         InvalidInput, WeightsError, DataError: as `NetworkLearner`.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainingData, *, inner: Inner = "sgd") -> None:
+    def __init__(self, config: TrainConfig, data: TrainingData, *, strategy: StrategyConfig | None = None) -> None:
         self.config = config
         self.data = data
         self.steps = config.all_epochs * data.batches.steps_per_epoch
@@ -54,10 +54,9 @@ class FlatLearner:
         self._parameters = list(network.parameters())
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
         self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-        self._velocity: list[Tensor | None] = [None] * len(self._parameters)
-        self._inner = inner
-        self.moments: torch.optim.AdamW | None = None
-        """What AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
+        self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
+        self.moments: Any = None
+        """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -100,7 +99,8 @@ class FlatLearner:
         """
         _fill(self._parameters, weights, self.config.name)
         _fill(self._buffers, buffers, self.config.name)
-        self._velocity = [None] * len(self._parameters)
+        if not self._keeps:
+            self.moments = None
 
     def draw_from(self, data: TrainingData) -> None:
         """Take the batches of the steps to come from these images: some segments of the same data set."""
@@ -230,11 +230,11 @@ class FlatLearner:
         ]
 
     def _descend(self, gradients: list[Tensor], rate: float, momentum: float) -> None:
+        if momentum and self.moments is None:
+            self.moments = [torch.zeros_like(each) for each in gradients]
         for place, (value, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             if momentum:
-                velocity = self._velocity[place]
-                velocity = gradient.clone() if velocity is None else velocity.mul_(momentum).add_(gradient)
-                self._velocity[place] = velocity
+                velocity = self.moments[place].mul_(momentum).add_(gradient)
                 gradient = gradient.add(velocity, alpha=momentum)  # Nesterov
             value.data.add_(gradient, alpha=-rate)
 
@@ -292,7 +292,7 @@ def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
 
     counting = register_module_parameter_registration_hook(count)
     try:
-        learner = FlatLearner(spec.network, data, inner=spec.strategy.inner)
+        learner = FlatLearner(spec.network, data, strategy=spec.strategy)
     finally:
         counting.remove()
     if (found := learner.lengths) != (spec.values, spec.buffers):

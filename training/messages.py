@@ -173,8 +173,8 @@ class WorkerData(Frozen):
     """How much of that copy is there, as it said last."""
 
 
-class GrantedLease(Frozen):
-    """A lease, as its worker is told of it."""
+class GrantedLease(Frozen, extra="ignore"):
+    """A lease, as its worker is told of it; what a newer host says besides is passed over."""
 
     number: LeaseNumber
     version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]

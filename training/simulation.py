@@ -96,7 +96,7 @@ def run_simulation(
             that means anything, can be computed from them; workers die too soon; or the strategy judges more or
             fewer updates together than it can.
     """
-    learner, wire = FlatLearner(config, data, inner=choice.inner), machines.wire
+    learner, wire = FlatLearner(config, data, strategy=choice), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
 
     def start() -> Strategy:

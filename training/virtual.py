@@ -302,8 +302,8 @@ def simulate(
             await loop.until(loop.time() + worker.link.seconds(weights_bytes))
             pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + spread * draw.uniform(-1, 1)
             await loop.until(loop.time() + worker.step_s * lease.unit.steps * pace)
-            learner.load(weights, buffers)
             learner.moments = moments.get(worker.name)
+            learner.load(weights, buffers)
             computed = learner.compute(lease.unit.span, sends, lease.unit.rate)
             moments[worker.name] = learner.moments
             fault = faults.get(ready) if faults else None

@@ -32,7 +32,7 @@ async def compute_as_chief(host: Host, data: TrainingData) -> None:
     Args:
         data: the training images; the host measures with a network of its own.
     """
-    learner = await asyncio.to_thread(FlatLearner, host.spec.network, data, inner=host.spec.strategy.inner)
+    learner = await asyncio.to_thread(FlatLearner, host.spec.network, data, strategy=host.spec.strategy)
     barred = False
     while not host.finished:
         try:

@@ -23,11 +23,26 @@ Steps = Annotated[int, Field(ge=1, le=10_000)]
 
 
 Inner = Literal["sgd", "adamw"]
-"""What a worker's local steps are made by: SGD that begins anew with each unit, or AdamW (Loshchilov and Hutter 2019,
-arXiv:1711.05101), whose moments stay with the worker."""
+"""What a worker's local steps are made by: SGD with the network's momentum, or AdamW (Loshchilov and Hutter 2019,
+arXiv:1711.05101)."""
 
 
-class ServerConfig(Strict):
+class _Judged(Strict):
+    """What every strategy may have."""
+
+    trust: TrustConfig | None = None
+    """Judge updates by several at a time. Default: all count, whoever sends them."""
+    masking: Masking | None = None
+    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute
+        a unit again."""
+        return self.trust is None or not self.trust.recheck
+
+
+class ServerConfig(_Judged):
     """Asynchronous: each update goes into the weights as it comes."""
 
     family: Literal["server"] = "server"
@@ -46,10 +61,6 @@ class ServerConfig(Strict):
     """Of the mean square of the gradients in `dc-adaptive`."""
     most_stale: PositiveInt = 1_000
     """An update from weights that have changed more often than this since is refused."""
-    trust: TrustConfig | None = None
-    """Judge updates by several at a time. Default: each goes into the weights as it comes, whoever sends it."""
-    masking: Masking | None = None
-    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
 
     @property
     def sends(self) -> Sends:
@@ -74,7 +85,7 @@ class ServerConfig(Strict):
         return self
 
 
-class OuterConfig(Strict):
+class OuterConfig(_Judged):
     """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
 
     family: Literal["outer"] = "outer"
@@ -98,10 +109,6 @@ class OuterConfig(Strict):
     """What a worker's steps are made by."""
     inner_rate: PositiveFloat | None = None
     """Learning rate of a worker's steps at its highest. Default: the network's own."""
-    trust: TrustConfig | None = None
-    """Judge the updates of a round. Default: their mean counts, whoever sends them."""
-    masking: Masking | None = None
-    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
 
     @property
     def sends(self) -> Sends:
