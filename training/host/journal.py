@@ -113,7 +113,7 @@ class Journal:
         acknowledged: it is cut off, and kept in a file until the next time.
 
         Args:
-            accept_loss: treat damage before the last call in the same way.
+            accept_loss: treat damage to a call whose length is there in the same way.
 
         Raises:
             SetupError: there is such damage; nothing is changed.
@@ -148,7 +148,13 @@ class Journal:
         return (call, body) if right else None
 
     def _goes_on(self, file: IO[bytes], place: int) -> bool:
-        """Whether a whole call comes after a place without one. No worker can imitate it without the key."""
+        """Whether the journal goes on after a place where no call is whole: by a whole one, which no worker can imitate
+        without the key, or because a call has its whole length there."""
+        file.seek(place)
+        if len(head := file.read(_HEAD.size)) == _HEAD.size:
+            key, call_bytes, body_bytes, _ = _HEAD.unpack(head)
+            if key == self._key and place + _HEAD.size + call_bytes + body_bytes == os.fstat(file.fileno()).st_size:
+                return True
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             while (place := content.find(self._key, place + 1)) >= 0:
                 if self._read(file, place) is not None:
@@ -159,8 +165,8 @@ class Journal:
         copy = path.with_name(f"{path.name}-from-{whole}.cut" if lost else "torn.cut")
         if lost and not accept_loss:
             raise SetupError(
-                f"{path} is damaged at byte {whole:,}, before calls that are whole: updates that were acknowledged "
-                "would be lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, "
+                f"{path} is damaged at byte {whole:,}, and goes on after that: updates that were acknowledged would be "
+                "lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, "
                 f"which goes on without the last {rest:,} bytes, and keeps them in {copy.name}"
             )
         copy.touch(mode=0o600)

@@ -323,7 +323,7 @@ def numbers(folder: Path, *, accept_loss: bool = False) -> list[int]:
         journal.close()
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "bit", "long"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "long"])
 def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_path: Path, damage: str) -> None:
     kept(tmp_path)
     path = tmp_path / "journal-0"
@@ -331,11 +331,10 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     damaged = {
         "cut": whole[:-1],
         "garbage": whole + b"\xff" * 40,
-        "bit": whole[:-1] + bytes([whole[-1] ^ 1]),
         "long": whole + struct.pack("<IQI", 10, 2**60, 0),
     }
     path.write_bytes(damaged[damage])
-    expected = [0, 1] if damage in ("cut", "bit") else [0, 1, 2]
+    expected = [0, 1] if damage == "cut" else [0, 1, 2]
     assert numbers(tmp_path) == expected
     (copy,) = tmp_path.glob("*.cut")
     assert path.read_bytes() + copy.read_bytes() == damaged[damage]
@@ -349,22 +348,23 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     assert numbers(tmp_path) == [*expected, 9]
 
 
-@pytest.mark.parametrize("place", range(0, 52, 3))
-def test_damage_before_whole_calls_is_refused_and_its_bytes_are_kept(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("place", [*range(0, 52, 3), -1, -20])
+def test_damage_to_whole_calls_is_refused_and_its_bytes_are_kept(tmp_path: Path, place: int) -> None:
     kept(tmp_path)
     path = tmp_path / "journal-0"
     content = bytearray(path.read_bytes())
-    content[place] ^= 16  # in the key, the lengths, the checksum, or the call of the first record
+    content[place] ^= 16  # in the key, the lengths, the checksum, or the call of the first record; or in the last one
     path.write_bytes(content)
     for _ in range(2):
         with pytest.raises(SetupError, match="accept-loss"):
             numbers(tmp_path)
         assert path.read_bytes() == content
-    assert numbers(tmp_path, accept_loss=True) == []
+    left = [0, 1] if place < 0 else []
+    assert numbers(tmp_path, accept_loss=True) == left
     (copy,) = tmp_path.glob("*.cut")
-    assert copy.read_bytes() == content
+    assert path.read_bytes() + copy.read_bytes() == content
     assert copy.stat().st_mode & 0o077 == 0
-    assert numbers(tmp_path) == []
+    assert numbers(tmp_path) == left
 
 
 def test_an_update_that_looks_like_calls_does_not_make_a_torn_end_into_damage(tmp_path: Path) -> None:
