@@ -22,13 +22,20 @@ from training.messages import LEASE_HEADER, RunSpec
 from training.strategies.config import find_strategy
 from training.wire import pack
 
-__all__ = ["HIDDEN", "LEASE", "VALUES", "Answer", "Played", "Told", "answer", "played", "told"]
+__all__ = ["HIDDEN", "LEASE", "STATUS", "VALUES", "Answer", "Played", "Told", "answer", "played", "told"]
 
 Answer = tuple[int, Mapping[str, str], bytes]
 
 HIDDEN = 100
 VALUES = 3072 * HIDDEN + HIDDEN + HIDDEN * 3 + 3
 LEASE = {"number": 1, "version": 0, "first": 0, "push": 1}
+
+_COUNTS = ("done", "steps", "version", "seconds", "updates", "bytes_sent", "bytes_received", "faults")
+STATUS = {
+    **dict.fromkeys(_COUNTS, 0),
+    **dict.fromkeys(("loss", "accuracy", "result")),
+    **{"id": "a" * 32, "network": "net", "strategy": "sgd", "state": "running", "times": {}, "workers": []},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +87,7 @@ class Played:
     def usual(self, route: str) -> Answer:
         """What an honest host says."""
         if route == "GET /v1/run":
-            return answer({"spec": self.told.spec, "status": {}})
+            return answer({"spec": self.told.spec, "status": STATUS})
         if route == "POST /v1/leases":
             if self.seen.count(route) > self.leases:
                 return answer({"finished": True}, 202)

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from tests.integration.training.conftest import StartHost
-from tests.integration.training.hostile import LEASE, VALUES, Answer, answer, played, told
+from tests.integration.training.hostile import LEASE, STATUS, VALUES, Answer, answer, played, told
 from tierkit.access import Tickets
 from tierkit.errors import SetupError, TerraceError
 from tierkit.testing import serve_app
@@ -85,7 +85,7 @@ SPECS: list[tuple[str, Any]] = [
 async def test_a_run_that_asks_for_too_much_is_refused_before_a_lease(shapes: Path, path: str, value: Any) -> None:
     run = told(shapes)
     async with played(run) as host:
-        host.instead["GET /v1/run"] = answer({"spec": changed(run.spec, path, value), "status": {}})
+        host.instead["GET /v1/run"] = answer({"spec": changed(run.spec, path, value), "status": STATUS})
         tracemalloc.start()
         try:
             with pytest.raises(TerraceError) as caught:
@@ -212,7 +212,7 @@ async def test_an_aggregator_refuses_a_parent_that_asks_for_too_much(
 ) -> None:
     run = told(shapes, strategy="fedavg")
     async with played(run) as host:
-        host.instead["GET /v1/run"] = answer({"spec": changed(run.spec, path, value), "status": {}})
+        host.instead["GET /v1/run"] = answer({"spec": changed(run.spec, path, value), "status": STATUS})
         settings = HostSettings(parent=host.url, folder=tmp_path / "agg", dataset=str(shapes), port=0, patience_s=0.3)
         with pytest.raises(SetupError):
             await asyncio.to_thread(open_aggregator, settings)
