@@ -2,8 +2,8 @@
 
 A worker asks for a unit, fetches the weights, computes as long as its speed says, and sends; the host serves one
 request after the other, and a request for a unit waits there until there is one. Whatever is computed is computed at
-once, in this process: only its time is virtual. So a run of a thousand workers needs the memory of one network, and the
-weights that are under way.
+once, in this process: only its time is virtual. So a run of a thousand workers needs the memory of one network, of the
+weights that are under way, and of the momentum that workers keep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
@@ -28,8 +28,7 @@ from training.host.run import Run
 from training.masking import Masking, masked
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
-from training.trust import recheck
-from training.trust.recheck import Rechecks, is_sound
+from training.trust.recheck import Rechecks, Steps, is_sound
 from training.units import Flat, Lease, Update, Verdict
 from training.wire import Format, format_of_weights, packed_bytes, rounded
 
@@ -42,13 +41,6 @@ FaultKind = Literal["death", "cut", "delay", "duplicate"]
 """The worker dies with an update that it has not sent, and another process takes its place; the connection breaks when
 half of the update is through, and the worker sends it again; the update comes late; its answer is lost, and the worker
 sends it again."""
-
-
-class Steps(recheck.Steps, Protocol):
-    """What computes; see `training.learner.FlatLearner`."""
-
-    moments: Any
-    """What AdamW remembers for the worker that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +328,7 @@ def simulate(
                         f"{deaths:,} workers died without an update in between: let each stay for longer, since a "
                         f"step takes {worker.step_s:.3g} s"
                     ) from None
+                moments.pop(name, None)
                 if worker.stays_s is not None:
                     continue
             return

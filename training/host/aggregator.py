@@ -283,6 +283,7 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
             steps=unit.steps,
             rate=learner.rate,
             peak_rate=network.peak_rate,
+            momentum=network.momentum,
             local_rate=unit.rate,
             workers=spec.workers,
             lease_s=spec.lease_s,

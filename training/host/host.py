@@ -632,7 +632,8 @@ class Host:
             if not self._run.doubtful or self.finished:
                 return
             start, strategy = await self._call(self._run.copies), self.spec.strategy
-            good = await asyncio.to_thread(is_sound, self._learner, start, steps, strategy.sends, strategy.local_rate)
+            rate = self._run.strategy.leases.rate
+            good = await asyncio.to_thread(is_sound, self._learner, start, steps, strategy.sends, rate)
         if good:
             await self._call(self._run.believe)
         else:

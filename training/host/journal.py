@@ -35,10 +35,11 @@ __all__ = ["Journal"]
 
 log = logging.getLogger(__name__)
 
-_HEAD = struct.Struct("<16sIQI")
-"""The journal's key; bytes of the call and of its body; and the CRC-32 of all of these, the call and the body."""
-_CRC_AT = 28
-"""Where in the head the CRC-32 is."""
+_HEAD = struct.Struct("<16sQIQI")
+"""The journal's key; the number of the call; bytes of the call and of its body; and the CRC-32 of all of these,
+the call and the body. The file begins with the key alone."""
+_KEY_BYTES, _CRC_AT = 16, 36
+"""Of the key; and where in the head the CRC-32 is."""
 _LONGEST_CALL = 1 << 20
 _SHORTEST = 64 << 20
 """A journal of fewer bytes is never begun anew."""
@@ -61,7 +62,9 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._number = -1
         self._key = b""
-        """Begins each call of the journal; drawn at random for each, and kept with the state."""
+        """Begins the journal and each of its calls; drawn at random for each journal, and kept with the state."""
+        self._calls = 0
+        """In the journal."""
         self._length = self._state_bytes = 0
         self._added = self._dirty = False
         self._changing = threading.Lock()
@@ -83,12 +86,17 @@ class Journal:
         """The last state that was written; None where there is none. `calls` gives what came after it.
 
         Raises:
-            SetupError: it is damaged.
+            SetupError: it is damaged, or missing beside a journal.
         """
-        numbers = [
-            int(found[1]) for each in self.folder.iterdir() if (found := _FILE.fullmatch(each.name)) and found[1]
-        ]
+        files = {each: found for each in self.folder.iterdir() if (found := _FILE.fullmatch(each.name))}
+        numbers = [int(found[1]) for found in files.values() if found[1]]
         if not numbers:
+            for each, found in files.items():
+                if found[2] and each.stat().st_size > _KEY_BYTES:
+                    raise SetupError(
+                        f"{each} has updates, and the state that they belong to is missing: bring "
+                        f"{self._state_path(int(found[2])).name} back from a copy, or begin anew in another folder"
+                    )
             return None
         self._number = max(numbers)
         path = self._state_path(self._number)
@@ -119,29 +127,38 @@ class Journal:
             SetupError: there is such damage; nothing is changed.
         """
         path = self._journal_path(self._number)
-        path.touch(mode=0o600)
+        if not path.exists():
+            self._cut(path, 0, 0, lost=True, accept_loss=accept_loss)
+            self._create(self._number)
         with path.open("rb") as file:
-            whole = 0
-            while (found := self._read(file, whole)) is not None:
+            begun = file.read(_KEY_BYTES) == self._key
+            whole = _KEY_BYTES if begun else 0
+            while begun and (found := self._read(file, whole, self._calls)) is not None:
                 call, body = found
                 yield json.loads(call), body
-                whole = file.tell()
+                whole, self._calls = file.tell(), self._calls + 1
             size = path.stat().st_size
-            if whole < size:
-                self._cut(path, whole, size - whole, lost=self._goes_on(file, whole), accept_loss=accept_loss)
+            if whole < size or not begun:
+                lost = not begun or self._goes_on(file, whole)
+                self._cut(path, whole, size - whole, lost=lost, accept_loss=accept_loss)
         os.truncate(path, whole)
-        self._open(append=True)
+        if not begun:
+            self._create(self._number)
+        self._open()
         self._clean_up()
 
-    def _read(self, file: IO[bytes], place: int) -> tuple[bytes, bytes] | None:
-        """The whole call at a place of the journal, and its body; None where there is none."""
+    def _read(self, file: IO[bytes], place: int, number: int | None = None) -> tuple[bytes, bytes] | None:
+        """The whole call at a place of the journal, and its body; None where there is none, or not that of this
+        number."""
         file.seek(place)
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        key, call_bytes, body_bytes, crc = _HEAD.unpack(head)
+        key, found, call_bytes, body_bytes, crc = _HEAD.unpack(head)
         left = os.fstat(file.fileno()).st_size - file.tell()
-        if key != self._key or call_bytes > _LONGEST_CALL or call_bytes + body_bytes > left:
+        if key != self._key or number not in (None, found):
+            return None
+        if call_bytes > _LONGEST_CALL or call_bytes + body_bytes > left:
             return None
         call, body = file.read(call_bytes), file.read(body_bytes)
         right = zlib.crc32(body, zlib.crc32(call, zlib.crc32(head[:_CRC_AT]))) == crc
@@ -152,10 +169,11 @@ class Journal:
         without the key, or because a call has its whole length there."""
         file.seek(place)
         if len(head := file.read(_HEAD.size)) == _HEAD.size:
-            key, call_bytes, body_bytes, _ = _HEAD.unpack(head)
+            key, _, call_bytes, body_bytes, _ = _HEAD.unpack(head)
             if key == self._key and place + _HEAD.size + call_bytes + body_bytes == os.fstat(file.fileno()).st_size:
                 return True
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            place -= 1
             while (place := content.find(self._key, place + 1)) >= 0:
                 if self._read(file, place) is not None:
                     return True
@@ -165,15 +183,16 @@ class Journal:
         copy = path.with_name(f"{path.name}-from-{whole}.cut" if lost else "torn.cut")
         if lost and not accept_loss:
             raise SetupError(
-                f"{path} is damaged at byte {whole:,}, and goes on after that: updates that were acknowledged would be "
-                "lost. Check the disk, and bring the file back from a copy; or start with --accept-loss, "
-                f"which goes on without the last {rest:,} bytes, and keeps them in {copy.name}"
+                f"{path} is {'missing or damaged' if whole == 0 else 'damaged'} at byte {whole:,}: updates that were "
+                "acknowledged would be lost. Check the disk, and bring the file back from a copy; or start with "
+                f"--accept-loss, which goes on without the last {rest:,} bytes, and keeps them in {copy.name}"
             )
-        copy.touch(mode=0o600)
-        with path.open("rb") as source, copy.open("wb") as kept:
-            source.seek(whole)
-            shutil.copyfileobj(source, kept)
-            os.fsync(kept.fileno())
+        if path.exists():
+            copy.touch(mode=0o600)
+            with path.open("rb") as source, copy.open("wb") as kept:
+                source.seek(whole)
+                shutil.copyfileobj(source, kept)
+                os.fsync(kept.fileno())
         log.warning(
             "%s: the last %d bytes are %s; they are cut off, and kept in %s",
             path,
@@ -186,7 +205,7 @@ class Journal:
         """Remove what a host that was killed in `begin` has left."""
         for each in self.folder.iterdir():
             found = _FILE.fullmatch(each.name)
-            if found and int(found[1] or found[2] or -1) < self._number:
+            if found and int(found[1] or found[2] or -1) != self._number:
                 each.unlink()
 
     def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"", *, lasting: bool = True) -> None:
@@ -200,7 +219,8 @@ class Journal:
         """
         assert self._file is not None
         written = json.dumps(call).encode()
-        head = _HEAD.pack(self._key, len(written), len(body), 0)[:_CRC_AT]
+        head = _HEAD.pack(self._key, self._calls, len(written), len(body), 0)[:_CRC_AT]
+        self._calls += 1
         crc = zlib.crc32(body, zlib.crc32(written, zlib.crc32(head)))
         self._length += self._file.write(head + crc.to_bytes(4, "little") + written)
         if body:
@@ -240,11 +260,15 @@ class Journal:
         vectors, figures = state
         text, key = json.dumps(figures), secrets.token_bytes(16)
         content = save(vectors, metadata={"figures": text, "key": key.hex(), "crc": _crc_of(vectors, text, key)})
-        number = self._number + 1
-        write_atomically(self._state_path(number), content)
-        self._key = key
-        former, self._number, self._state_bytes = self._number, number, len(content)
-        self._open(append=False)
+        number, former_key, self._key = self._number + 1, self._key, key
+        try:
+            self._create(number)  # before the state, so that a journal which is missing is known to be lost
+            write_atomically(self._state_path(number), content)
+        except OSError:
+            self._key = former_key
+            raise
+        former, self._number, self._state_bytes, self._calls = self._number, number, len(content), 0
+        self._open()
         for path in (self._state_path(former), self._journal_path(former)):
             path.unlink(missing_ok=True)
 
@@ -257,13 +281,20 @@ class Journal:
             self._file.close()
         self._lock.close()
 
-    def _open(self, *, append: bool) -> None:
+    def _create(self, number: int) -> None:
+        """A journal without calls."""
+        path = self._journal_path(number)
+        path.touch(mode=0o600)
+        with path.open("wb") as file:
+            file.write(self._key)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _open(self) -> None:
         with self._changing:
             if self._file is not None:
                 self._file.close()
-            path = self._journal_path(self._number)
-            path.touch(mode=0o600)
-            self._file = path.open("ab" if append else "wb")
+            self._file = self._journal_path(self._number).open("ab")
             self._length = self._file.tell()
             self._added = self._dirty = False
 

@@ -60,7 +60,7 @@ def open_host(settings: HostSettings) -> Host:
     try:
         dataset = dataset_of(settings, network)
         training, test = read_images(network, dataset)
-        learner = FlatLearner(network, training)
+        learner = FlatLearner(network, training, strategy=strategy)
         weights, buffers = learner.weights(), learner.buffers()
         wanted = RunSpec(
             id=secrets.token_hex(16),
@@ -88,9 +88,14 @@ def open_host(settings: HostSettings) -> Host:
                 lease_s=spec.lease_s,
             )
         )
-        if not (folder / _SPEC).exists():
-            write_atomically(folder / _SPEC, spec.model_dump_json(indent=1).encode())
         started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
+        if not (folder / _SPEC).exists():
+            if started_at:
+                raise SetupError(
+                    f"{folder} holds a run, and its {_SPEC} is missing: bring that back from a copy, or give another "
+                    "--folder"
+                )
+            write_atomically(folder / _SPEC, spec.model_dump_json(indent=1).encode())
         trust = spec.strategy.trust
         checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
         sharing = None

@@ -37,9 +37,9 @@ class _Judged(Strict):
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute
-        a unit again."""
-        return self.trust is None or not self.trust.recheck
+        """Whether the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute a unit
+        again, and updates of honest workers differ by more than their batches."""
+        return self.trust is None
 
 
 class ServerConfig(_Judged):
@@ -133,15 +133,13 @@ class OuterConfig(_Judged):
 
 
 def _check_repeatable(masking: Masking | None, trust: TrustConfig | None, inner: Inner) -> None:
-    """Raises ValueError where updates are to be computed again and cannot be."""
-    if trust is None or not trust.recheck:
-        return
-    if masking is not None and masking.noise:
+    """Raises ValueError where updates are to be judged, or computed again, and cannot be."""
+    if trust is not None and trust.recheck and masking is not None and masking.noise:
         raise ValueError("an update with noise cannot be computed again: set masking.noise or trust.recheck to 0")
-    if inner == "adamw":
+    if trust is not None and inner == "adamw":
         raise ValueError(
-            "the moments of adamw stay with the worker, so nobody can compute an update again: set "
-            "trust.recheck to 0, or inner to sgd"
+            "the moments of adamw stay with the worker, and then honest updates are not alike: leave out trust, or set "
+            "inner to sgd"
         )
 
 

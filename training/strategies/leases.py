@@ -47,7 +47,7 @@ class Leases:
     def __init__(
         self, *, steps: int, period: int, lease_s: float, rate: float | None = None, most: int = 10_000
     ) -> None:
-        self._steps, self._period, self._rate = steps, period, rate
+        self._steps, self._period, self.rate = steps, period, rate
         self._first = 0
         self._lease_s, self._most = lease_s, most
         self._next_step = self._number = 0
@@ -99,7 +99,7 @@ class Leases:
             version=version,
             first=steps.start,
             steps=len(steps),
-            rate=self._rate,
+            rate=self.rate,
             segments=self.segments.get(worker, ()),
         )
         lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)

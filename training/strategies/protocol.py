@@ -171,13 +171,11 @@ class Strategy(ABC):
                 cheaters=0.0 if few else self.trust.cheaters,
             )
             self._apply_centre(values, buffers, counting, weights)
-        if counting and not few:
-            valid = are_valid(
-                [(each.values, each.buffers) for each in counting],
-                (values, buffers),
-                deviation=self.trust.deviation,
-            )
-            for each, good in zip(counting, valid, strict=True):
+        alike = [each for each in counting if each.steps == full]  # one of fewer steps is shorter, whoever sends it
+        if not few and len({each.worker for each in alike}) >= FEWEST:
+            changes = [(each.values, each.buffers) for each in alike]
+            valid = are_valid(changes, (values, buffers), deviation=self.trust.deviation)
+            for each, good in zip(alike, valid, strict=True):
                 self.scores.judge(each.worker, good)
         for each in updates:
             self._release(each.version)

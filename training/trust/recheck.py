@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,9 @@ MOST_KEPT = 8
 
 class Steps(Protocol):
     """What computes; see `training.learner.FlatLearner`."""
+
+    moments: Any
+    """What the worker that computes has kept of its steps."""
 
     def load(self, weights: Flat, buffers: Flat) -> None: ...
 
@@ -115,6 +118,7 @@ def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
 def is_sound(learner: Steps, start: tuple[Flat, Flat], steps: range, sends: Sends, rate: float | None) -> bool:
     """Whether weights and buffers give finite numbers. If they do not, workers whose updates are refused one after the
     other are not at fault."""
+    learner.moments = None
     learner.load(*start)
     found = learner.compute(steps, sends, rate)
     return is_finite(found.values) and is_finite(found.buffers)

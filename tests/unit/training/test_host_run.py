@@ -1,6 +1,7 @@
 """What a host keeps: a run, and a journal from which it goes on to the bit, wherever it was killed."""
 
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -348,12 +349,14 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     assert numbers(tmp_path) == [*expected, 9]
 
 
-@pytest.mark.parametrize("place", [*range(0, 52, 3), -1, -20])
+@pytest.mark.parametrize("place", [*range(0, 76, 3), -1, -20])
 def test_damage_to_whole_calls_is_refused_and_its_bytes_are_kept(tmp_path: Path, place: int) -> None:
     kept(tmp_path)
     path = tmp_path / "journal-0"
     content = bytearray(path.read_bytes())
-    content[place] ^= 16  # in the key, the lengths, the checksum, or the call of the first record; or in the last one
+    # In the head of the file; in the key, the number, the lengths, the checksum, or the call of the first record; or in
+    # the last one.
+    content[place] ^= 16
     path.write_bytes(content)
     for _ in range(2):
         with pytest.raises(SetupError, match="accept-loss"):
@@ -362,9 +365,44 @@ def test_damage_to_whole_calls_is_refused_and_its_bytes_are_kept(tmp_path: Path,
     left = [0, 1] if place < 0 else []
     assert numbers(tmp_path, accept_loss=True) == left
     (copy,) = tmp_path.glob("*.cut")
-    assert path.read_bytes() + copy.read_bytes() == content
+    assert (b"" if 0 <= place < 16 else path.read_bytes()) + copy.read_bytes() == content
     assert copy.stat().st_mode & 0o077 == 0
     assert numbers(tmp_path) == left
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "dropped", "doubled", "swapped"])
+def test_a_journal_that_lacks_calls_is_refused(tmp_path: Path, damage: str) -> None:
+    kept(tmp_path)
+    path = tmp_path / "journal-0"
+    content = path.read_bytes()
+    starts = [place for place in range(16, len(content)) if content.startswith(content[:16], place)]
+    head, first, second, third = (content[slice(*each)] for each in pairwise([0, *starts, len(content)]))
+    if damage == "missing":
+        path.unlink()
+    else:
+        changed = {
+            "empty": b"",
+            "dropped": head + first + third,
+            "doubled": head + first + first + second + third,
+            "swapped": head + second + first + third,
+        }
+        path.write_bytes(changed[damage])
+    with pytest.raises(SetupError, match="accept-loss"):
+        numbers(tmp_path)
+    left = [0] if damage in ("dropped", "doubled") else []
+    assert numbers(tmp_path, accept_loss=True) == left
+    assert numbers(tmp_path) == left
+
+
+def test_a_journal_without_its_state_is_refused_and_kept(tmp_path: Path) -> None:
+    kept(tmp_path)
+    (tmp_path / "state-0.safetensors").unlink()
+    content = (tmp_path / "journal-0").read_bytes()
+    journal = Journal(tmp_path)
+    with pytest.raises(SetupError, match="state-0"):
+        journal.load()
+    journal.close()
+    assert (tmp_path / "journal-0").read_bytes() == content
 
 
 def test_an_update_that_looks_like_calls_does_not_make_a_torn_end_into_damage(tmp_path: Path) -> None:
@@ -388,7 +426,7 @@ def test_what_was_left_by_a_kill_between_two_journals_is_removed(tmp_path: Path)
     list(journal.calls())
     journal.begin(new_run().state())
     journal.close()
-    for name, content in {**old, ".state-2.safetensors.tmp": b"half"}.items():
+    for name, content in {**old, ".state-2.safetensors.tmp": b"half", "journal-2": bytes(16)}.items():
         (tmp_path / name).write_bytes(content)
     assert numbers(tmp_path) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-1", "lock", "state-1.safetensors"]
@@ -411,9 +449,12 @@ def test_a_new_state_begins_a_new_journal_and_nothing_old_is_left(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-1", "lock", "state-1.safetensors"]
 
 
-def test_a_crash_between_a_state_and_its_journal_loses_nothing(tmp_path: Path) -> None:
-    kept(tmp_path)
-    (tmp_path / "state-1.safetensors").write_bytes((tmp_path / "state-0.safetensors").read_bytes())
+def test_a_crash_between_the_first_journal_and_its_state_begins_the_run(tmp_path: Path) -> None:
+    (tmp_path / "journal-0").write_bytes(bytes(16))
+    journal = Journal(tmp_path)
+    assert journal.load() is None
+    journal.begin(new_run().state())
+    journal.close()
     assert numbers(tmp_path) == []
 
 

@@ -179,14 +179,11 @@ def test_one_worker_of_an_outer_rule_that_does_nothing_is_sequential_training(mo
     np.testing.assert_allclose(strategy.buffers, buffers, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("recheck", [0.0, 0.5])
-def test_momentum_stays_with_a_worker_unless_its_units_are_computed_again(recheck: float) -> None:
+@pytest.mark.parametrize("trust", [None, TrustConfig()])
+def test_momentum_stays_with_a_worker_unless_its_updates_are_judged(trust: TrustConfig | None) -> None:
     config = CONFIG.model_copy(update={"momentum": 0.9})
     own, other = (
-        FlatLearner(
-            config, TrainingData(config, DATA, SHAPES), strategy=OuterConfig(trust=TrustConfig(recheck=recheck))
-        )
-        for _ in range(2)
+        FlatLearner(config, TrainingData(config, DATA, SHAPES), strategy=OuterConfig(trust=trust)) for _ in range(2)
     )
     own.compute(range(0, 3), "change")
     weights, buffers = own.weights(), own.buffers()
@@ -194,7 +191,7 @@ def test_momentum_stays_with_a_worker_unless_its_units_are_computed_again(rechec
     for each in (own, other):
         each.load(weights, buffers)
         found.append(each.compute(range(3, 6), "change").values.tobytes())
-    assert (found[0] == found[1]) == bool(recheck)
+    assert (found[0] == found[1]) == (trust is not None)
 
 
 def test_one_worker_of_a_stream_with_label_noise_is_sequential_training() -> None:

@@ -1,6 +1,7 @@
 """Which units are computed again, from what, and when an update is what its steps give."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,7 @@ def test_few_are_kept_and_those_whose_lease_has_gone_make_room() -> None:
 class Doubling:
     """Each step doubles the weights; an update holds its first step, and the weights before it."""
 
+    moments: Any = None
     here: Flat = field(default_factory=lambda: flat(0, 0))
 
     def load(self, weights: Flat, buffers: Flat) -> None:

@@ -432,3 +432,17 @@ def test_running_statistics_that_are_poisoned_are_left_out_and_put_their_worker_
         np.testing.assert_allclose(strategy.buffers, honest)
     assert strategy.scores.barred() == {"w0"}
     assert strategy.scores.score("w5") > 0.5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [OuterConfig(period=20, trust=TRUST), ServerConfig(rule="average", period=20, trust=TRUST)],
+    ids=["outer", "average"],
+)
+def test_a_unit_of_fewer_steps_lowers_nobodys_score(config: StrategyConfig) -> None:
+    strategy = start(config, steps=70)
+    leases = [granted(strategy, worker) for worker in "abcd"]
+    assert [lease.unit.steps for lease in leases] == [20, 20, 20, 10]
+    for lease in leases:
+        assert take(strategy, lease, *[lease.unit.steps / 20] * 3) == "taken"
+    assert [strategy.scores.score(worker) for worker in "abcd"] == [0.6, 0.6, 0.6, 0.5]
