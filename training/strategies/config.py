@@ -159,7 +159,7 @@ STRATEGIES: dict[str, StrategyConfig] = {
     # Chen and Huo 2016: block momentum 1 - 1/N with rate 1.
     "bmuf": OuterConfig(momentum="1 - 1/N", nesterov=True),
     # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
-    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.001),
+    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
 }
 """By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
 
