@@ -173,6 +173,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """The state folder, created, for this process alone. The lock goes with the process, however it ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "scheduler.lock").touch(mode=0o600)
         lock = (folder / "scheduler.lock").open("w")
     except OSError as exc:
         raise SetupError(f"cannot write the folder {folder}: {exc.strerror}; choose another with --state") from exc

@@ -273,7 +273,7 @@ def simulate_run(
         typer.Option(min=0, metavar="S", help="A worker dies after so many seconds; may be repeated."),
     ] = None,
     cheat: Annotated[
-        Literal["sign-flip", "noise", "stale", "free-rider"],
+        Literal["sign-flip", "noise", "stale", "free-rider", "alie", "ipm"],
         typer.Option(help="What workers that cheat send in place of their updates."),
     ] = "sign-flip",
     cheaters: Annotated[int, typer.Option(min=0, help="How many workers cheat.")] = 0,

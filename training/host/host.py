@@ -675,6 +675,6 @@ def _read_result(folder: Path) -> dict[str, Any] | None:
     """What came of a run that has finished."""
     try:
         found: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found

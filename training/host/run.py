@@ -291,6 +291,7 @@ class Run:
             self.strategy.leave(name)
         self._workers[name].heard_at = now
         self.totals.faults += 1
+        self._refused = self._refused + 1 if refused else 0
 
     def order(self, name: str, order: WorkerOrder, now: float) -> None:
         """Do what an operator wants with a worker.
@@ -396,12 +397,13 @@ class Run:
             "totals": asdict(self.totals),
             "workers": {name: asdict(each) for name, each in self._workers.items()},
             "losses": list(self._losses),
+            "refused": self._refused,
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         """As `Strategy.restore`."""
         self.strategy.restore(vectors, figures["strategy"])
-        self.totals = _Totals(**figures["totals"])
+        self.totals, self._refused = _Totals(**figures["totals"]), figures["refused"]
         self.totals.times = known_times(self.totals.times)
         self._workers = {name: _Worker(**each) for name, each in figures["workers"].items()}
         for name, each in self._workers.items():

@@ -12,11 +12,14 @@ from tierkit.errors import InvalidInput
 from training.masking import Masking
 from training.trust.config import TrustConfig
 
-__all__ = ["STRATEGIES", "Inner", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
+__all__ = ["BLOCK", "STRATEGIES", "Inner", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
 
 Sends = Literal["gradient", "change"]
 """The sum of the gradients of some steps, or the weights before these steps less those after them."""
 
+
+BLOCK = "1 - 1/N"
+"""Momentum of a block of N updates."""
 
 Steps = Annotated[int, Field(ge=1, le=10_000)]
 """Of one worker until others hear of them."""
@@ -102,7 +105,7 @@ class OuterConfig(_Judged):
     rounds, others get its steps."""
     rate: PositiveFloat = 1.0
     """Of the outer optimiser."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] | Literal["1 - 1/N"] = 0.0
+    momentum: float | str = 0.0
     """Of the outer optimiser; `1 - 1/N` of the N updates of a round is the block momentum of Chen and Huo 2016."""
     nesterov: bool = False
     inner: Inner = "sgd"
@@ -122,6 +125,8 @@ class OuterConfig(_Judged):
 
     @model_validator(mode="after")
     def _fits(self) -> OuterConfig:
+        if self.momentum != BLOCK and not (isinstance(self.momentum, float) and 0 <= self.momentum < 1):
+            raise ValueError(f'momentum is {self.momentum!r}: give a number from 0 to below 1, or "{BLOCK}"')
         if self.trust is not None and self.trust.updates is not None:
             raise ValueError("trust.updates is for a server rule: those of a round are judged together, set workers")
         if self.nesterov and not self.momentum:
@@ -157,7 +162,7 @@ STRATEGIES: dict[str, StrategyConfig] = {
     # The volunteers' platform of 2018, section 4.3: the host averages after every batch.
     "crowdsourced": ServerConfig(rule="average"),
     # Chen and Huo 2016: block momentum 1 - 1/N with rate 1.
-    "bmuf": OuterConfig(momentum="1 - 1/N", nesterov=True),
+    "bmuf": OuterConfig(momentum=BLOCK, nesterov=True),
     # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
     "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
 }

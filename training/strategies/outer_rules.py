@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from training.strategies.config import OuterConfig
+from training.strategies.config import BLOCK, OuterConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pooled
 from training.strategies.protocol import Strategy
@@ -43,7 +43,7 @@ class OuterRules(Strategy):
         self._weight = 0.0
         """What the updates that are in the sums count: each as many steps as it has, in periods."""
         # Chen and Huo 2016: a block's momentum is 1 - 1/N.
-        self._momentum = 1 - 1 / self._size if config.momentum == "1 - 1/N" else config.momentum
+        self._momentum = 1 - 1 / self._size if config.momentum == BLOCK else float(config.momentum)
 
     def _next(self, worker: str, now: float) -> Lease | None:
         # The steps of a lease that expired are granted again in whichever round it is.

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -11,6 +11,7 @@ from tests.shapes import write_shapes
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from terrace.cli import run
+from training.cheating import Cheat
 
 pytestmark = pytest.mark.train
 
@@ -128,3 +129,10 @@ def test_all_workers_dead_is_an_error_and_no_result(shapes: Path, capsys: pytest
     code, result, error = simulate(shapes, capsys, "--workers", "1", "--step-ms", "10", "--leave", "0.05")
     assert (code, result) == (1, None)
     assert "died" in error
+
+
+@pytest.mark.parametrize("cheat", get_args(Cheat))
+def test_it_knows_each_cheat(shapes: Path, capsys: pytest.CaptureFixture[str], cheat: str) -> None:
+    fixed = ["--strategy", "fedavg", "--workers", "4", "--step-ms", "10", "--serve-ms", "1"]
+    code, result, _ = simulate(shapes, capsys, *fixed, "--cheaters", "1", "--cheat", cheat)
+    assert (code, result["cheat"], result["cheaters"]) == (0, cheat, 1)
