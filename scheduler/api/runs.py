@@ -46,7 +46,7 @@ __all__ = ["runs"]
 
 _MOST_INVITATIONS = 20
 """Of one inviter, valid at a time."""
-_INVITER = 20
+_SHORT_NAME = 20
 """Characters of the inviter's name in that of an invitation."""
 
 
@@ -221,14 +221,14 @@ async def invite(
     run = await scheduler.runs.view(run_id, sight)
     if run.state.final:
         raise Conflict(f"run {run_id} is {run.state} already")
-    inviter, now = (_name(caller) or "")[:_INVITER], datetime.now(UTC).replace(microsecond=0)
-    name = f"{inviter}.{secrets.token_hex(3)}"
+    inviter, now = _name(caller), datetime.now(UTC).replace(microsecond=0)
+    name = f"{(inviter or '')[:_SHORT_NAME]}.{secrets.token_hex(3)}"
     token, expires = new_token(name), now + timedelta(seconds=max(1.0, wanted.expires_s))
     digest = digest_of(token.encode()).hex()
 
     def add(entries: list[TokenEntry]) -> list[TokenEntry]:
         valid = [each for each in entries if each.run is None or not each.expired(now.timestamp())]
-        if sum(each.run is not None and each.name.rpartition(".")[0] == inviter for each in valid) >= _MOST_INVITATIONS:
+        if sum(each.run is not None and each.inviter == inviter for each in valid) >= _MOST_INVITATIONS:
             raise LimitReached(
                 f"{inviter!r} has {_MOST_INVITATIONS} valid invitations: let one end", retry_after_s=60.0
             )
@@ -241,6 +241,7 @@ async def invite(
             nodes=(f"{name}-*",),
             run=run_id,
             uses=wanted.uses,
+            inviter=inviter,
         )
         return added(valid, entry)
 

@@ -52,6 +52,7 @@ class TokenNow(TokenRights):
     created: datetime | None
     expires: datetime | None
     used: tuple[str, ...] = Field(description="Names under which workers have come with an invitation.")
+    inviter: str | None = Field(description="Who has made an invitation.")
 
 
 class Tokens(BaseModel):

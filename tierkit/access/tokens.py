@@ -130,6 +130,8 @@ class TokenEntry(TokenRights):
     """Refused from then on, by the clock of the service that is asked. None: never."""
     used: Annotated[tuple[NodeId, ...], Field(max_length=1_000)] = ()
     """Invitation: names under which workers have come with it."""
+    inviter: NodeId | None = None
+    """Invitation: who has made it."""
 
     @property
     def id(self) -> str:

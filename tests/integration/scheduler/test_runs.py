@@ -20,9 +20,10 @@ from tierkit.access import Tickets, TokenEntry, digest_of, invitation_of, new_to
 from tierkit.client import AsyncClient, Run
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
-ALICE, BOB, OLGA, NODE, LAPTOP, CARL = (new_token() for _ in range(6))
+ALICE, BOB, OLGA, NODE, LAPTOP, CARL, LONG_A, LONG_B = (new_token() for _ in range(8))
 NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
 NAMES["laptop"] = ("worker", LAPTOP)
+NAMES |= {"someone-with-a-long-name-a": ("user", LONG_A), "someone-with-a-long-name-b": ("user", LONG_B)}
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +260,15 @@ async def test_invitations_end_and_are_few(alice: Caller) -> None:
     for wrong in ({"uses": 0}, {"expires_s": 0}, {"expires_s": 1e12}, {"name": "x"}):
         assert (await bob("POST", f"/v1/runs/{run}/invitations", json=wrong)).status_code == 422
     await bob.report(run, state="finished")
+
+
+async def test_invitations_of_somebody_with_the_same_beginning_of_their_name_do_not_count(alice: Caller) -> None:
+    one, other = (Caller(alice.url, token) for token in (LONG_A, LONG_B))
+    for caller, count in ((one, 20), (other, 1)):
+        run = await caller.begin()
+        made = [await caller("POST", f"/v1/runs/{run}/invitations", json={}) for _ in range(count)]
+        assert [each.status_code for each in made] == [201] * count
+        await caller.report(run, state="finished")
 
 
 async def test_who_has_come_by_https_is_sent_to_https_alone(alice: Caller, laptop: Caller) -> None:
