@@ -23,10 +23,10 @@ from scheduler.api.routing import (
 )
 from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
 from scheduler.api.tokens import change_tokens
+from scheduler.runs.invitations import invited
 from scheduler.runs.service import Sight
 from tierkit.access import Caller, Gate, TokenEntry, digest_of, new_token
-from tierkit.access.editing import added
-from tierkit.errors import Conflict, Forbidden, LimitReached
+from tierkit.errors import Conflict, Forbidden
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
     BegunRun,
@@ -44,8 +44,6 @@ from tierkit.wire.runs import (
 
 __all__ = ["runs"]
 
-_MOST_INVITATIONS = 20
-"""Of one inviter, valid at a time."""
 _SHORT_NAME = 20
 """Characters of the inviter's name in that of an invitation."""
 
@@ -209,7 +207,7 @@ def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
     responses={
         **MISSING,
         409: {"description": "The run has ended, or the scheduler asks for no tokens."},
-        429: {"description": "Too many invitations of this caller are valid."},
+        429: {"description": "This caller has 20 valid invitations, or 1,000 uses of them, or more with this one."},
     },
     summary="Invite workers to a training run",
     dependencies=USERS,
@@ -226,12 +224,10 @@ async def invite(
     token, expires = new_token(name), now + timedelta(seconds=max(1.0, wanted.expires_s))
     digest = digest_of(token.encode()).hex()
 
+    gate: Gate | None = request.app.state.gate
+    ended = await scheduler.runs.ended_of(frozenset() if gate is None else gate.invited_to)
+
     def add(entries: list[TokenEntry]) -> list[TokenEntry]:
-        valid = [each for each in entries if each.run is None or not each.expired(now.timestamp())]
-        if sum(each.run is not None and each.inviter == inviter for each in valid) >= _MOST_INVITATIONS:
-            raise LimitReached(
-                f"{inviter!r} has {_MOST_INVITATIONS} valid invitations: let one end", retry_after_s=60.0
-            )
         entry = TokenEntry(
             name=name,
             role="worker",
@@ -243,7 +239,7 @@ async def invite(
             uses=wanted.uses,
             inviter=inviter,
         )
-        return added(valid, entry)
+        return invited(entries, entry, now=now.timestamp(), ended=ended)
 
     await change_tokens(request, add)
     return Invitation(name=name, token=token, run=run_id, uses=wanted.uses, expires=expires)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -343,6 +343,10 @@ class Runs:
         if state is RunState.INTERRUPTED:
             raise Unavailable(f"the host of run {row.id} has not reported for {SILENT_S:g} s", retry_after_s=5.0)
         return known
+
+    async def ended_of(self, run_ids: Collection[str]) -> frozenset[str]:
+        """Those of these runs that have ended or are forgotten. Raises Unavailable."""
+        return frozenset(run_ids) - await self._store.unended_of(run_ids)
 
     async def stop(self, run_id: str, sight: Sight) -> Run:
         """Ask the host of a run to end it; where that is not heard any more, the run ends at once.

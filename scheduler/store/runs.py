@@ -99,6 +99,11 @@ class RunStore:
         query = select(*_WHOLE).where(runs.c.finished_at.is_(None)).order_by(runs.c.heard_at.desc()).limit(most)
         return [_whole(row) for row in await self._reader.rows(query)]
 
+    async def unended_of(self, run_ids: Collection[str]) -> frozenset[str]:
+        """Those of these runs that are stored and have no end."""
+        query = select(runs.c.id).where(runs.c.finished_at.is_(None), runs.c.id.in_(run_ids))
+        return frozenset(row.id for row in await self._reader.rows(query))
+
     async def page(
         self, *, limit: int, before: tuple[float, str] | None, owner: str | None, unended: bool
     ) -> list[RunRow]:

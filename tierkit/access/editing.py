@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tierkit.access.tokens import TokenEntry, digest_of, read_book, write_book
+from tierkit.access.files import MOST_BYTES
+from tierkit.access.tokens import MOST_TOKENS, TokenEntry, digest_of, read_book, write_book
 from tierkit.errors import Conflict, NotFound, SetupError
 
 __all__ = ["added", "editing", "revoked", "rotated", "write_private"]
@@ -73,7 +74,7 @@ def editing(path: Path) -> Iterator[list[TokenEntry]]:
     the block, unless it raised. One process at a time.
 
     Raises:
-        SetupError: the file cannot be read or written.
+        SetupError: the file cannot be read or written, or would be too long.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,13 @@ def editing(path: Path) -> Iterator[list[TokenEntry]]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = list(read_book(path, any_owner=os.geteuid() == 0)) if path.exists() else []
         yield entries
-        _replace(path, write_book(entries))
+        content = write_book(entries)
+        if len(entries) > MOST_TOKENS or len(content) > MOST_BYTES:  # ASCII
+            raise SetupError(
+                f"the file of tokens {path} was not changed, for it would be too long to be read again (at most "
+                f"{MOST_TOKENS:,} tokens and {MOST_BYTES:,} bytes): revoke tokens that nobody needs"
+            )
+        _replace(path, content)
     finally:
         os.close(lock)
 

@@ -12,11 +12,21 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["TokenFile", "check_private", "checked_token", "follow_files", "read_private", "read_token", "signature"]
+__all__ = [
+    "MOST_BYTES",
+    "TokenFile",
+    "check_private",
+    "checked_token",
+    "follow_files",
+    "read_private",
+    "read_token",
+    "signature",
+]
 
 log = logging.getLogger(__name__)
 
-_MAX_BYTES = 4 * 1024 * 1024
+MOST_BYTES = 4 * 1024 * 1024
+"""Of a file with secrets."""
 _PERIOD_S = 1.0
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """What RFC 6750 allows in a bearer token; a short one would be a password, which can be guessed."""
@@ -35,11 +45,11 @@ def read_private(path: Path, what: str, *, any_owner: bool = False) -> bytes:
     try:
         with path.open("rb") as handle:
             check_private(os.fstat(handle.fileno()), path, what, any_owner=any_owner)
-            content = handle.read(_MAX_BYTES + 1)
+            content = handle.read(MOST_BYTES + 1)
     except OSError as exc:
         raise SetupError(f"cannot read {what} {path}: {exc.strerror}") from exc
-    if len(content) > _MAX_BYTES:
-        raise SetupError(f"{what} {path} is longer than {_MAX_BYTES} bytes")
+    if len(content) > MOST_BYTES:
+        raise SetupError(f"{what} {path} is longer than {MOST_BYTES} bytes")
     return content
 
 

@@ -170,6 +170,11 @@ class Gate:
         return tuple(token for token, entry in found if entry is None or entry.expired(now))
 
     @property
+    def invited_to(self) -> frozenset[str]:
+        """The training runs that invitations are for."""
+        return frozenset(entry.run for entry in self._workers.values() if entry.run is not None)
+
+    @property
     def admits_nobody(self) -> bool:
         """Whether there is a file of tokens and none in it that is valid now."""
         return self.path is not None and all(entry.expired(self._wall()) for entry, _ in self._known.values())

@@ -32,6 +32,7 @@ from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
 __all__ = [
+    "MOST_TOKENS",
     "TokenEntry",
     "TokenRights",
     "TokenRole",
@@ -148,12 +149,16 @@ class TokenEntry(TokenRights):
         return any(fnmatchcase(node_id, pattern) for pattern in patterns)
 
 
+MOST_TOKENS = 10_000
+"""Of a file."""
+
+
 class _File(BaseModel):
     """Of tokens: tables [[token]]."""
 
     model_config = ConfigDict(extra="forbid")
 
-    token: Annotated[tuple[TokenEntry, ...], Field(max_length=10_000)] = ()
+    token: Annotated[tuple[TokenEntry, ...], Field(max_length=MOST_TOKENS)] = ()
 
 
 def read_book(path: Path, *, any_owner: bool = False) -> tuple[TokenEntry, ...]:

@@ -78,6 +78,28 @@ def test_the_file_is_made_for_its_owner_alone_and_replaced_as_a_whole(tmp_path: 
     assert [found.name for found in path.parent.iterdir()] == ["tokens.toml"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        [entry(f"token {number}", f"user-{number}") for number in range(10_001)],
+        [
+            entry(
+                f"token {number}", "w", role="worker", run="a" * 32, uses=1_000, used=[f"{n:063}" for n in range(999)]
+            )
+            for number in range(70)
+        ],
+    ],
+    ids=["tokens", "bytes"],
+)
+def test_a_file_that_could_not_be_read_again_is_not_written(more: list[TokenEntry], tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    with editing(path) as entries:
+        entries.append(entry("one"))
+    with pytest.raises(SetupError, match="revoke"), editing(path) as entries:
+        entries += more
+    assert list(read_book(path)) == [entry("one")]
+
+
 def test_nobody_writes_over_the_change_of_another(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
 
