@@ -2,9 +2,10 @@
 in.
 
 A worker that was sent somewhere counts there for a while although its host has not told of it yet, so that many who ask
-at once do not all go to the same run. Names cost nothing, so the workers of one token that have not come hold at most
-half of the places of a run, and none once one of them has not come at all. A scheduler that takes over knows nothing of
-these promises; then a run may get some workers more than it wants, which harms nobody.
+at once do not all go to the same run. Names cost nothing, so the workers of one token that have brought nothing yet,
+whether they have come or not, hold at most half of the places of a run; those that have not come hold none once one of
+them has not come at all. A scheduler that takes over knows nothing of these promises, and a worker's token again once
+the worker renews its ticket; so a run may get some workers more than it wants, which harms nobody.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _AGAIN_S = 3.0
 _DISTRUST_S = 600.0
 """For which a token holds no places, whose worker was sent to a run and did not come."""
 _MOST_DISTRUSTED = 10_000
+_MOST_CAME = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +47,16 @@ class Wanting:
     """Names of the workers that its host has heard lately."""
     coming: Mapping[str, str | None] = field(default_factory=dict)
     """Those that were sent there lately, by name, and their tokens; None where none was asked for."""
+    idle: Mapping[str, str | None] = field(default_factory=dict)
+    """Those of `there` that have brought no update yet, and their tokens; None where it is not known."""
 
     def taken(self, but: str) -> int:
         """Places, without that of one worker."""
-        there = {*self.there} - {but}
-        coming = Counter(token for name, token in self.coming.items() if name not in there and name != but)
+        proven = {*self.there} - {*self.idle, but}
+        others = {**self.coming, **self.idle}
+        held = Counter(token for name, token in others.items() if name not in proven and name != but)
         most = max(1, (self.wants.workers or 0) // 2)
-        return len(there) + sum(count if token is None else min(count, most) for token, count in coming.items())
+        return len(proven) + sum(count if token is None else min(count, most) for token, count in held.items())
 
 
 def unfit(wants: RunWants, offer: WorkerOffer) -> str:
@@ -108,6 +113,8 @@ class Matchmaker:
         """Of each worker: the run that it was sent to last, since when it is awaited, and its token."""
         self._distrusted: dict[str, float] = {}
         """Tokens whose workers were sent somewhere and did not come, and when that was clear."""
+        self._came: dict[tuple[str, str], str] = {}
+        """The tokens of workers that have come, by run and name."""
 
     def admit(self, caller: str, now: float) -> None:
         """Count a question of this caller.
@@ -139,7 +146,19 @@ class Matchmaker:
         """The host of a run has heard these workers."""
         for worker in workers:
             if worker in self._promises and self._promises[worker][0] == run:
-                del self._promises[worker]
+                self.is_there(worker, run, self._promises.pop(worker)[2])
+
+    def is_there(self, worker: str, run: str, token: str | None) -> None:
+        """This worker of this token is at the host of this run."""
+        self._came.pop((run, worker), None)
+        if token is not None:
+            self._came[run, worker] = token
+        if len(self._came) > _MOST_CAME:
+            del self._came[next(iter(self._came))]
+
+    def tokens_of(self, workers: Iterable[str], run: str) -> dict[str, str | None]:
+        """These workers of a run and their tokens, as far as they are known."""
+        return {worker: self._came.get((run, worker)) for worker in workers}
 
     def coming(self, now: float) -> dict[str, dict[str, str | None]]:
         """By run: the workers that were sent there lately, have not come yet and are believed to, and their tokens."""

@@ -309,9 +309,12 @@ class Runs:
             candidates = _by_https(candidates, chooses=offer.run is not None)
         coming = self._matchmaker.coming(now)
         by_id = {known.row.id: known for known in candidates}
-        run = chosen((_wanting(known, coming.get(known.row.id, {})) for known in candidates), offer)
-        if run not in self._under_way or offer.name not in _there(self._under_way[run]):
-            self._matchmaker.sent(offer.name, run, now, None if token is None else token.name)
+        run = chosen((self._wanting(known, coming.get(known.row.id, {})) for known in candidates), offer)
+        name = None if token is None else token.name
+        if run in self._under_way and offer.name in _there(self._under_way[run]):
+            self._matchmaker.is_there(offer.name, run, name)
+        else:
+            self._matchmaker.sent(offer.name, run, now, name)
         row, details = by_id[run].row, by_id[run].details
         ticket, ticket_s = "", 0.0
         if token is not None and (secret := self._secret_of(row)) is not None:
@@ -324,6 +327,18 @@ class Runs:
             config=details.config,
             ticket=ticket,
             ticket_s=ticket_s,
+        )
+
+    def _wanting(self, known: _Known, coming: Mapping[str, str | None]) -> Wanting:
+        row, there = known.row, _there(known)
+        idle = [each["name"] for each in known.details.workers if each["name"] in there and not each["updates"]]
+        return Wanting(
+            id=row.id,
+            since=row.created_at,
+            wants=RunWants.model_validate(known.details.wants),
+            there=there,
+            coming=coming,
+            idle=self._matchmaker.tokens_of(idle, row.id),
         )
 
     def _taking(self, now: float, sight: Sight) -> list[_Known]:
@@ -524,11 +539,6 @@ class Runs:
 
 def _there(known: _Known) -> set[str]:
     return {each["name"] for each in known.details.workers if each["idle_s"] <= THERE_S and may_work(each)}
-
-
-def _wanting(known: _Known, coming: Mapping[str, str | None]) -> Wanting:
-    wants = RunWants.model_validate(known.details.wants)
-    return Wanting(id=known.row.id, since=known.row.created_at, wants=wants, there=_there(known), coming=coming)
 
 
 def _urls(known: _Known) -> tuple[str, ...]:

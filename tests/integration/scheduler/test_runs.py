@@ -20,9 +20,9 @@ from tierkit.access import Tickets, TokenEntry, digest_of, invitation_of, new_to
 from tierkit.client import AsyncClient, Run
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
-ALICE, BOB, OLGA, NODE, LAPTOP, CARL, LONG_A, LONG_B = (new_token() for _ in range(8))
+ALICE, BOB, OLGA, NODE, LAPTOP, CARL, LONG_A, LONG_B, MAC = (new_token() for _ in range(9))
 NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
-NAMES["laptop"] = ("worker", LAPTOP)
+NAMES |= {"laptop": ("worker", LAPTOP), "mac": ("worker", MAC)}
 NAMES |= {"someone-with-a-long-name-a": ("user", LONG_A), "someone-with-a-long-name-b": ("user", LONG_B)}
 
 
@@ -42,6 +42,12 @@ async def serving(folder: Path, *flags: str, ready: str = "ready") -> AsyncItera
 async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Of a scheduler that asks for tokens."""
     folder = tmp_path_factory.mktemp("runs")
+    async with serving(folder, "--port=0", f"--tokens={tokens_in(folder)}") as process:
+        yield process.url
+
+
+def tokens_in(folder: Path) -> Path:
+    """A file of the tokens of all callers here."""
     tokens = folder / "tokens.toml"
     tokens.touch(mode=0o600)
     entries = [
@@ -51,8 +57,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     limits = {"sha256": digest_of(CARL.encode()).hex(), "unfinished_jobs": 1}
     entries.append(TokenEntry.model_validate({"name": "carl", "role": "user", **limits}))
     tokens.write_text(write_book(entries))
-    async with serving(folder, "--port=0", f"--tokens={tokens}") as process:
-        yield process.url
+    return tokens
 
 
 class Caller:
@@ -269,6 +274,19 @@ async def test_invitations_of_somebody_with_the_same_beginning_of_their_name_do_
         made = [await caller("POST", f"/v1/runs/{run}/invitations", json={}) for _ in range(count)]
         assert [each.status_code for each in made] == [201] * count
         await caller.report(run, state="finished")
+
+
+async def test_workers_of_one_token_that_bring_nothing_keep_no_others_out(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--port=0", f"--tokens={tokens_in(tmp_path)}") as process:
+        alice, laptop, mac = (Caller(process.url, token) for token in (ALICE, LAPTOP, MAC))
+        run = await alice.begin(wants={"workers": 4})
+        crowd = [f"laptop-{number}" for number in range(4)]
+        for name in crowd:
+            assert (await laptop.match(name, run=run)).status_code == 200
+        await alice.report(run, workers=[worker(name, updates=0) for name in crowd])
+        assert (await mac.match("mac")).status_code == 200
+        await alice.report(run, workers=[worker(name, updates=1) for name in crowd])
+        assert (await mac.match("mac-2")).status_code == 503
 
 
 async def test_who_has_come_by_https_is_sent_to_https_alone(alice: Caller, laptop: Caller) -> None:

@@ -128,6 +128,34 @@ def test_names_of_one_token_that_have_not_come_hold_half_of_the_places(
     assert run.taken("vic") == taken
 
 
+@pytest.mark.parametrize(
+    ("there", "idle", "expected", "taken"),
+    [
+        ("abcd", coming("abcd", "crowd"), {}, 2),
+        ("abcd", coming("bcd", "crowd"), {}, 3),
+        ("ab", coming("ab", "crowd"), coming("cd", "crowd"), 2),
+        ("abcd", coming("abcd", None), {}, 4),
+        ("abcd", {}, coming("abcd", "crowd"), 4),
+    ],
+    ids=["one token", "one has brought something", "some come yet", "unknown tokens", "all have brought something"],
+)
+def test_workers_of_one_token_that_have_brought_nothing_hold_half_of_the_places(
+    there: str, idle: dict[str, str | None], expected: dict[str, str | None], taken: int
+) -> None:
+    run = Wanting(id=OLD, since=1.0, wants=RunWants(workers=4), there=there, coming=expected, idle=idle)
+    assert run.taken("vic") == taken
+
+
+def test_of_the_workers_that_have_come_few_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.runs.matching._MOST_CAME", 1)
+    matchmaker = Matchmaker()
+    for name in ("a", "b"):
+        matchmaker.sent(name, OLD, 0.0, name)
+    matchmaker.came(["a", "b"], OLD)
+    matchmaker.came(["a", "b"], NEW)
+    assert matchmaker.tokens_of(["a", "b"], OLD) == {"a": None, "b": "b"}
+
+
 def test_a_token_whose_workers_do_not_come_holds_no_places_for_a_while() -> None:
     matchmaker = Matchmaker()
     for second in range(0, 200, 5):  # to ask again, and by other names, helps nobody
