@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
-from tierkit.errors import UpstreamError
+from tierkit.errors import InvalidAnswer
 from tierkit.types import Health, JobState, Privacy, Scheme, Tier
 
 __all__ = [
@@ -382,13 +382,13 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def parse(kind: type[T], data: bytes | str) -> T:
-    """Read JSON into one of these classes; `UpstreamError` where it is not what the API promises."""
+    """Read JSON into one of these classes; `InvalidAnswer` where it is not what the API promises."""
     try:
         value: T = _adapter(kind).validate_json(data)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "body"
-        raise UpstreamError(
+        raise InvalidAnswer(
             f"the scheduler sent an answer that is no {kind.__name__}: {place}: {first['msg']}"
         ) from exc
     return value

@@ -249,14 +249,14 @@ class Invitation(_Value):
 class RunMatch(_Value):
     """The run that a worker is sent to. From then on it talks to the host alone."""
 
-    run: str
+    run: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
     network: str
     strategy: str
-    urls: tuple[str, ...]
+    urls: Annotated[tuple[NodeUrl, ...], Field(min_length=1)]
     """Of the host, to be tried in this order."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """As the host has told it."""
-    ticket: str = Field("", repr=False)
+    ticket: str = Field("", pattern="^[!-~]{0,512}$", repr=False)
     """What the worker shows to the host, as the header Terrace-Ticket: good for this run and this name; "" where no
     token was asked for."""
     ticket_s: float = 0.0

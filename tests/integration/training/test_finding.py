@@ -18,7 +18,7 @@ import trustme
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from tierkit.access import TICKET_HEADER
-from tierkit.errors import DeadlineExceeded, NotFound, SetupError, TerraceError, Unauthenticated
+from tierkit.errors import DeadlineExceeded, InvalidAnswer, NotFound, SetupError, TerraceError, Unauthenticated
 from tierkit.http.client import open_client
 from tierkit.wire.runs import WorkerOffer
 from training.worker.connection import HostConnection
@@ -111,6 +111,17 @@ async def test_a_host_that_refuses_a_ticket_is_given_another_one_or_up() -> None
         assert isinstance(refused, Unauthenticated)
         assert "--token-file" in str(refused)
         assert not any("Authorization" in each for each in host.asked)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"urls": []}, {"ticket": "x\r\nX: y"}, {"urls": ["http://127.0.0.1:1/\n"]}, {"run": "x"}]
+)
+async def test_a_scheduler_that_names_no_place_is_told_apart(wrong: dict[str, Any]) -> None:
+    with playing() as scheduler, playing() as host:
+        scheduler.answer = lambda: (200, {**match(host.url), **wrong})
+        (refused,) = await asked(scheduler, 1)
+        assert isinstance(refused, InvalidAnswer)
+        assert host.asked == []
 
 
 async def test_a_scheduler_with_https_that_names_hosts_without_leads_nowhere(tmp_path: Path) -> None:
