@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import UTC
 from typing import Annotated, Literal
@@ -69,7 +70,7 @@ def list_runs(
         )
     screen().print(table, crop=False)
     if page.next_cursor:
-        more = f"older ones: terrace train list --cursor {page.next_cursor}"
+        more = one_line(f"older ones: terrace train list --cursor {shlex.quote(page.next_cursor)}")
         screen().print(more, style="dim", soft_wrap=True, markup=False)
 
 
@@ -108,7 +109,8 @@ def invite(
     made = client.invite(run, uses=uses, expires_s=span(expires).total_seconds())
     fetches = client.run(run).config.get("share_data") is True
     link = f"{client.url}/ui/join#token={made.token}{'&fetch=own' if fetches else ''}"
-    command = f"TERRACE_TOKEN='{made.token}' terrace train work --scheduler {','.join(client.urls)}"
+    # People paste the command into a shell.
+    command = f"TERRACE_TOKEN='{made.token}' terrace train work --scheduler {shlex.quote(','.join(client.urls))}"
     command += " --fetch own" if fetches else ""
     if json:
         print_json({**made.model_dump(mode="json"), "link": link, "command": command})

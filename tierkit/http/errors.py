@@ -23,6 +23,7 @@ from tierkit.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
+from tierkit.plaintext import one_line
 
 __all__ = ["error_of", "refusal_of", "retry_after_s", "sentence_of", "status_of"]
 
@@ -90,7 +91,8 @@ def sentence_of(body: bytes) -> str | None:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return str(said).encode(errors="backslashreplace").decode()  # JSON can hold half a character, which is no text
+    # JSON can hold half a character, which is no text, and lines that would look like those of the program that asks.
+    return one_line(str(said).encode(errors="backslashreplace").decode())
 
 
 def _seconds(retry_after: str | None) -> float:

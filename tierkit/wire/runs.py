@@ -238,9 +238,9 @@ class InvitationWish(_Message):
 class Invitation(_Value):
     """A token of workers for one run; it is told this once."""
 
-    name: str
+    name: NodeId
     """Of the token; the names of its workers begin with it and "-"."""
-    token: str = Field(repr=False)
+    token: str = Field(pattern="^[A-Za-z0-9._~-]{16,512}$", repr=False)
     run: str
     uses: int
     expires: datetime
