@@ -204,12 +204,12 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def span(text: str, *, zero: bool = False) -> timedelta:
+def span(text: str, *, zero: bool = False, longest_s: int = _LONGEST_S) -> timedelta:
     """ "30d", "12h", "90m", "45s" or "2w" as a span of time; "0s" only with `zero`."""
     found = re.fullmatch(r"([0-9]{1,20})([smhdw])", text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else -1
-    if seconds > _LONGEST_S:
-        raise typer.BadParameter(f"{text!r} is longer than {_LONGEST_S // 86400} days")
+    if seconds > longest_s:
+        raise typer.BadParameter(f"{text!r} is longer than {longest_s // 86400} days")
     if not -zero < seconds:
         raise typer.BadParameter(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)

@@ -15,6 +15,7 @@ from terrace.console import Column, Listing, percent, print_json, progress_bars,
 from terrace.options import DEFAULT_URL, Json, Scheduler, TlsCa, TokenFile, check_tls_ca, connect, connected
 from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
 from tierkit.plaintext import harmless, one_line
+from tierkit.wire.runs import LONGEST_INVITATION_S
 
 __all__ = ["app"]
 
@@ -106,7 +107,11 @@ def invite(
     json: Json = False,
 ) -> None:
     """Make a token for workers of a training run, shown this once with a link and the command to join."""
-    made = client.invite(run, uses=uses, expires_s=span(expires).total_seconds())
+    try:
+        valid = span(expires, longest_s=LONGEST_INVITATION_S)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, param_hint="--expires") from error
+    made = client.invite(run, uses=uses, expires_s=valid.total_seconds())
     fetches = client.run(run).config.get("share_data") is True
     link = f"{client.url}/ui/join#token={made.token}{'&fetch=own' if fetches else ''}"
     # People paste the command into a shell.

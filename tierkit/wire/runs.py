@@ -18,6 +18,7 @@ from tierkit.types import RunState, WorkerOrder, WorkerStanding
 from tierkit.wire.messages import Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
+    "LONGEST_INVITATION_S",
     "RUN_ID_PATTERN",
     "BegunRun",
     "CurvePoint",
@@ -226,12 +227,15 @@ class WorkerOffer(_Message):
     """Free."""
 
 
+LONGEST_INVITATION_S = 366 * 86_400
+
+
 class InvitationWish(_Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Under how many names workers may come with it."""
-    expires_s: Annotated[float, Field(gt=0, le=31_622_400)] = 604_800.0
+    expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
     """Valid for so long."""
 
 

@@ -88,3 +88,9 @@ def test_nothing_of_a_hostile_scheduler_is_a_line_or_a_command(
     told = capsys.readouterr()
     assert told.out == ""
     assert len(told.err.splitlines()) == 1
+
+
+def test_a_span_that_is_too_long_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with playing(201, MADE) as url:
+        assert terrace(["train", "invite", RUN, "--expires=400d", f"--scheduler={url}"]) == 2
+    assert "--expires" in capsys.readouterr().err
