@@ -116,13 +116,21 @@ def invite(
     link = f"{client.url}/ui/join#token={made.token}{'&fetch=own' if fetches else ''}"
     # People paste the command into a shell.
     command = f"TERRACE_TOKEN='{made.token}' terrace train work --scheduler {shlex.quote(','.join(client.urls))}"
+    ca = None if client.tls_ca is None else client.tls_ca.name
+    command += "" if ca is None else f" --tls-ca {shlex.quote(ca)}"
     command += " --fetch own" if fetches else ""
     if json:
         print_json({**made.model_dump(mode="json"), "link": link, "command": command})
         return
     until = made.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ")
     names = "one worker" if made.uses == 1 else f"{made.uses:,} workers"
-    for line in (f"for {names}, until {until}:", f"token    {made.token}", f"link     {link}", f"command  {command}"):
+    needs = "" if ca is None else f"; they need your file {ca} as well"
+    for line in (
+        f"for {names}, until {until}{needs}:",
+        f"token    {made.token}",
+        f"link     {link}",
+        f"command  {command}",
+    ):
         screen().print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -100,6 +101,11 @@ class Client:
     def urls(self) -> tuple[str, ...]:
         """Where the schedulers listen that it knows."""
         return self._client.urls
+
+    @property
+    def tls_ca(self) -> Path | None:
+        """The certificates that it trusts in place of the public authorities'."""
+        return self._client.tls_ca
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

@@ -216,13 +216,13 @@ class Connection:
         self._backoff = backoff or Backoff()
         self._timeout_s = timeout_s
         self._on_wait = on_wait
+        https = any(each.startswith("https://") for each in self.urls)
+        self._tls_ca = None if tls_ca is None or not https else Path(tls_ca)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
             trust_env=False,
             # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
-            verify=client_context(None if tls_ca is None else Path(tls_ca))
-            if any(each.startswith("https://") for each in self.urls)
-            else False,
+            verify=client_context(self._tls_ca) if https else False,
         )
 
     @property
@@ -234,6 +234,11 @@ class Connection:
     def urls(self) -> tuple[str, ...]:
         """Where the schedulers listen that it knows."""
         return self._ring.addresses
+
+    @property
+    def tls_ca(self) -> Path | None:
+        """The certificates that it trusts in place of the public authorities'."""
+        return self._tls_ca
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

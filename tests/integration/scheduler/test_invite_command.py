@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from terrace.cli import run as terrace
 
@@ -30,7 +33,7 @@ VIEW = {
 
 
 @contextmanager
-def playing(status: int, made: Any) -> Iterator[str]:
+def playing(status: int, made: Any, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The URL of a scheduler that answers an invitation in this way."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,8 +56,10 @@ def playing(status: int, made: Any) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
@@ -69,6 +74,19 @@ def test_the_command_is_one_for_a_shell(capsys: pytest.CaptureFixture[str]) -> N
         scheduler,
     ]
     assert f"'{scheduler}'" in made["command"]
+
+
+def test_the_command_names_the_certificates_that_the_inviter_trusts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "our ca.pem"))
+    flag = f"--tls-ca={tmp_path / 'our ca.pem'}"
+    with playing(201, MADE, context) as url:
+        assert terrace(["train", "invite", RUN, "--json", f"--scheduler={url}", flag]) == 0
+    command = shlex.split(json.loads(capsys.readouterr().out)["command"])
+    assert command[command.index("--tls-ca") + 1] == "our ca.pem"
 
 
 @pytest.mark.parametrize(
