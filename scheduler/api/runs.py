@@ -26,7 +26,7 @@ from scheduler.api.tokens import change_tokens
 from scheduler.runs.invitations import invited
 from scheduler.runs.service import Sight
 from tierkit.access import Caller, Gate, TokenEntry, digest_of, new_token
-from tierkit.errors import Conflict, Forbidden
+from tierkit.errors import Conflict, Forbidden, NotFound
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
     BegunRun,
@@ -243,6 +243,33 @@ async def invite(
 
     await change_tokens(request, add)
     return Invitation(name=name, token=token, run=run_id, uses=wanted.uses, expires=expires)
+
+
+@runs.delete(
+    "/v1/runs/{run_id}/invitations/{name}",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "The scheduler asks for no tokens."}},
+    summary="End an invitation to a training run",
+    dependencies=USERS,
+)
+async def uninvite(
+    request: Request,
+    scheduler: Service,
+    sight: Seen,
+    run_id: RunId,
+    name: Annotated[str, Path(max_length=63, description="As in the answer to the invitation.")],
+) -> None:
+    """For all who may invite to the run. Its token is worthless at once, and the tickets of workers that have come with
+    it within seconds."""
+    await scheduler.runs.view(run_id, sight)
+
+    def end(entries: list[TokenEntry]) -> list[TokenEntry]:
+        kept = [each for each in entries if (each.run, each.name) != (run_id, name)]
+        if len(kept) == len(entries):
+            raise NotFound(f"run {run_id} has no invitation {name!r}")
+        return kept
+
+    await change_tokens(request, end)
 
 
 @runs.put(

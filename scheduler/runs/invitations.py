@@ -54,7 +54,7 @@ def _check(entries: Sequence[TokenEntry], inviter: str | None) -> None:
     for count, most, what in ((len(theirs), _MOST, "valid invitations"), (sum(theirs), _MOST_USES, "uses of them")):
         if count > most:
             raise LimitReached(
-                f"{inviter!r} may have {most:,} {what} in all: let one end, or ask for fewer uses",
+                f"{inviter!r} may have {most:,} {what} in all: end one ('terrace train uninvite'), or ask for less",
                 retry_after_s=_AGAIN_S,
             )
     if len(uses) * _ENTRY_BYTES + sum(uses) * _USE_BYTES > _MOST_BYTES:

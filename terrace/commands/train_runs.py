@@ -1,4 +1,4 @@
-"""`terrace train list`, `watch`, `invite`, `stop` and `worker`: the runs that a scheduler knows. Without torch."""
+"""`terrace train list`, `watch`, `invite`, `uninvite`, `stop` and `worker`: runs that a scheduler knows. No torch."""
 
 from __future__ import annotations
 
@@ -126,12 +126,26 @@ def invite(
     names = "one worker" if made.uses == 1 else f"{made.uses:,} workers"
     needs = "" if ca is None else f"; they need your file {ca} as well"
     for line in (
-        f"for {names}, until {until}{needs}:",
+        f"{made.name}, for {names}, until {until}{needs}:",
         f"token    {made.token}",
         f"link     {link}",
         f"command  {command}",
     ):
         screen().print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command()
+@connected
+def uninvite(
+    client: Client,
+    run: RunId,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the invitation, such as alice.3fa9c1.", show_default=False)
+    ],
+) -> None:
+    """End an invitation to a training run; workers that have come with it are refused within seconds."""
+    client.uninvite(run, name)
+    screen().print(one_line(f"the invitation {name} has ended"), soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -349,6 +349,11 @@ class AsyncClient(Connection):
         answer = await self._request("POST", f"{_run_path(run)}/invitations", repeatable=False, upload=upload)
         return parse(Invitation, answer.content)
 
+    async def uninvite(self, run: RunSummary | str, name: str) -> None:
+        """End an invitation to a training run."""
+        path = f"{_run_path(run)}/invitations/{quote(name, safe='')}"
+        await self._request("DELETE", path, repeatable=False)
+
     async def begin_run(self, start: RunStart) -> BegunRun:
         """For hosts: begin a training run, or go on with it."""
         answer = await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))

@@ -149,6 +149,7 @@ class Client:
     order_at_host = _blocking(AsyncClient.order_at_host)
     match = _blocking(AsyncClient.match)
     invite = _blocking(AsyncClient.invite)
+    uninvite = _blocking(AsyncClient.uninvite)
     begin_run = _blocking(AsyncClient.begin_run)
     report_run = _blocking(AsyncClient.report_run)
     devices = _blocking(AsyncClient.devices)

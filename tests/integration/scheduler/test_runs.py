@@ -249,6 +249,30 @@ async def test_an_invitation_is_for_one_run_and_a_number_of_workers(
     assert (await alice("POST", f"/v1/runs/{run}/invitations", json={})).status_code == 409
 
 
+async def test_who_may_invite_may_end_an_invitation(
+    alice: Caller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = await alice.begin(), await alice.begin()
+    made = [(await alice("POST", f"/v1/runs/{run}/invitations", json={})).json() for _ in range(2)]
+    guests = [Caller(alice.url, each["token"]) for each in made]
+    path = f"/v1/runs/{run}/invitations/{made[0]['name']}"
+    for caller, status in ((Caller(alice.url, BOB), 404), (guests[0], 403), (Caller(alice.url), 401)):
+        assert (await caller("DELETE", path)).status_code == status
+    for wrong in (f"/v1/runs/{other}/invitations/{made[0]['name']}", f"/v1/runs/{run}/invitations/alice"):
+        assert (await alice("DELETE", wrong)).status_code == 404
+    assert (await Caller(alice.url, OLGA)("DELETE", path)).status_code == 204
+    assert [(await guest("GET", "/v1/runs")).status_code for guest in guests] == [401, 200]
+    file = tmp_path / "alice.token"
+    file.touch(mode=0o600)
+    file.write_text(ALICE)
+    command = ["train", "uninvite", run, made[1]["name"], f"--scheduler={alice.url}", f"--token-file={file}"]
+    assert [await asyncio.to_thread(terrace, command) for _ in range(2)] == [0, 2]
+    assert "no invitation" in capsys.readouterr().err
+    assert (await guests[1]("GET", "/v1/runs")).status_code == 401
+    for each in (run, other):
+        await alice.report(each, state="finished")
+
+
 async def test_invitations_end_and_are_few(alice: Caller) -> None:
     bob = Caller(alice.url, BOB)
     run = await bob.begin()
