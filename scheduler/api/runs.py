@@ -188,9 +188,7 @@ async def match(request: Request, scheduler: Service, caller: CallerOf, sight: S
 def _may_use(token: TokenEntry, worker: str) -> None:
     """Raises Forbidden for an invitation with which enough others have come."""
     if token.uses is not None and worker not in token.used and len(token.used) >= token.uses:
-        raise Forbidden(
-            f"the invitation {token.name!r} is used up: {', '.join(token.used[:3])} came with it; ask for another one"
-        )
+        raise Forbidden(f"the invitation {token.name!r} is used up: ask for another one")
 
 
 def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
