@@ -96,7 +96,7 @@ async def make(request: Request, wanted: NewToken) -> Secret:
     "/v1/tokens/{name}/rotate",
     status_code=201,
     response_model=Secret,
-    responses={**MISSING, 409: {"description": "The file of tokens cannot be changed."}},
+    responses={**MISSING, 409: {"description": "It is an invitation, or the file of tokens cannot be changed."}},
     summary="Make a further token of the same rights, and let the old one expire soon",
 )
 async def rotate(request: Request, name: Name, how: Exchange) -> Secret:

@@ -38,11 +38,14 @@ def rotated(
 
     Raises:
         NotFound: the name has no token.
+        Conflict: it is an invitation.
     """
     old = [entry for entry in entries if entry.name == name]
     if not old:
         raise NotFound(f"{name!r} has no token; those who have are listed by 'terrace token list'")
     last = old[-1]
+    if last.run is not None:  # its token says what it is
+        raise Conflict(f"{name!r} is an invitation, which is not exchanged: revoke it, and invite again")
     if lifetime is None and last.expires is not None and last.created is not None:
         lifetime = last.expires - last.created
     fresh = last.model_copy(

@@ -56,6 +56,12 @@ def test_until_when_after_a_rotation(
     assert (ended.expires, fresh.expires) == (old_until, new_until)
 
 
+def test_an_invitation_is_not_exchanged() -> None:
+    one = entry("one", "alice.3fa9c1", role="worker", run="a" * 32, uses=1)
+    with pytest.raises(Conflict, match="invite again"):
+        rotated([one], one.name, "new", now=NOON, grace=DAY, lifetime=None)
+
+
 def test_revocation_by_name_or_by_id() -> None:
     first, second, bob = entry("one"), entry("two"), entry("three", "bob")
     assert revoked([first, second, bob], "alice") == [bob]
