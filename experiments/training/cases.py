@@ -47,8 +47,9 @@ _DOWNPOUR = ServerConfig(rule="adagrad", rate=0.02)
 _DC = ServerConfig(rule="dc-adaptive", delay_compensation=2.0)
 _DC_RATE = 0.01
 """Of updates that are sums of many gradients."""
-_SYNCHRONOUS = OuterConfig(period=1, momentum=0.9, nesterov=True)
-"""The mean of all gradients at each step, with the momentum that the network is trained with alone."""
+_SYNCHRONOUS = OuterConfig(period=1)
+"""The mean of all gradients at each step, with the momentum that the network is trained with alone, since workers keep
+theirs."""
 
 
 _SOURCE_EPOCHS = 20

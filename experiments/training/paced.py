@@ -74,14 +74,14 @@ class Pacer:
                 self._owed_s -= self._clock() - self._ended_at
         self._since = cpu_s, self._kept_waiting_s()
 
-    def figures(self, push: int) -> dict[str, Any]:
+    def figures(self, period: int) -> dict[str, Any]:
         """What was used: `cpu_s` for `steps`, for each of the `updates` (seconds), and `cores`.
 
         Args:
-            push: steps of an update.
+            period: steps of an update.
         """
-        whole = len(self.steps_s) // push
-        updates = [sum(self.steps_s[push * number : push * (number + 1)]) for number in range(whole)]
+        whole = len(self.steps_s) // period
+        updates = [sum(self.steps_s[period * number : period * (number + 1)]) for number in range(whole)]
         seconds = self._ended_at - self._began_at
         return {
             "steps": len(self.steps_s),
@@ -121,7 +121,7 @@ def _main(arguments: Sequence[str]) -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--share", type=float, required=True)
-    parser.add_argument("--push", type=int, required=True)
+    parser.add_argument("--period", type=int, required=True)
     parser.add_argument("--gate", type=Path, required=True)
     parser.add_argument("--give-way", choices=("yes", "no"), required=True)
     given = parser.parse_args(arguments)

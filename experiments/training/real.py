@@ -52,7 +52,7 @@ async def real_run(
     ready: set[str] = set()
     found: dict[str, dict[str, Any]] = {}
     told = asyncio.Event()
-    push = STRATEGIES[strategy].period
+    period = STRATEGIES[strategy].period
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         gate = Path(folder) / "gate"
 
@@ -69,7 +69,13 @@ async def real_run(
         host = {"network": NETWORK, "strategy": strategy, "workers": workers, "epochs": epochs, "seed": seed}
         plan = LocalRun(
             host={**host, "data": data},
-            worker={"data": data, "share": share, "push": push, "gate": gate, "give_way": "yes" if give_way else "no"},
+            worker={
+                "data": data,
+                "share": share,
+                "period": period,
+                "gate": gate,
+                "give_way": "yes" if give_way else "no",
+            },
             workers=workers,
             on_line=written,
             worker_command=_PACED,
@@ -112,9 +118,9 @@ async def request_steps(strategy: str, *, workers: int, share: float, epochs: in
             for seed in range(workers)
         )
     )
-    push = STRATEGIES[strategy].period
+    period = STRATEGIES[strategy].period
     return statistics.fmean(
-        max(0.0, (each["seconds"] / each["updates"] - each["sync_s"]) / each["step_s"] - push) / 2 for each in runs
+        max(0.0, (each["seconds"] / each["updates"] - each["sync_s"]) / each["step_s"] - period) / 2 for each in runs
     )
 
 

@@ -27,7 +27,7 @@ def test_a_quick_run_counts_the_updates_of_each_strategy(tmp_path: Path) -> None
     )
     assert ended.exit_code == 0
     rows = json.loads(ended.stdout)
-    assert [row["strategy"] for row in rows] == ["sgd", "downpour", "downpour, weights every 10 updates", "dc-adaptive"]
     assert all(row["per_s"]["median"] > 0 and row["cpu_ms"]["median"] > 0 and not row["missed"] for row in rows)
+    assert [row["strategy"] for row in rows] == ["sgd", "downpour", "dc-adaptive"]
     points = json.loads((tmp_path / "run" / "record.json").read_bytes())["points"]
     assert all(40 <= point["updates"] <= 80 for point in points)

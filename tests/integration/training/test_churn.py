@@ -53,7 +53,7 @@ class Place:
         name = f"w{self._number}-{self.count}"
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "experiments.training.paced", self._url, f"--name={name}"),
-            *(f"--share={SHARE}", f"--push={PUSH}", f"--gate={self._gate}", "--give-way=no"),
+            *(f"--share={SHARE}", f"--period={PUSH}", f"--gate={self._gate}", "--give-way=no"),
             f"--data={os.environ['TERRACE_DATA']}",
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

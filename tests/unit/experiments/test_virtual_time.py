@@ -67,7 +67,7 @@ def test_a_paced_step_takes_four_times_its_processor_time_and_what_the_host_take
         bench.compute(0.01, kept_waiting_s, host_s)
         pacer.step()
     assert bench.now - began == pytest.approx(seconds, abs=0.01)
-    found = pacer.figures(push=10)
+    found = pacer.figures(period=10)
     assert (found["steps"], found["cpu_s"]) == pytest.approx((100, 1.0))
     assert found["updates"] == pytest.approx([0.1] * 10)
 

@@ -50,7 +50,8 @@ def test_expired_ones_go_and_those_of_ended_runs_where_room_is_needed() -> None:
 
 
 def test_all_invitations_leave_half_of_the_file_to_others_when_they_are_used_up(tmp_path: Path) -> None:
-    path, entries, number = tmp_path / "tokens.toml", [], 0
+    path, number = tmp_path / "tokens.toml", 0
+    entries: list[TokenEntry] = []
 
     def all_of(uses: int) -> None:
         nonlocal number, entries
