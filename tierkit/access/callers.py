@@ -155,9 +155,10 @@ class Caller:
         if self.role not in ("node", "worker", "guest") or self.entry is None:
             return
         if not self.entry.may_take(node_id):
+            hint = "" if self.role == "node" else ": start the worker with --name and such a name"
             raise Forbidden(
                 f"the token of {self.name!r} is not for the {self.role} id {node_id!r}; it is for "
-                f"{', '.join(self.entry.nodes) or f'{self.name} and {self.name}-*'}"
+                f"{', '.join(self.entry.nodes) or f'{self.name} and {self.name}-*'}{hint}"
             )
         if tier is not None and self.entry.tiers and tier not in self.entry.tiers:
             raise Forbidden(
