@@ -20,9 +20,9 @@ from tierkit.access import Tickets, TokenEntry, digest_of, invitation_of, new_to
 from tierkit.client import AsyncClient, Run
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
-ALICE, BOB, OLGA, NODE, LAPTOP, CARL, LONG_A, LONG_B, MAC = (new_token() for _ in range(9))
+ALICE, BOB, OLGA, NODE, LAPTOP, CARL, LONG_A, LONG_B, MAC, MONA = (new_token() for _ in range(10))
 NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
-NAMES |= {"laptop": ("worker", LAPTOP), "mac": ("worker", MAC)}
+NAMES |= {"laptop": ("worker", LAPTOP), "mac": ("worker", MAC), "mona": ("user", MONA)}
 NAMES |= {"someone-with-a-long-name-a": ("user", LONG_A), "someone-with-a-long-name-b": ("user", LONG_B)}
 
 
@@ -248,6 +248,19 @@ async def test_an_invitation_is_for_one_run_and_a_number_of_workers(
         await alice.report(ended, state="finished")
     assert (await guest.match(f"{name}-a")).status_code == 404
     assert (await alice("POST", f"/v1/runs/{run}/invitations", json={})).status_code == 409
+
+
+async def test_invitations_to_runs_that_have_ended_make_room(alice: Caller) -> None:
+    mona = Caller(alice.url, MONA)
+    first, second = await mona.begin(), await mona.begin()
+    asked = [(first, 999), (second, 1), (second, 1)]
+    made = [await mona("POST", f"/v1/runs/{run}/invitations", json={"uses": uses}) for run, uses in asked]
+    assert [each.status_code for each in made] == [201, 201, 429]
+    await mona.report(first, state="finished")
+    assert (await mona("POST", f"/v1/runs/{second}/invitations", json={})).status_code == 201
+    guests = [Caller(alice.url, each.json()["token"]) for each in made[:2]]
+    assert [(await guest("GET", "/v1/runs")).status_code for guest in guests] == [401, 200]
+    await mona.report(second, state="finished")
 
 
 async def test_who_may_invite_may_end_an_invitation(
