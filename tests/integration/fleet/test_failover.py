@@ -21,10 +21,11 @@ from tierkit.types import Health, Tier
 
 IMAGES = read_sample().take(np.arange(400)).images
 # A busy machine's database may be long in coming back to the standby.
-PATIENT = Backoff(failover_s=60.0)
+PATIENT = Backoff(failover_s=120.0)
 POLICY = {"batch_size": 5, "scheme": "end-edge", "on_upstream_loss": "wait"}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_a_fleet_and_its_clients_go_over_to_the_standby(
     sent: signal.Signals, postgres: PostgresServer, tmp_path: Path
@@ -53,13 +54,13 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
             await wait_for(lambda: both_alive(client), what="both nodes")
             told = Followed(job=await client.submit(IMAGES, **POLICY))  # type: ignore[arg-type]  # the fields of a policy
             async with asyncio.TaskGroup() as group:
-                group.create_task(told.follow(client, budget_s=60.0))
+                group.create_task(told.follow(client, budget_s=120.0))
                 await wait_for(lambda: bool(told.fine), what="the first fine answer")
                 os.kill(first.process.pid, sent)
                 assert told.fine.total() < len(IMAGES)
                 other = await _submit(",".join(urls))  # by a client that still believes in the first one
             await wait_for(lambda: both_alive(new), what="both nodes at the new one")
-            done = await new.wait(other, budget_s=60)
+            done = await new.wait(other, budget_s=120)
     assert (told.job.state, done.state) == (JobState.COMPLETED, JobState.COMPLETED)
     assert told.coarse == Counter(range(400)), "each coarse answer exactly once"
     assert told.fine == Counter(range(400)), "each fine answer exactly once"
