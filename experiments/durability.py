@@ -32,10 +32,11 @@ from experiments.bench.sweep import loop_factory
 from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, grouped, option
 from experiments.record import ranged
 from models.manifest import load_manifest
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.jobs.policy import JobPolicy
+from scheduler.core.job import Answer, AttemptReport
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.jobs.service import Scheduler
-from scheduler.leadership import leading
+from scheduler.runtime.leadership import leading
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import ServiceFailed
 from tierkit.http.lifecycle import Lifecycle
@@ -134,7 +135,7 @@ class _Null:
 
 
 class _Counting:
-    """A sink that keeps nothing."""
+    """A recipient that keeps nothing."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -200,7 +201,7 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
 
 async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[float, float]:
     """The same without a database: answers are checked, counted and forgotten."""
-    sink = _Counting()
+    recipient = _Counting()
     job = ActiveJob(
         job_id="volatile",
         policy=JobPolicy(scheme=scheme, deadline_s=_DEADLINE_S, task_deadline_s=_DEADLINE_S),
@@ -210,14 +211,14 @@ async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[
             ActiveTask(index=index, first_image=first, images=BATCH)
             for index, first in enumerate(range(0, len(pixels), BATCH))
         ],
-        sink=sink,
+        recipient=recipient,
         deadline=time.monotonic() + _DEADLINE_S,
     )
     scheduler.dispatcher.add(job)
     taken = await _taken(scheduler, job.job_id)
     expected = len(pixels) // BATCH * (1 if scheme is Scheme.END else 2)
-    if sink.answers != expected:
-        raise ServiceFailed(f"{sink.answers} answers instead of {expected}")
+    if recipient.answers != expected:
+        raise ServiceFailed(f"{recipient.answers} answers instead of {expected}")
     return taken
 
 

@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 
-from scheduler.devices.health import DetectorTimes
+from scheduler.core.health import DetectorTimes
 from tierkit.access import Proxies, Role, checked_network, checked_root_path
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath, split_commas
 from tierkit.types import Scheme

@@ -27,13 +27,14 @@ import numpy as np
 from pydantic import BaseModel
 
 from models.manifest import Manifest, load_manifest
-from scheduler.devices.health import Probe
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import Probe
+from scheduler.core.job import Answer, AttemptReport
+from scheduler.core.policy import PolicyRequest, settle
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import Order
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.history.record import Record
-from scheduler.jobs.policy import PolicyRequest, settle
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
@@ -303,7 +304,7 @@ class World:
                     images=self._pixels,
                     content="",
                     tasks=[ActiveTask(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
-                    sink=_Sink(self, tasks),
+                    recipient=_Sink(self, tasks),
                     deadline=self.loop.time() + self.case.deadline_s,
                 )
             )

@@ -14,16 +14,16 @@ from scheduler.api.description import describe
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
+from scheduler.api.own_address import OwnAddress
+from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
 from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
+from scheduler.api.snapshot import Snapshots
 from scheduler.api.tokens import tokens
-from scheduler.devices.own_address import OwnAddress
-from scheduler.history.snapshot import Snapshots
 from scheduler.jobs.service import Scheduler
-from scheduler.leadership import leading
+from scheduler.runtime.leadership import leading
 from scheduler.settings import SchedulerSettings
-from scheduler.web.pages import pages
 from tierkit.distribution import installed_version
 from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted

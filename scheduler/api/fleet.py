@@ -21,6 +21,7 @@ from models.data import ImageSet, read_sample
 from models.hierarchy import bundled_hierarchy
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
+from scheduler.api.own_address import OwnAddress
 from scheduler.api.privacy import has_audit
 from scheduler.api.routing import (
     ADMINS,
@@ -38,9 +39,8 @@ from scheduler.api.routing import (
     for_operators,
 )
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
-from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES, Scheduler
-from scheduler.measures import REFUSED
+from scheduler.metrics import REFUSED
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme

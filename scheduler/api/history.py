@@ -14,9 +14,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, StillAdmitted, allowance_of, only_of
+from scheduler.api.snapshot import FleetSnapshot, Snapshots
 from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream, last_event_of
 from scheduler.history.record import COLUMNS, FleetEvent
-from scheduler.history.snapshot import FleetSnapshot, Snapshots
 
 __all__ = ["history"]
 

@@ -32,8 +32,8 @@ from scheduler.api.streams import (
     as_server_sent,
     last_event_of,
 )
+from scheduler.core.policy import PolicyRequest
 from scheduler.ingest.upload import ACCEPTED
-from scheduler.jobs.policy import PolicyRequest
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect

@@ -13,8 +13,8 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Message, Scope
 
-from scheduler.devices.list import DeviceList
-from scheduler.jobs.policy import check_names
+from scheduler.core.fleet import DeviceList
+from scheduler.core.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
 from tierkit.access import CALLER, Allowance, Caller, Gate
 from tierkit.errors import Forbidden, TerraceError, Unauthenticated

@@ -19,8 +19,9 @@ import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from scheduler.devices.health import Probe
-from scheduler.devices.list import Device, DeviceList, DeviceView
+from scheduler.core.device import Device, DeviceView
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import Probe
 from tierkit.access import tls_trouble
 from tierkit.pacing import backoff_s
 from tierkit.types import Health

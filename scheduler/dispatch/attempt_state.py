@@ -32,12 +32,12 @@ import logging
 import random
 from collections.abc import Callable, Iterator, KeysView, Sequence
 
-from scheduler.devices.list import DeviceList
+from scheduler.core.escalation import without
+from scheduler.core.fleet import DeviceList
+from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase
 from scheduler.dispatch import events
 from scheduler.dispatch.retry import Suspicion
 from scheduler.dispatch.wire import may_have_held
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, Phase
-from scheduler.placement.escalation import without
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import (
     DeadlineExceeded,

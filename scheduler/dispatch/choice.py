@@ -16,12 +16,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.devices.list import Device, DeviceList, Order
+from scheduler.core.device import Device, Node, Order
+from scheduler.core.fleet import DeviceList
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.attempt_state import AttemptStates
-from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
-from scheduler.placement.mapping import Node
 from scheduler.placement.routes import Fleet
 from tierkit.types import Recovery, Scheme, Tier
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, Attempt
+from scheduler.core.job import Answer
+from scheduler.core.work import ActiveJob, ActiveTask, Attempt
 from tierkit.wire.events import FallbackReason, TaskEvent
 
 # --- events: what has happened ---------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class Report(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Hand an answer to the job's sink."""
+    """Hand an answer to the job's recipient."""
 
     job: ActiveJob
     answer: Answer

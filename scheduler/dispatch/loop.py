@@ -18,19 +18,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from scheduler.devices.list import Device, DeviceList
+from scheduler.core.device import Device, Node
+from scheduler.core.escalation import asks, stages_of, upstreams_of, without
+from scheduler.core.fleet import DeviceList
+from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
+from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase, elapsed_ms
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
-from scheduler.dispatch.work import FAILED_OUTCOMES, ActiveJob, ActiveTask, Attempt, AttemptReport, Phase, elapsed_ms
 from scheduler.history.record import Record
-from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
+from scheduler.metrics import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
-from scheduler.placement.escalation import asks, stages_of, upstreams_of, without
-from scheduler.placement.mapping import Node
 from scheduler.placement.routes import Fleet, in_words
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import TerraceError
@@ -134,7 +135,7 @@ class Dispatcher:
         """Tell those who wait for an answer that none comes."""
         for job in list(self._jobs.values()):
             if job.interactive:
-                await job.sink.ended("failed", reason)
+                await job.recipient.ended("failed", reason)
 
     def job(self, job_id: str) -> ActiveJob | None:
         """A job that is not final."""
@@ -150,7 +151,7 @@ class Dispatcher:
         return [attempt.report() for attempt in running if attempt.job.job_id == job_id and not attempt.reported]
 
     def add(self, job: ActiveJob) -> None:
-        """Take a job; its end is told to its sink. A job without open tasks ends at once."""
+        """Take a job; its end is told to its recipient. A job without open tasks ends at once."""
         job.retries = TokenBucket(self._settings.retries_per_s, self._settings.retry_burst)
         self._jobs[job.job_id] = job
         self.wake()
@@ -534,7 +535,7 @@ class Dispatcher:
                 self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
                 self._choice.changed(device.node_id)
             case events.Deliver(job, answer):
-                job.sink.answer(answer)
+                job.recipient.answer(answer)
                 self.record.answered(answer)
             case events.Closed(job, task, outcome):
                 self._on_closed(job, task, outcome, now)
@@ -556,7 +557,7 @@ class Dispatcher:
                 self._choice.changed(attempt.node_id)
                 self._note_news(attempt.job)
             case events.TakeBack(job, answer):
-                job.sink.withdrawn(answer)
+                job.recipient.withdrawn(answer)
             case events.FailJob(job, reason):
                 if not job.ending:
                     self._end(job, "failed", reason)
@@ -588,7 +589,7 @@ class Dispatcher:
         ATTEMPTS.labels(outcome).inc()
         job, seconds = attempt.job, now - attempt.started
         self.record.attempted(outcome, attempt.node_id, job.job_id, reason)
-        job.sink.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
+        job.recipient.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
         attempt.span.says(task=job.task_id(attempt.task), node=attempt.node_id, outcome=outcome)
         attempt.span.end(reason if outcome in FAILED_OUTCOMES else "")
         if outcome in ("unreachable", "lost", "error"):
@@ -630,7 +631,7 @@ class Dispatcher:
     # --- endings --------------------------------------------------------------------------------------------------
 
     def _end(self, job: ActiveJob, ending: str | None, reason: str) -> None:
-        """Stop all work on a job and let its sink conclude."""
+        """Stop all work on a job and let its recipient conclude."""
         job.ending = True
         self._durations.pop(job.job_id, None)
         self._handle(events.JobEnded(job, self._clock()))
@@ -638,7 +639,7 @@ class Dispatcher:
         self._group.create_task(self._conclude(job, ending, reason), name=f"end of {job.job_id}")
 
     async def _conclude(self, job: ActiveJob, ending: str | None, reason: str) -> None:
-        await job.sink.ended(ending, reason)
+        await job.recipient.ended(ending, reason)
         job.span.says(job=job.job_id, images=len(job.images), scheme=job.policy.scheme)
         job.span.end(reason)
         del self._jobs[job.job_id]

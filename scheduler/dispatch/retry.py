@@ -10,8 +10,8 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from scheduler.devices.list import DeviceList
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, is_suspect
+from scheduler.core.fleet import DeviceList
+from scheduler.core.work import ActiveJob, ActiveTask, Attempt, is_suspect
 from tierkit.types import Health, Recovery
 
 __all__ = ["DeathLog", "Suspicion", "hedge_after_s", "is_poison"]

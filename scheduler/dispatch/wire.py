@@ -13,7 +13,7 @@ from typing import Protocol
 import aiohttp
 
 from encryption.sending import PIXELS, kind_of
-from scheduler.placement.escalation import check_routed
+from scheduler.core.escalation import check_routed
 from tierkit.errors import (
     DeadlineExceeded,
     InvalidAnswer,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduler.devices.list import Device, DeviceList
-from scheduler.dispatch.work import Answer
+from scheduler.core.device import Device
+from scheduler.core.fleet import DeviceList
+from scheduler.core.job import Answer
 from scheduler.history.series import Latencies, Ring
 from tierkit.types import Health
 

@@ -1,6 +1,6 @@
 """An upload becomes one file of images and the facts about them, or a clear refusal; never anything between.
 
-spool       the body on its way to the disk, with its byte limit, and its parts
+staging       the body on its way to the disk, with its byte limit, and its parts
 arrays      .npy and .npz -> pixels; nothing is ever unpickled
 archives    .zip -> its image files, within bounds
 labels      what may stand for a class

@@ -1,4 +1,4 @@
-"""From the spool to an input file: which kind of upload it is, and the facts about its images. Blocks."""
+"""From the staging file to an input file: which kind of upload it is, and the facts about its images. Blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scheduler.ingest.arrays import (
 )
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import Labels, labels_from_array
-from scheduler.ingest.spool import Part, Spool
+from scheduler.ingest.staging import Part, StagedUpload
 from scheduler.ingest.turns import Steps
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput
@@ -92,32 +92,32 @@ class Collector:
         self._labels: dict[int, Labels] = {}
         """Those that files have brought, by the number of the file's first image."""
 
-    def add_file(self, spool: Spool, part: Part) -> Steps:
+    def add_file(self, staging: StagedUpload, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
 
         Raises:
             InvalidInput, UnsupportedMedia, TooLarge: with the file's name; nothing of the upload must be used then.
         """
         name = _name_of(part.name)
-        data = spool.view(part)
+        data = staging.view(part)
         magic = bytes(data[:6])
         if magic.startswith(_ZIP):
-            with spool.as_file(part) as file:
+            with staging.as_file(part) as file:
                 yield from self._add_zip(file, name)
         elif magic == _NUMPY:
-            with spool.as_file(part) as file:
+            with staging.as_file(part) as file:
                 yield from self._add_npy(file, name)
         else:
             yield from self._add_image(lambda: data, name)
 
-    def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
+    def add_tensor(self, staging: StagedUpload, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
 
         Raises:
             MalformedMessage, InvalidInput, TooLarge: as above.
         """
         request = decode_request(
-            spool.view(part), header_length, limits=Limits(max_body_bytes=self._limits.max_body_bytes)
+            staging.view(part), header_length, limits=Limits(max_body_bytes=self._limits.max_body_bytes)
         )
         tensors = {tensor.name: tensor.data for tensor in request.inputs}
         unknown = sorted(set(tensors) - {"images", "labels"})

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from PIL import Image
 
 from models.manifest import Fit
 from models.pictures import Picture, resized
+from scheduler.core.job import JobImages
 from tierkit.errors import DataError, TooLarge
 from tierkit.inference.model import Array
 
@@ -33,7 +34,6 @@ __all__ = [
     "FileWriter",
     "ImageWriter",
     "InputFiles",
-    "JobImages",
     "PixelWriter",
     "Pixels",
     "images_in",
@@ -48,14 +48,6 @@ _PARTIAL = ".part"
 _TASK_BYTES = 32 * 1024**2
 """Of the files of a task; a node takes 64 MiB in a request unless it is told otherwise."""
 _PLACE = np.dtype("<u8")
-
-
-class JobImages(Protocol):
-    """The images of a job: `len` says how many, and a slice is a tensor of some of them."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, which: slice, /) -> Array: ...
 
 
 class _Files:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from PIL import Image
 
 from models.pictures import Picture, resized, within
-from scheduler.ingest.inputs import JobImages
+from scheduler.core.job import JobImages
 from scheduler.settings import SchedulerSettings
 
 __all__ = ["thumbnail"]

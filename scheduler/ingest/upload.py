@@ -1,4 +1,4 @@
-"""A request body in any of the accepted forms: received to the spool, then turned into images and facts about them."""
+"""A request body in any accepted form: received into the staging file, then turned into images and facts about them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+from scheduler.core.job import ImageFacts
+from scheduler.core.policy import PolicyRequest, read_policy
 from scheduler.ingest.collect import Collector, is_file
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_json
-from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
-from scheduler.jobs.policy import PolicyRequest, read_policy
+from scheduler.ingest.staging import MAX_FIELDS_BYTES, StagedUpload, receive_body, receive_form
 from scheduler.settings import SchedulerSettings
-from scheduler.store.jobs import ImageFacts
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 from tierkit.types import OnBadInput
 from tierkit.wire.oip import BINARY_HEADER, parse_header_length
@@ -52,14 +52,14 @@ class Upload:
     policy: PolicyRequest
     labels: str | None = None
     header_length: int | None = None
-    """Of a tensor; None where the parts of the spool are files."""
+    """Of a tensor; None where the parts of the staging file are files."""
 
 
 async def receive_upload(
     headers: Mapping[str, str],
     query: Sequence[tuple[str, str]],
     stream: AsyncIterable[bytes],
-    spool: Spool,
+    staging: StagedUpload,
     limits: SchedulerSettings,
 ) -> Upload:
     """Receive a body.
@@ -78,18 +78,18 @@ async def receive_upload(
     content_type = headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        await receive_form(stream, spool, content_type=content_type, max_files=limits.max_images)
-        return _read_form(spool, query)
+        await receive_form(stream, staging, content_type=content_type, max_files=limits.max_images)
+        return _read_form(staging, query)
     policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
     if kind in _FILES or kind.startswith("image/"):
-        await receive_body(stream, spool, name=_FILES.get(kind, _A_FILE))
+        await receive_body(stream, staging, name=_FILES.get(kind, _A_FILE))
         return Upload(policy=policy)
     if not kind and "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         raise InvalidInput("the job has no images: send them as the body")
     if kind in (_TENSOR, ""):
         length = parse_header_length(headers.get(BINARY_HEADER.lower()))
-        await receive_body(stream, spool, name=_A_FILE if length is None else "tensor")
-        if length is not None or is_file(spool.view(spool.parts[0])):
+        await receive_body(stream, staging, name=_A_FILE if length is None else "tensor")
+        if length is not None or is_file(staging.view(staging.parts[0])):
             return Upload(policy=policy, header_length=length)
         if kind:
             raise MalformedMessage(
@@ -101,7 +101,7 @@ async def receive_upload(
 
 def build_input(
     upload: Upload,
-    spool: Spool,
+    staging: StagedUpload,
     writer: ImageWriter,
     limits: SchedulerSettings,
     fine: Sequence[str],
@@ -114,10 +114,10 @@ def build_input(
     """
     collector = Collector(writer, limits, fine, stopped, mend=upload.policy.on_bad_input is OnBadInput.ANSWER)
     if upload.header_length is not None:
-        yield from collector.add_tensor(spool, spool.parts[0], upload.header_length)
+        yield from collector.add_tensor(staging, staging.parts[0], upload.header_length)
     else:
-        for part in spool.parts:
-            yield from collector.add_file(spool, part)
+        for part in staging.parts:
+            yield from collector.add_file(staging, part)
     if writer.images == 0:
         raise InvalidInput("no images in the upload")
     _check_damage(collector.damaged, writer.images, upload.policy)
@@ -150,19 +150,19 @@ def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: Poli
     raise type(first)(f"{len(damaged)} of {images} files cannot be read: {said}{more}{way_out}")
 
 
-def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:
+def _read_form(staging: StagedUpload, query: Sequence[tuple[str, str]]) -> Upload:
     # A field that a person leaves empty in a browser's form is sent as well.
-    labels = [value for name, value in spool.fields if name == "labels" and value]
-    for part in [part for part in spool.parts if part.field != "images"]:
+    labels = [value for name, value in staging.fields if name == "labels" and value]
+    for part in [part for part in staging.parts if part.field != "images"]:
         if part.field != "labels":
             raise InvalidInput(f"unknown file field {part.field[:64]!r}: files go into 'images' (and 'labels')")
         if part.length > MAX_FIELDS_BYTES:
             raise TooLarge(f"labels: {part.length} bytes; {MAX_FIELDS_BYTES} are accepted, more labels go into an .npz")
-        labels.append(bytes(spool.view(part)).decode("utf-8", "replace"))
-        spool.parts.remove(part)
+        labels.append(bytes(staging.view(part)).decode("utf-8", "replace"))
+        staging.parts.remove(part)
     if len(labels) > 1:
         raise InvalidInput("the field 'labels' is given twice")
-    if any(name == "images" for name, _ in spool.fields):
+    if any(name == "images" for name, _ in staging.fields):
         raise InvalidInput("the field 'images' must hold files (with a file name)")
-    policy = read_policy([*query, *((name, value) for name, value in spool.fields if name != "labels")])
+    policy = read_policy([*query, *((name, value) for name, value in staging.fields if name != "labels")])
     return Upload(policy=policy, labels=labels[0] if labels else None)

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
+from scheduler.core.job import Answer, AttemptReport, JobImages
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.loop import Dispatcher
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.inputs import JobImages
-from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.progress import labels_of
 from scheduler.jobs.views import Renderer, Rows, grouped
-from scheduler.measures import ClassCounts
+from scheduler.metrics import ClassCounts
 from scheduler.store.jobs import new_job_id
 from tierkit.types import JobState
 from tierkit.wire.trace import Trace
@@ -20,7 +20,7 @@ from tierkit.wire.trace import Trace
 __all__ = ["answer_live"]
 
 
-class LiveSink:
+class LiveRecipient:
     """Keeps the answers in memory for the one who asked."""
 
     def __init__(self) -> None:
@@ -59,14 +59,14 @@ async def answer_live(
     Args:
         content: digest of the images.
     """
-    begun, sink, coarse = time.monotonic(), LiveSink(), None
+    begun, recipient, coarse = time.monotonic(), LiveRecipient(), None
     job = ActiveJob(
         job_id=f"live-{new_job_id(time.time())}",
         policy=policy,
         images=images,
         content=content,
         tasks=[ActiveTask(index=0, first_image=0, images=len(images))],
-        sink=sink,
+        recipient=recipient,
         deadline=begun + policy.deadline_s,
         interactive=True,
         request_id=request_id,
@@ -74,7 +74,7 @@ async def answer_live(
     )
     dispatcher.add(job)
     try:
-        while not isinstance(item := await sink.items.get(), tuple):
+        while not isinstance(item := await recipient.items.get(), tuple):
             if item is None or item.stage == "coarse":
                 coarse = item
             if item is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.dispatch.work import Answer
-from scheduler.placement.escalation import asks, final_answers, without
+from scheduler.core.escalation import asks, final_answers, without
+from scheduler.core.job import Answer
 from tierkit.types import Tier
 from tierkit.wire.events import (
     CoarseEvent,

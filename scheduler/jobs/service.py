@@ -20,27 +20,28 @@ import numpy as np
 from models.escalation import Tuning
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest
-from scheduler.devices.list import DeviceList
-from scheduler.devices.operating import Operators
+from scheduler.core.fleet import DeviceList
+from scheduler.core.job import Answer, AttemptReport, ImageFacts, JobImages, JobRow
+from scheduler.core.policy import JobPolicy, PolicyRequest, PrivacyRules, settle
+from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.devices.operators import Operators
 from scheduler.dispatch.loop import Dispatcher
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.inputs import ImageWriter, InputFiles, JobImages, images_in
-from scheduler.ingest.spool import Spool, spooled
+from scheduler.ingest.inputs import ImageWriter, InputFiles, images_in
+from scheduler.ingest.staging import StagedUpload, staged
 from scheduler.ingest.thumbnails import thumbnail
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
+from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.live import answer_live
-from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
 from scheduler.jobs.progress import Progress, labels_of
-from scheduler.jobs.sinks import DurableSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, grouped, job as view_of
-from scheduler.measures import ClassCounts
-from scheduler.news import News
-from scheduler.placement.routes import Fleet, PrivacyRules
+from scheduler.keyed_events import News
+from scheduler.metrics import ClassCounts
+from scheduler.placement.routes import Fleet
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.inputs import InputCopies
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
+from scheduler.store.jobs import JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import (
     Conflict,
@@ -114,7 +115,7 @@ class Scheduler:
         self._inputs = inputs
         self._copies = copies
         """Of the input files, for other schedulers; None where no other one shares the database."""
-        self._sinks: dict[str, DurableSink] = {}
+        self._recipients: dict[str, DurableRecipient] = {}
         self.class_counts = ClassCounts(manifest.hierarchy)
         self._news = News()
         """By job id."""
@@ -163,11 +164,11 @@ class Scheduler:
             idempotency_key = hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()  # a key is one's own
         # A repeated submission is no further job.
         further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-        with spooled(self.settings.state) as spool, self._counted(owner, allowance, check=further):
-            upload = await receive_upload(headers, query, stream, spool, self.settings)
+        with staged(self.settings.state) as staging, self._counted(owner, allowance, check=further):
+            upload = await receive_upload(headers, query, stream, staging, self.settings)
             policy = self._settle(upload.policy)
             with self._inputs.create(max_images=self.settings.max_images) as writer:
-                facts = await self._read(upload, spool, writer, until_gone)
+                facts = await self._read(upload, staging, writer, until_gone)
                 sha256 = await asyncio.to_thread(self._inputs.keep, writer)
             await self._copy(sha256)
             policy = policy.model_copy(update={"batch_size": min(policy.batch_size, writer.images_per_task)})
@@ -209,7 +210,9 @@ class Scheduler:
 
     def unfinished_of(self, owner: str | None) -> int:
         """Jobs of one owner that wait or run, and training runs under way."""
-        return sum(sink.job.owner == owner for sink in self._sinks.values()) + self.runs.under_way_of(owner)
+        return sum(recipient.job.owner == owner for recipient in self._recipients.values()) + self.runs.under_way_of(
+            owner
+        )
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings
@@ -224,10 +227,10 @@ class Scheduler:
         return policy
 
     async def _read(
-        self, upload: Upload, spool: Spool, writer: ImageWriter, until_gone: AbstractContextManager[None]
+        self, upload: Upload, staging: StagedUpload, writer: ImageWriter, until_gone: AbstractContextManager[None]
     ) -> ImageFacts:
         stopped = threading.Event()
-        steps = build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
+        steps = build_input(upload, staging, writer, self.settings, self.manifest.hierarchy.fine, stopped)
         with until_gone:
             return await self._turns.run(steps, stopped)
 
@@ -283,26 +286,26 @@ class Scheduler:
         trace: Trace | None = None,
     ) -> None:
         def on_end() -> None:
-            del self._sinks[job.id]
-            self.dispatcher.record.ended(job.id, _in_short(job, sink.state), time.monotonic())
+            del self._recipients[job.id]
+            self.dispatcher.record.ended(job.id, _in_short(job, recipient.state), time.monotonic())
             self._release(job.input_sha256)
             self._news.tell(job.id)
 
-        sink = DurableSink(job, progress, store=self._store, elapsed=self._elapsed, on_end=on_end)
-        self._sinks[job.id] = sink
+        recipient = DurableRecipient(job, progress, store=self._store, elapsed=self._elapsed, on_end=on_end)
+        self._recipients[job.id] = recipient
         active = ActiveJob(
             job_id=job.id,
             policy=job.policy,
             images=images,
             content=job.input_sha256,
             tasks=tasks,
-            sink=sink,
+            recipient=recipient,
             deadline=time.monotonic() + job.deadline_elapsed - self._elapsed(),
             trace=trace or job.trace,
             created_at=job.created_at,
         )
-        sink.mapping = active.mapping
-        self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic(), job.owner)
+        recipient.mapping = active.mapping
+        self.dispatcher.record.began(job.id, _in_short(job, recipient.state), time.monotonic(), job.owner)
         self.dispatcher.add(active)
 
     # --- after a restart ------------------------------------------------------------------------------------------
@@ -345,8 +348,8 @@ class Scheduler:
                 await self._copies.fetch(job.input_sha256, path)
             images = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
-            sink = DurableSink(job, progress, store=self._store, elapsed=self._elapsed, on_end=lambda: None)
-            await sink.ended(JobState.FAILED, str(exc))
+            recipient = DurableRecipient(job, progress, store=self._store, elapsed=self._elapsed, on_end=lambda: None)
+            await recipient.ended(JobState.FAILED, str(exc))
             self._release(job.input_sha256)
             return
         _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
@@ -357,15 +360,17 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Jobs that wait or run."""
-        return len(self._sinks)
+        return len(self._recipients)
 
-    def running(self, most: int, owner: str | None = None) -> list[DurableSink]:
+    def running(self, most: int, owner: str | None = None) -> list[DurableRecipient]:
         """The newest unfinished jobs, the newest first.
 
         Args:
             owner: only theirs; None for all.
         """
-        wanted = (sink for sink in reversed(self._sinks.values()) if owner in (None, sink.job.owner))
+        wanted = (
+            recipient for recipient in reversed(self._recipients.values()) if owner in (None, recipient.job.owner)
+        )
         return list(itertools.islice(wanted, most))
 
     async def view(self, job_id: str) -> Job:
@@ -381,22 +386,24 @@ class Scheduler:
 
     async def _current(self, job: JobRow) -> JobRow:
         """The row, read again if the job has ended since it was read: then its figures are in the database alone."""
-        return job if job.final or job.id in self._sinks else await self._store.get(job.id)
+        return job if job.final or job.id in self._recipients else await self._store.get(job.id)
 
     def _shown(self, row: JobRow) -> Job:
         now, flat = self._elapsed(), self._hierarchy(row).is_flat
-        sink = self._sinks.get(row.id)
-        if sink is None:
+        recipient = self._recipients.get(row.id)
+        if recipient is None:
             figures = row.summary or {**self._progress(row, ImageFacts()).summary(), "mapping": {}}
             return view_of(row, state=row.state, reason=row.reason, figures=figures, flat=flat, now=now)
         reason = self._why_it_waits(row.id)
-        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, flat=flat, now=now)
+        return view_of(row, state=recipient.state, reason=reason, figures=recipient.figures, flat=flat, now=now)
 
     def _why_it_waits(self, job_id: str) -> str:
         """Why nothing of a job can be sent now; "" when all goes well, and after its end."""
-        active, sink = self.dispatcher.job(job_id), self._sinks.get(job_id)
+        active, recipient = self.dispatcher.job(job_id), self._recipients.get(job_id)
         reason = active.reason if active is not None else ""
-        return reason or ("waiting for its turn" if sink is not None and sink.state is JobState.QUEUED else "")
+        return reason or (
+            "waiting for its turn" if recipient is not None and recipient.state is JobState.QUEUED else ""
+        )
 
     def _hierarchy(self, job: JobRow) -> Hierarchy:
         """The classes of a job: those of the model set that it was submitted to."""
@@ -407,8 +414,8 @@ class Scheduler:
         return Progress(facts.labels, parents, facts.damaged, mended=len(facts.mended))
 
     async def _state(self, job_id: str) -> JobState:
-        sink = self._sinks.get(job_id)
-        return sink.state if sink is not None else (await self._store.get(job_id)).state
+        recipient = self._recipients.get(job_id)
+        return recipient.state if recipient is not None else (await self._store.get(job_id)).state
 
     async def check_owner(self, job_id: str, owner: str) -> None:
         """Raises NotFound for the jobs of others: they are not there for this caller."""
@@ -482,10 +489,10 @@ class Scheduler:
     async def cancel(self, job_id: str) -> Job:
         """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
         job = await self._store.get(job_id)
-        sink = self._sinks.get(job_id)
-        if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
+        recipient = self._recipients.get(job_id)
+        if recipient is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
             raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
-        while job_id in self._sinks:
+        while job_id in self._recipients:
             if not self._leads:
                 raise Standby("another scheduler leads now, and may have gone on with the job: ask it")
             await self._news.of(job_id).wait()
@@ -504,8 +511,8 @@ class Scheduler:
                     coarse, final = answers.get("coarse"), answers.get("final")
                     yield renderer.task(*job.images_of(index), coarse, final, unanswered=unanswered)
 
-        sink = self._sinks.get(job_id)
-        return (job.state if sink is None else sink.state), batches()
+        recipient = self._recipients.get(job_id)
+        return (job.state if recipient is None else recipient.state), batches()
 
     async def thumbnail(self, job_id: str, index: int, longest: int) -> tuple[bytes, str]:
         """A small copy of a picture of a job that has not ended, as a file and its media type.
@@ -514,13 +521,13 @@ class Scheduler:
             NotFound: no such job or picture, the job has ended, or the picture cannot be read.
         """
         job = await self._store.get(job_id)
-        active, sink = self.dispatcher.job(job_id), self._sinks.get(job_id)
-        if active is None or sink is None:
+        active, recipient = self.dispatcher.job(job_id), self._recipients.get(job_id)
+        if active is None or recipient is None:
             raise NotFound(f"job {job_id} has ended, and its pictures are gone")
         if index >= job.images:
             raise NotFound(f"job {job_id} has {job.images} images, numbered from 0")
-        if index in sink.progress.damaged:
-            raise NotFound(f"image {index} cannot be read: {sink.progress.damaged[index]}")
+        if index in recipient.progress.damaged:
+            raise NotFound(f"image {index} cannot be read: {recipient.progress.damaged[index]}")
         stopped = threading.Event()
         try:
             async with self._showing:
@@ -600,8 +607,8 @@ class Scheduler:
         Raises:
             As `submit`, before the first event.
         """
-        with spooled(self.settings.state) as spool:
-            upload = await receive_upload(headers, query, stream, spool, self.settings)
+        with staged(self.settings.state) as staging:
+            upload = await receive_upload(headers, query, stream, staging, self.settings)
             given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
             if given.deadline_s is None:
                 given = given.model_copy(update={"deadline_s": _CLASSIFY_DEADLINE_S})
@@ -610,7 +617,7 @@ class Scheduler:
             held = io.BytesIO()
             what = "one request; submit a job (POST /v1/jobs)"
             writer = self._inputs.writer(held, CLASSIFY_MAX_IMAGES, what)
-            facts = await self._read(upload, spool, writer, until_gone)
+            facts = await self._read(upload, staging, writer, until_gone)
             writer.finish()
             if writer.images > writer.images_per_task:
                 raise TooLarge(f"{writer.images} files of up to {writer.largest} bytes are too much for {what}")
@@ -645,7 +652,7 @@ class Scheduler:
     def on_commit(self, group: Sequence[tuple[int, Answer]]) -> None:
         """Results have become durable: count them, and tell the followers."""
         for _, answer in group:
-            progress = self._sinks[answer.job_id].progress
+            progress = self._recipients[answer.job_id].progress
             progress.add(answer)
             self.class_counts.add(labels_of(answer.event, progress.readable(answer)))
         for job_id in {answer.job_id for _, answer in group}:
@@ -654,7 +661,7 @@ class Scheduler:
 
     def on_withdrawal(self, answer: Answer) -> None:
         """An answer has left the database."""
-        self._sinks[answer.job_id].progress.take_back(answer)
+        self._recipients[answer.job_id].progress.take_back(answer)
 
     async def step_down(self) -> None:
         """Another scheduler leads, and has the jobs: whoever waits for something here is told so."""

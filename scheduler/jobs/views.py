@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.hierarchy import Hierarchy
-from scheduler.dispatch.work import Answer, AttemptReport
-from scheduler.jobs.policy import JobPolicy
+from scheduler.core.escalation import final_answers, without
+from scheduler.core.job import Answer, AttemptReport, ImageFacts, JobRow
+from scheduler.core.policy import JobPolicy
 from scheduler.jobs.progress import sent_of
-from scheduler.placement.escalation import final_answers, without
-from scheduler.store.jobs import ImageFacts, JobRow
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.api import Attempt, Decision, Job
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent

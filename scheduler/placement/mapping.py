@@ -10,21 +10,18 @@ The numbers of the equations are those of the paper. Times are seconds per task.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from tierkit.inference.upstreams import is_allowed
-from tierkit.types import Scheme, Tier
+from scheduler.core.device import Node
+from tierkit.types import Scheme
 
 __all__ = [
     "FleetTimes",
-    "Node",
     "Route",
     "TaskTimes",
     "map_count",
-    "natural_order",
     "route_of",
     "share_to_cloud",
     "time_end",
@@ -37,26 +34,6 @@ __all__ = [
 _MOST_ASKED = 8
 """Nodes of a tier on one route: the list goes over the wire with each task, and a device that has asked this many in
 vain asks in vain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node as the mapping sees it: alive, trusted, with the model it would be asked for."""
-
-    node_id: str
-    tier: Tier
-    url: str
-    model: str
-    ms_per_image: float
-    """Measured by the node at its start."""
-    sha256: str = ""
-    """Of the model's weights."""
-    allowed_upstreams: tuple[str, ...] = ()
-    """URLs below which a node must lie for this one to send images there; empty for anywhere."""
-
-    def may_ask(self, upper: Node) -> bool:
-        """Whether this node may send images to that one, by its own list."""
-        return is_allowed(upper.url, self.allowed_upstreams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +111,6 @@ def share_to_cloud(n_end: int, n_edge: int, n_map: int) -> float:
 def time_mapping(theta_cloud: float, end_cloud_s: float, end_edge_s: float) -> float:
     """Eq. 6: T_Mapping = theta_cloud * T_End-Cloud + (1 - theta_cloud) * T_End-Edge."""
     return theta_cloud * end_cloud_s + (1.0 - theta_cloud) * end_edge_s
-
-
-def natural_order(node_id: str) -> tuple[tuple[int, str | int], ...]:
-    """Sort key of the device list: end-2 stands before end-10, whichever of them registered first."""
-    parts = re.split(r"(\d+)", node_id)
-    return tuple((1, int(part)) if part.isdigit() else (0, part) for part in parts if part)
 
 
 def route_of(

@@ -12,24 +12,17 @@ from typing import Any, TypeVar
 from encryption.noise import job_key
 from encryption.policy import Form, Trust, decide_form
 from models.manifest import EncoderEntry, Manifest
-from scheduler.devices.list import Device, DeviceList
-from scheduler.jobs.policy import JobPolicy
-from scheduler.placement.mapping import (
-    FleetTimes,
-    Node,
-    Route,
-    TaskTimes,
-    map_count,
-    route_of,
-    share_to_cloud,
-)
+from scheduler.core.device import Device, Node
+from scheduler.core.fleet import DeviceList
+from scheduler.core.policy import PrivacyRules
+from scheduler.placement.mapping import FleetTimes, Route, TaskTimes, map_count, route_of, share_to_cloud
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, OtherNetworks
 from tierkit.inference.upstreams import is_allowed
-from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
+from tierkit.types import EncoderKind, Privacy, Scheme, Tier
 from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
-__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "PrivacyRules", "in_words"]
+__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -43,29 +36,6 @@ _UPPER_TIERS = {
     Scheme.MAPPING: (Tier.EDGE, Tier.CLOUD),
     Scheme.ADAPTIVE: (Tier.EDGE, Tier.CLOUD),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyRules:
-    """In which forms the images of a job may go up."""
-
-    privacy: Privacy = Privacy.AUTO
-    encode_on: Tier = Tier.END
-    """Where they are encoded: end or edge."""
-    feature_form: FeatureForm = FeatureForm.UINT8
-    as_tuned: bool = False
-    """Whether only encoders that are cut from a network itself may take part: thresholds were tuned on its answers, and
-    behind a learned encoder is another network."""
-
-    @classmethod
-    def of(cls, policy: JobPolicy) -> PrivacyRules:
-        """Those that the job was accepted with."""
-        return cls(
-            privacy=policy.privacy,
-            encode_on=Tier(policy.encode_on),
-            feature_form=policy.feature_form,
-            as_tuned=bool(policy.gates),
-        )
 
 
 _DEFAULT = PrivacyRules()

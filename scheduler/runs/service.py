@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from scheduler.news import News
-from scheduler.runs.curve import Point, extended
+from scheduler.core.curve import Point, extended
+from scheduler.core.run import RunDetails, RunRow
+from scheduler.keyed_events import News
 from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
-from scheduler.store.runs import RunDetails, RunRow, RunStore
 from tierkit.access import TokenEntry, issued, secret_of_run
 from tierkit.errors import Conflict, InvalidInput, LimitReached, NotFound, Overloaded, Unavailable
 from tierkit.types import TOLD_TO_GO, RunState, WorkerOrder
@@ -94,6 +94,26 @@ class _Known:
         return state_now(self.row.state, now - self.heard)
 
 
+class RunRecords(Protocol):
+    """Durable rows of runs; each method raises Unavailable when the database does not answer."""
+
+    async def add(self, row: RunRow, details: RunDetails) -> None: ...
+
+    async def save(self, changed: Sequence[tuple[RunRow, RunDetails]]) -> None: ...
+
+    async def get(self, run_id: str) -> tuple[RunRow, RunDetails] | None: ...
+
+    async def unended(self, most: int) -> Sequence[tuple[RunRow, RunDetails]]: ...
+
+    async def unended_of(self, run_ids: Collection[str]) -> frozenset[str]: ...
+
+    async def page(
+        self, *, limit: int, before: tuple[float, str] | None, owner: str | None, unended: bool
+    ) -> list[RunRow]: ...
+
+    async def purge(self, before: float) -> Collection[str]: ...
+
+
 class Runs:
     """Everything that the API does to training runs.
 
@@ -106,7 +126,7 @@ class Runs:
 
     def __init__(
         self,
-        store: RunStore,
+        store: RunRecords,
         *,
         secret: bytes,
         clock: Callable[[], float],

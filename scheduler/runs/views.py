@@ -6,9 +6,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from scheduler.runs.curve import Point
+from scheduler.core.curve import Point
+from scheduler.core.run import RunDetails, RunRow
 from scheduler.runs.state import SILENT_S
-from scheduler.store.runs import RunDetails, RunRow
 from tierkit.types import RunState
 from tierkit.wire.runs import CurvePoint, Run, RunProgress, RunSummary
 

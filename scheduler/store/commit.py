@@ -18,8 +18,8 @@ from sqlalchemy import Executable, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from scheduler.dispatch.work import Answer, AttemptReport
-from scheduler.measures import COMMITS
+from scheduler.core.job import Answer, AttemptReport
+from scheduler.metrics import COMMITS
 from scheduler.store.database import REFUSALS, may_be_written, plain_reason, transact
 from scheduler.store.lease import Lease
 from scheduler.store.tables import attempts, results

@@ -6,99 +6,30 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.hierarchy import Hierarchy
-from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
-from scheduler.jobs.policy import JobPolicy
+from scheduler.core.job import FAILED_OUTCOMES, Answer, AttemptReport, ImageFacts, JobRow
+from scheduler.core.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
 from scheduler.store.tables import attempts, hierarchies, jobs, results
 from tierkit.errors import NotFound
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
-from tierkit.wire.trace import Trace, read_traceparent
 
 __all__ = [
-    "ImageFacts",
-    "JobRow",
     "JobStore",
-    "is_job_id",
-    "new_job_id",
 ]
 
 _MENDED = "answered although"
 _UNFINISHED = [state for state in JobState if not state.final]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFacts:
-    """What is known of a job's images besides their pixels."""
-
-    labels: NDArray[np.int32] | None = None
-    """True fine class per image, -1 where unknown."""
-    names: Sequence[str | None] | None = None
-    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
-    damaged: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the images that could not be read when they came."""
-    mended: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the images that are answered from what can be decoded of them."""
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Files in archives that are no pictures, by reason; not stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """A job as the database has it, without what grows with the number of images."""
-
-    id: str
-    owner: str | None = None
-    """Name of the token that submitted it; None where none was asked for."""
-    state: JobState = JobState.QUEUED
-    reason: str = "waiting for its first task to be sent"
-    policy: JobPolicy
-    images: int
-    input_sha256: str
-    hierarchy: str | None = None
-    """Digest of the classes that its labels and results are of."""
-    resized_images: int
-    fingerprint: str
-    traceparent: str | None = None
-    """Of the trace that it belongs to."""
-    created_at: float
-    """Wall clock, as `started_at` and `finished_at`."""
-    started_at: float | None = None
-    finished_at: float | None = None
-    deadline_elapsed: float
-    """Elapsed time, as `started_elapsed` and `finished_elapsed`."""
-    started_elapsed: float | None = None
-    finished_elapsed: float | None = None
-    summary: dict[str, Any] | None = None
-
-    @property
-    def final(self) -> bool:
-        return self.state.final
-
-    @property
-    def trace(self) -> Trace | None:
-        """The trace that it belongs to; a scheduler that takes it up again goes on with that."""
-        return read_traceparent(self.traceparent or "")
-
-    @property
-    def tasks(self) -> int:
-        return -(-self.images // self.policy.batch_size)
-
-    def images_of(self, task: int) -> tuple[int, int]:
-        """The first image of a task, and how many there are."""
-        first = task * self.policy.batch_size
-        return first, min(self.policy.batch_size, self.images - first)
 
 
 _JOBS = select(*(jobs.c[field.name] for field in fields(JobRow)))

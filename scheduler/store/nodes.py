@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
+from scheduler.core.device import NO_INTENT, Intent, KnownNode
 from scheduler.store.commit import GroupCommit
 from scheduler.store.tables import nodes
 from tierkit.errors import SetupError

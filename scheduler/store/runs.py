@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from scheduler.runs.curve import Point
+from scheduler.core.curve import Point
+from scheduler.core.run import RunDetails, RunRow
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
 from scheduler.store.tables import runs
 from tierkit.types import RunState
 
-__all__ = ["RunDetails", "RunRow", "RunStore"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """A run without what may be long."""
-
-    id: str
-    owner: str | None
-    """Name of the token of its host; None where none was asked for."""
-    network: str
-    strategy: str
-    steps: int
-    url: str
-    incarnation: str
-    state: RunState = RunState.RUNNING
-    """Never `interrupted`, which is worked out."""
-    reason: str = ""
-    created_at: float
-    """Seconds since 1970, whole microseconds, as the other times are seconds since 1970."""
-    heard_at: float
-    heard_elapsed: float
-    """The same moment in elapsed time."""
-    finished_at: float | None = None
-    done: int = 0
-    version: int = 0
-    loss: float | None = None
-    accuracy: float | None = None
-    worker_count: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDetails:
-    """The rest of a run."""
-
-    config: Mapping[str, Any]
-    workers: Sequence[Mapping[str, Any]] = ()
-    """As `tierkit.wire.runs.WorkerReport`."""
-    curve: tuple[Point, ...] = ()
-    result: Mapping[str, Any] | None = None
-    more_urls: Sequence[str] = ()
-    wants: Mapping[str, Any] = field(default_factory=dict)
-    """As `tierkit.wire.runs.RunWants`."""
+__all__ = ["RunStore"]
 
 
 _SHORT = [runs.c[each.name] for each in fields(RunRow)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.jobs.policy import PolicyRequest
+from scheduler.core.policy import PolicyRequest
 from tierkit import errors
 from tierkit.client import DEFAULT_URL
 from tierkit.http.address import free_port

@@ -14,7 +14,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import expect
 
 from models.data import read_sample
-from scheduler.web.pages import PAGES
+from scheduler.api.pages import PAGES
 from tests.browser.conftest import OpenPage
 from tests.browser.test_sign_in import ALICE, JOB, NODE, UNSIGNED, Hub, hub_of, sign_in
 from tierkit.client import Client

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Response, expect
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
-from scheduler.web.pages import PAGES
+from scheduler.api.pages import PAGES
 from tests.browser.conftest import BUDGET_MS, OpenPage, faults
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import Client

@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from scheduler.core.device import Node
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import Estimate
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpstreamState, outlook, plan
-from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
 

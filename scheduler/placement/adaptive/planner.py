@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scheduler.placement.mapping import Node
+from scheduler.core.device import Node
 from tierkit.inference.upstreams import is_allowed
 
 __all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpstreamState", "outlook", "plan"]

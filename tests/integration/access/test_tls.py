@@ -25,8 +25,8 @@ from starlette.routing import Route
 from experiments.bench.http import Connection, ConnectionBroken, Origin, encode_http
 from experiments.emulation.links import read_links
 from experiments.emulation.middleware import LinkMiddleware
-from scheduler.devices.health import DetectorTimes
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import DetectorTimes
 from scheduler.devices.watch import Watch
 from terrace.checks import Verdict, _check_certificate
 from tierkit.access import client_context

@@ -18,7 +18,7 @@ MEASURING = (
     "end_node.node",
     "encryption.heads",
     "encryption.sending",
-    "scheduler.measures",
+    "scheduler.metrics",
     "tierkit.metrics",
     "tierkit.http.server",
 )

@@ -12,7 +12,7 @@ import pytest
 from starlette.responses import Response
 
 from scheduler.api.app import create_app
-from scheduler.dispatch.work import ActiveJob
+from scheduler.core.work import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import listening, serve_app, wait_for
 

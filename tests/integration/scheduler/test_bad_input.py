@@ -54,7 +54,7 @@ def files(*named: tuple[str, bytes]) -> list[tuple[str, tuple[str, bytes]]]:
 
 
 async def nothing_is_left(scheduler) -> None:
-    """No job, no input, no spool; and a good job still works."""
+    """No job, no input, no staged upload; and a good job still works."""
     assert (await scheduler.http.get("/v1/jobs")).json() == {"jobs": [], "next_cursor": None}
     assert list((scheduler.settings.state / "inputs").iterdir()) == []
     names = {path.name.partition("-")[0].partition(".")[0] for path in scheduler.settings.state.iterdir()}

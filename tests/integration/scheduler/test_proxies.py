@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from scheduler.web.pages import PAGES
+from scheduler.api.pages import PAGES
 from tierkit.access import SESSION_COOKIE, TokenEntry, digest_of, new_token, write_book
 
 SITE = "https://vision.example"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from scheduler.core.device import Node
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpstreamState, outlook, plan
-from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from msgspec.structs import replace
 
-from scheduler.devices.health import DetectorTimes
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import DetectorTimes
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt_state import AttemptStates
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, Phase
-from scheduler.jobs.policy import JobPolicy
 from tierkit.errors import InvalidAnswer, Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
@@ -81,7 +81,7 @@ class World:
             images=np.zeros((tasks, 32, 32, 3), np.uint8),
             content="",
             tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-            sink=SimpleNamespace(started=lambda: None),
+            recipient=SimpleNamespace(started=lambda: None),
             deadline=100.0,
         )
         self.job.retries = TokenBucket(100.0, 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.devices.breaker import LONGEST_S, WrongAnswers, rest_s
+from scheduler.core.breaker import LONGEST_S, WrongAnswers, rest_s
 
 
 @pytest.mark.parametrize(

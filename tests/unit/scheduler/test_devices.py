@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.devices import list as devices_module
-from scheduler.devices.health import DetectorTimes, Evidence, Probe, Verdict, judge
-from scheduler.devices.intent import NO_INTENT, Intent
-from scheduler.devices.list import DeviceList
+from scheduler.core import fleet as devices_module
+from scheduler.core.device import NO_INTENT, Intent
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import DetectorTimes, Evidence, Probe, Verdict, judge
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration

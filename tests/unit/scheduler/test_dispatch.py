@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.devices.health import DetectorTimes
-from scheduler.devices.intent import Intent
-from scheduler.devices.list import DeviceList
+from scheduler.core.device import Intent, natural_order
+from scheduler.core.fleet import DeviceList
+from scheduler.core.health import DetectorTimes
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.choice import Choice, Chooser, Ring, grade, tags, turn
-from scheduler.dispatch.work import ActiveJob, ActiveTask
-from scheduler.jobs.policy import JobPolicy
-from scheduler.placement.mapping import natural_order
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.messages import ModelOffer, Registration
 
@@ -80,7 +79,7 @@ def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **poli
         images=np.zeros((tasks, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-        sink=Ignored(),  # type: ignore[arg-type]
+        recipient=Ignored(),  # type: ignore[arg-type]
         deadline=100.0,
         interactive=interactive,
     )

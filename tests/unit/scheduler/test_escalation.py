@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from end_node.escalation import Below, going_up
 from models.escalation import Network, Tuning, make_gate
-from scheduler.jobs.policy import PolicyRequest, settle
-from scheduler.placement.escalation import (
+from scheduler.core.device import Node
+from scheduler.core.escalation import (
     JobGate,
     asks,
     check_routed,
@@ -19,7 +19,7 @@ from scheduler.placement.escalation import (
     upstreams_of,
     without,
 )
-from scheduler.placement.mapping import Node
+from scheduler.core.policy import PolicyRequest, settle
 from tierkit.errors import InvalidInput, NotFound, TerraceError, WeightsError
 from tierkit.types import Escalate, Privacy, Scheme, Tier
 from tierkit.wire.events import RoutedEvent, StageAnswer, StageLoss

@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 
 from models.manifest import Manifest, load_manifest
-from scheduler.devices.list import DeviceList
-from scheduler.placement.routes import Fleet, PrivacyRules
+from scheduler.core.fleet import DeviceList
+from scheduler.core.policy import PrivacyRules
+from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import OtherNetworks
 from tierkit.types import Privacy, Scheme, Tier

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.devices.health import (
+from scheduler.core.health import (
     MIN_DEVIATION_S,
     Arrivals,
     DetectorTimes,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.devices.intent import NO_INTENT, Intent
-from scheduler.devices.list import DeviceList
-from scheduler.dispatch.work import Answer
+from scheduler.core.device import NO_INTENT, Intent
+from scheduler.core.fleet import DeviceList
+from scheduler.core.job import Answer
 from scheduler.history.record import COLUMNS, Record
 from scheduler.history.series import Latencies, Ring
 from tests.unit.scheduler.test_devices import TIMES, beat, registration

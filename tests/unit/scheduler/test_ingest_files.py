@@ -20,7 +20,7 @@ from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector
 from scheduler.ingest.inputs import PixelWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
-from scheduler.ingest.spool import Part, spooled
+from scheduler.ingest.staging import Part, staged
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
@@ -82,9 +82,9 @@ class Collected:
         self.writer = PixelWriter(self.held, limits.max_images, "one job", FIT)
         self.collector = Collector(self.writer, limits, FINE)
         for name, data in files:
-            with spooled(tmp_path) as spool:
-                spool.file.write(data)
-                list(self.collector.add_file(spool, Part("images", name, 0, len(data))))
+            with staged(tmp_path) as staging:
+                staging.file.write(data)
+                list(self.collector.add_file(staging, Part("images", name, 0, len(data))))
         for damage in self.collector.damaged.values() if strict else ():
             raise damage
 
@@ -468,11 +468,11 @@ def test_more_images_than_the_limit(tmp_path):
 def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
     chunks, headers = encode_request(InferRequest(inputs=tensors))
     collector = Collector(PixelWriter(io.BytesIO(), 20, "one job", FIT), LIMITS, FINE)
-    with spooled(tmp_path) as spool:
+    with staged(tmp_path) as staging:
         for chunk in chunks:
-            spool.file.write(chunk)
-        part = Part("images", "tensor", 0, spool.file.tell())
-        list(collector.add_tensor(spool, part, int(headers["Inference-Header-Content-Length"])))
+            staging.file.write(chunk)
+        part = Part("images", "tensor", 0, staging.file.tell())
+        list(collector.add_tensor(staging, part, int(headers["Inference-Header-Content-Length"])))
     return collector
 
 

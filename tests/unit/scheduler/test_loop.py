@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from models.manifest import load_manifest
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import Order
-from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.history.record import Record
-from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
@@ -39,7 +39,7 @@ class Silent:
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None: ...
 
 
-class Sink:
+class Recipient:
     def __init__(self) -> None:
         self.reports: list[str] = []
         self.state: str | None = ""
@@ -69,7 +69,7 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_its_job():
     settings, manifest = SchedulerSettings(), load_manifest()
     devices = DeviceList(settings.detector_times)
-    wire, sink = Silent(), Sink()
+    wire, recipient = Silent(), Recipient()
     dispatcher = Dispatcher(
         settings=settings,
         devices=devices,
@@ -87,7 +87,7 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
         images=np.zeros((1, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=0, first_image=0, images=1)],
-        sink=sink,
+        recipient=recipient,
         deadline=time.monotonic() + 100,
     )
     devices.register(registration(), time.monotonic())
@@ -102,7 +102,7 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
     for _ in range(10):  # in which what was cancelled ends
         await asyncio.sleep(0)
     gc.collect()
-    assert (sink.reports, sink.state, dispatcher.outstanding("end-0")) == (["cancelled"], "cancelled", 0)
+    assert (recipient.reports, recipient.state, dispatcher.outstanding("end-0")) == (["cancelled"], "cancelled", 0)
     assert kept() is None
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

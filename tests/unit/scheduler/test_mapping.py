@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from scheduler.core.device import Node, natural_order
 from scheduler.placement.mapping import (
-    Node,
     Route,
     TaskTimes,
     map_count,
-    natural_order,
     route_of,
     share_to_cloud,
     time_end,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from scheduler.devices.intent import Intent, KnownNode
-from scheduler.devices.list import DeviceList
-from scheduler.devices.operating import Operators
+from scheduler.core.device import Intent, KnownNode
+from scheduler.core.fleet import DeviceList
+from scheduler.devices.operators import Operators
 from scheduler.store.nodes import NodeStore
 from scheduler.store.tables import nodes as nodes_table
 from tests.unit.scheduler.test_devices import TIMES, beat, listed, registration

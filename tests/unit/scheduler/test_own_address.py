@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.devices.own_address import OwnAddress
+from scheduler.api.own_address import OwnAddress
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_names_that_take_long_hold_nobody_up(monkeypatch: pytest.MonkeyPat
         return known("127.0.0.1", *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    monkeypatch.setattr("scheduler.devices.own_address._LOOKUP_S", 0.02)
+    monkeypatch.setattr("scheduler.api.own_address._LOOKUP_S", 0.02)
     own = OwnAddress("127.0.0.1")
     try:
         for _ in range(5):

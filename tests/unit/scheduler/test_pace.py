@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
 from tests.unit.scheduler.test_devices import TIMES, registration
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.jobs.policy import JobPolicy, PolicyRequest, read_policy, settle
+from scheduler.core.policy import JobPolicy, PolicyRequest, read_policy, settle
 from tierkit.errors import InvalidInput
 from tierkit.types import Scheme, UpstreamLoss
 

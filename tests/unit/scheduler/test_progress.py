@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from scheduler.dispatch.work import Answer
+from scheduler.core.job import Answer
 from scheduler.jobs.progress import Progress
 from tierkit.types import Tier
 from tierkit.wire.events import (

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
+from scheduler.core.curve import MOST_POINTS, Point, extended
 from scheduler.runs import service
-from scheduler.runs.curve import MOST_POINTS, Point, extended
 from scheduler.runs.matching import THERE_S
 from scheduler.runs.service import EVERYTHING, RunEvents, Runs, Sight
 from scheduler.runs.state import SILENT_S, state_after, state_now

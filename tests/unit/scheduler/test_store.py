@@ -21,13 +21,13 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.hierarchy import Hierarchy
-from scheduler.dispatch.work import Answer, AttemptReport
-from scheduler.jobs.policy import JobPolicy
+from scheduler.core.job import Answer, AttemptReport, ImageFacts, JobRow
+from scheduler.core.policy import JobPolicy
 from scheduler.store import migrations
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.elapsed import continued
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
+from scheduler.store.jobs import JobStore, new_job_id
 from scheduler.store.lease import Lease
 from scheduler.store.reading import Reader
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from scheduler.devices.list import DeviceList
+from scheduler.core.fleet import DeviceList
 from scheduler.devices.watch import Watch
 from tests.unit.scheduler.test_devices import TIMES, registration
 from tierkit.testing import listening, wait_for

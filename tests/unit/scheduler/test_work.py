@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.dispatch.work import ActiveJob, ActiveTask
-from scheduler.jobs.policy import JobPolicy
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress
-from scheduler.jobs.sinks import DurableSink
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 
 
 class Told:
-    """A sink that counts starts."""
+    """A recipient that counts starts."""
 
     def __init__(self) -> None:
         self.starts = 0
@@ -31,7 +31,7 @@ def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
         images=np.zeros((tasks, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-        sink=told,  # type: ignore[arg-type]
+        recipient=told,  # type: ignore[arg-type]
         deadline=100.0,
     )
     return active, told
@@ -133,11 +133,11 @@ async def test_the_end_of_a_job_is_told_when_it_is_durable(coarse, failed, state
     progress = Progress(None, np.zeros(1, np.int32))
     progress.answered_coarse, progress.failed_images = coarse, failed
     store = Written()
-    sink = DurableSink(Row, progress, store=store, elapsed=lambda: 0.0, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
-    await sink.ended(state, reason)
+    recipient = DurableRecipient(Row, progress, store=store, elapsed=lambda: 0.0, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
+    await recipient.ended(state, reason)
     assert store.durable == [expected]
     assert ended == ["j"]
-    assert sink.state == expected[0]
+    assert recipient.state == expected[0]
 
 
 def test_a_task_that_waits_for_another_device_lets_the_next_one_go_first():

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from models.data import read_sample
-from scheduler.jobs.policy import PolicyRequest
+from scheduler.core.policy import PolicyRequest
 from scheduler.settings import SchedulerSettings
 from terrace import __version__
 from terrace.cli import _COMMANDS, _load, run

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from pydantic import TypeAdapter
 
-from scheduler.jobs.policy import PolicyRequest
+from scheduler.core.policy import PolicyRequest
 from tierkit.wire.events import Sent, TaskEvent
 from tierkit.wire.messages import ESCALATION, UPSTREAMS, Heartbeat, Lease, Registration
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from scheduler.devices.list import Device
-from scheduler.ingest.inputs import JobImages
-from scheduler.jobs.policy import JobPolicy
-from scheduler.placement.routes import PrivacyRules
+from scheduler.core.device import Device
+from scheduler.core.job import Answer, AttemptReport, JobImages
+from scheduler.core.policy import JobPolicy, PrivacyRules
 from tierkit.pacing import TokenBucket
 from tierkit.spans import Span
 from tierkit.types import Recovery, Scheme, Tier
@@ -23,14 +22,11 @@ from tierkit.wire.messages import Stage, Upstream
 from tierkit.wire.trace import Trace, new_trace
 
 __all__ = [
-    "FAILED_OUTCOMES",
     "ActiveJob",
     "ActiveTask",
-    "Answer",
     "Attempt",
-    "AttemptReport",
     "Phase",
-    "Sink",
+    "Recipient",
     "elapsed_ms",
     "is_suspect",
 ]
@@ -42,59 +38,7 @@ _SUSPECT_NODES = 2
 beside the one that kills is answered then, and only the one that kills can lose its third node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer to one stage of one task."""
-
-    job_id: str
-    task: int
-    first_image: int
-    images: int
-    stage: str
-    """coarse | final"""
-    kind: str
-    """coarse | fine | fallback | failed"""
-    ms: float
-    """From the task's first dispatch to the arrival of this answer."""
-    request_id: str
-    event: TaskEvent
-    line: str
-    """`event` as it came over the wire."""
-
-
-FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
-"""Of attempts that count among those that a task may fail; `AttemptReport.outcome` explains them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptReport:
-    """One attempt of a task, at its end or as it is now."""
-
-    job_id: str
-    task: int
-    number: int
-    """From 1, in the order in which the task's attempts began."""
-    node_id: str
-    incarnation: str
-    tier: Tier
-    upstream: str | None
-    """The upstream node that the device was to ask first."""
-    stage: str
-    """all | fine: whether the coarse answer was known already"""
-    hedge: bool
-    """Whether it was made beside one that took too long."""
-    outcome: str
-    """`running`, or as `attempt_state` explains."""
-    reason: str
-    """Why; "" for ok."""
-    why: str
-    """Why it was sent to this device, with these upstream nodes."""
-    started_at: float
-    """Wall clock, seconds since 1970."""
-    ended_at: float | None
-
-
-class Sink(Protocol):
+class Recipient(Protocol):
     """Where the answers of a job go: the database for a job, the waiting client for an interactive request."""
 
     def started(self) -> None:
@@ -191,7 +135,7 @@ class ActiveJob:
         images: JobImages,
         content: str,
         tasks: Iterable[ActiveTask],
-        sink: Sink,
+        recipient: Recipient,
         deadline: float,
         interactive: bool = False,
         request_id: str | None = None,
@@ -203,7 +147,7 @@ class ActiveJob:
         self.privacy = PrivacyRules.of(policy)
         self.images = images
         self.content = content
-        self.sink = sink
+        self.recipient = recipient
         self.deadline = deadline
         self.interactive = interactive
         self.keeps_window = not (
@@ -293,7 +237,7 @@ class ActiveJob:
             task.started = now
         if not self.started:
             self.started = True
-            self.sink.started()
+            self.recipient.started()
         self.sent += 1
         self.reason = self.held_back = ""
         return task
@@ -349,7 +293,7 @@ class ActiveJob:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def answer(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
-        """The answer to a stage of a task, as its sink takes it."""
+        """The answer to a stage of a task, as its recipient takes it."""
         return Answer(
             job_id=self.job_id,
             task=task.index,

@@ -16,15 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest
-from scheduler.devices.list import DeviceList
-from scheduler.devices.operating import Operators
+from scheduler.core.fleet import DeviceList
+from scheduler.devices.operators import Operators
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import HttpWire
 from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
+from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.runs.service import Runs

@@ -18,29 +18,27 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from scheduler.devices.breaker import WrongAnswers, rest_s
-from scheduler.devices.health import (
+from scheduler.core.breaker import WrongAnswers, rest_s
+from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, Order, natural_order
+from scheduler.core.health import (
     Arrivals,
     DetectorTimes,
     Evidence,
     Probe,
-    Verdict,
     hears_nobody,
     judge,
-    phi,
     stalled_after_s,
     suspect_after_s,
 )
-from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
-from scheduler.placement.mapping import Node, natural_order
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Lease, Registration
 
-__all__ = ["Device", "DeviceList", "DeviceView", "Order"]
+__all__ = [
+    "DeviceList",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -70,109 +68,6 @@ _MOST_RETIRED = 64
 
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
-
-Order = tuple[tuple[int, str | int], ...]
-"""Of a node in the device list, see `natural_order`."""
-
-_BATCH = 64
-"""Images of a queue that a node takes up at a time, unless it says how many it is computing."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Device:
-    """What the scheduler knows of one node."""
-
-    registration: Registration
-    node_id: str = field(init=False)
-    tier: Tier = field(init=False)
-    incarnation: str = field(init=False)
-    joined_at: float
-    last_seen: float
-    """Last sign of life: a heartbeat, or an answer to a task."""
-    last_beat: float
-    arrivals: Arrivals
-    budget: TokenBucket | None
-    """Its power budget, in images. With a burst of 0 each task is paid for by a rest after it: work is spread evenly,
-    which is what heat and batteries care about."""
-    suspect_after_s: float
-    """Silence that its heartbeats so far allow."""
-    progress_at: float
-    """When it last finished images or, having owed nothing, was given some."""
-    leaving: bool = False
-    """It has said that it takes no tasks: it shuts down, or an operator has unloaded one of its models."""
-    left: bool = False
-    """It has taken its leave, or an operator has removed it: that is no death."""
-    intent: Intent = NO_INTENT
-    accusation: str | None = None
-    wrong: WrongAnswers = field(default_factory=WrongAnswers)
-    probe: Probe | None = None
-    """Outcome of a probe since the last sign of life."""
-    reached: bool = False
-    """Whether it has ever answered a probe."""
-    not_before: float = 0.0
-    """The node is left alone until then: it asked for that ("503, Retry-After"), or rests for its power budget."""
-    load: Heartbeat | None = None
-    """What the node said of itself last."""
-    given: int = 0
-    """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
-    stalled: int = 0
-    """Images on which it got stuck; no new work clears that, only progress does."""
-    refusal: tuple[float, str] = (-math.inf, "")
-    """When and why it was last refused a place."""
-    death: str | None = None
-    """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
-    retired: tuple[str, ...] = ()
-    """The last incarnations before it of this node id: they cannot come back."""
-    order: Order
-    """Place in the list."""
-    review_at: float = math.inf
-    """When time alone may change what is thought of it, or before."""
-    listed: bool = False
-    """Whether it is among those that may receive tasks."""
-    node: Node | None = None
-    """The node as the mapping sees it; `placement.routes` sets it."""
-    told: tuple[Health, bool] = (Health.ALIVE, True)
-    """Its health, and whether it keeps its tasks, as the listeners know it."""
-
-    def __post_init__(self) -> None:
-        # Each decision asks for them many times.
-        self.node_id, self.tier = self.registration.node_id, self.registration.tier
-        self.incarnation = self.registration.incarnation
-
-    @property
-    def draining(self) -> bool:
-        """Whether it is about to leave, or an operator wants no new tasks for it."""
-        return self.leaving or self.intent.drained
-
-    @property
-    def ms_per_image(self) -> float:
-        """By its own measurement, of the slowest of its models, of which as many copies as it says compute now."""
-        return max(offer.ms_per_image for offer in self.registration.models) / self.replicas
-
-    @property
-    def replicas(self) -> int:
-        return 1 if self.load is None else self.load.replicas
-
-    @property
-    def owed(self) -> int:
-        """Images that it should be working on."""
-        told = 0 if self.load is None else self.load.running_images or min(self.load.queued_images, _BATCH)
-        return max(self.given, self.stalled, told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView(Verdict):
-    """One node with the failure detector's opinion of it, at one moment."""
-
-    device: Device
-    silent_s: float
-    death: str | None = None
-    """Why it is gone."""
-
-    @property
-    def phi(self) -> float:
-        """The accrual detector's suspicion by silence."""
-        return phi(self.silent_s, *self.device.arrivals.fit())
 
 
 class DeviceList:

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scheduler.dispatch.work import Answer, AttemptReport
+from scheduler.core.job import Answer, AttemptReport, JobRow
 from scheduler.jobs.progress import Progress
-from scheduler.measures import JOBS
+from scheduler.metrics import JOBS
 from scheduler.store.commit import Withdrawn
-from scheduler.store.jobs import JobRow, JobStore
+from scheduler.store.jobs import JobStore
 from tierkit.types import JobState, OnBadInput
 
-__all__ = ["DurableSink"]
+__all__ = ["DurableRecipient"]
 
 _log = logging.getLogger(__name__)
 
 
-class DurableSink:
+class DurableRecipient:
     """A job's answers on their way into the database; its figures count what is durable, and nothing else.
 
     Args:

@@ -17,7 +17,7 @@ from tierkit.errors import NotFound
 
 __all__ = ["PAGES", "pages"]
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1] / "web"
 _FOLDERS = (_HERE / "static", _HERE / "vendor" / "uplot", _HERE / "vendor" / "swagger")
 
 PAGES = {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 
 from models.hierarchy import Hierarchy
-from scheduler.placement.mapping import Node
+from scheduler.core.device import Node
 from tierkit.types import Tier
 
 __all__ = [

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.escalation import Tuning
-from scheduler.placement.escalation import JobGate, choose_gates
+from scheduler.core.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
-from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["JobPolicy", "PolicyRequest", "check_names", "read_policy", "settle"]
 
@@ -91,6 +92,29 @@ class JobPolicy(PolicyRequest):
     task_deadline_s: Seconds
     gates: tuple[JobGate, ...] = ()
     """The steps up a tier and their thresholds; none where all images go up together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyRules:
+    """In which forms the images of a job may go up."""
+
+    privacy: Privacy = Privacy.AUTO
+    encode_on: Tier = Tier.END
+    """Where they are encoded: end or edge."""
+    feature_form: FeatureForm = FeatureForm.UINT8
+    as_tuned: bool = False
+    """Whether only encoders that are cut from a network itself may take part: thresholds were tuned on its answers, and
+    behind a learned encoder is another network."""
+
+    @classmethod
+    def of(cls, policy: JobPolicy) -> PrivacyRules:
+        """Those that the job was accepted with."""
+        return cls(
+            privacy=policy.privacy,
+            encode_on=Tier(policy.encode_on),
+            feature_form=policy.feature_form,
+            as_tuned=bool(policy.gates),
+        )
 
 
 _NOT_TUNED = NotFound("nothing was tuned")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.escalation import Gate, Point, Tuning
-from scheduler.placement.mapping import Node
+from scheduler.core.device import Node
 from tierkit.errors import InvalidInput, NotFound, TerraceError
 from tierkit.types import Escalate, Scheme, Tier
 from tierkit.wire.events import RoutedEvent, StageAnswer, StageLoss

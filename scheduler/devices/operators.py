@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
-from scheduler.devices.list import DeviceList
+from scheduler.core.device import NO_INTENT, Intent, KnownNode
+from scheduler.core.fleet import DeviceList
 from tierkit.errors import Conflict, Forbidden, Unavailable
 
 __all__ = ["Operators"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from scheduler.devices.list import Device, DeviceView
+from scheduler.core.device import Device, DeviceView
 from scheduler.history.record import COLUMNS
+from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.service import Scheduler
-from scheduler.jobs.sinks import DurableSink
 from tierkit.types import Health, JobState, Scheme, Tier
 
 __all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
@@ -213,17 +213,17 @@ class Snapshots:
                 mapped[node_id] = known[node_id]
         return mapped
 
-    def _job(self, sink: DurableSink) -> JobNow:
-        job, active = sink.job, self._scheduler.dispatcher.job(sink.job.id)
+    def _job(self, recipient: DurableRecipient) -> JobNow:
+        job, active = recipient.job, self._scheduler.dispatcher.job(recipient.job.id)
         return JobNow(
             id=job.id,
             name=job.policy.name,
             owner=job.owner,
-            state=sink.state,
+            state=recipient.state,
             reason="" if active is None else active.reason,
             images=job.images,
-            answered_coarse=sink.progress.answered_coarse,
-            answered_fine=sink.progress.answered_fine,
+            answered_coarse=recipient.progress.answered_coarse,
+            answered_fine=recipient.progress.answered_fine,
         )
 
 

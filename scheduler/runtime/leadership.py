@@ -15,8 +15,8 @@ import aiohttp
 from models.manifest import load_manifest
 from scheduler.ingest.inputs import remove_inputs
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import DATABASE, LEADS, set_standby
-from scheduler.runtime import open_scheduler
+from scheduler.metrics import DATABASE, LEADS, set_standby
+from scheduler.runtime.assembly import open_scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.store.database import REFUSALS, open_database
 from scheduler.store.lease import Lease

@@ -1,7 +1,8 @@
 """An upload on its way to the disk: any size passes through a small, constant amount of memory.
 
-The bytes of a multipart form are parsed as they arrive; the contents of its files follow one another in the spool file,
-each `Part` a slice of it. The spool file has no name in the file system, so the end of the process frees it.
+The bytes of a multipart form are parsed as they arrive. The contents of its files follow one another in the staging
+file, and each `Part` is a slice of it. The staging file has no name in the file system, so the end of the process frees
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tierkit.wire.messages import NAME_HEADER
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-__all__ = ["MAX_FIELDS_BYTES", "Part", "Spool", "receive_body", "receive_form", "spooled"]
+__all__ = ["MAX_FIELDS_BYTES", "Part", "StagedUpload", "receive_body", "receive_form", "staged"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _MAX_FIELDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of an upload, as a slice of the spool."""
+    """One file of an upload, as a slice of the staging file."""
 
     field: str
     name: str
@@ -48,8 +49,8 @@ class Part:
     length: int
 
 
-class Spool:
-    """A received upload, see `spooled`."""
+class StagedUpload:
+    """A received upload, see `staged`."""
 
     def __init__(self, file: IO[bytes], folder: Path) -> None:
         self.file = file
@@ -78,7 +79,7 @@ class Spool:
 
 
 @contextmanager
-def spooled(folder: Path) -> Iterator[Spool]:
+def staged(folder: Path) -> Iterator[StagedUpload]:
     """Room on the disk for an upload, until it has been read. Files that are written inside count as well.
 
     Raises:
@@ -86,7 +87,7 @@ def spooled(folder: Path) -> Iterator[Spool]:
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            yield Spool(file, folder)
+            yield StagedUpload(file, folder)
     except OSError as exc:
         if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
             raise
@@ -94,14 +95,16 @@ def spooled(folder: Path) -> Iterator[Spool]:
         raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
 
 
-async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str) -> None:
+async def receive_body(stream: AsyncIterable[bytes], staging: StagedUpload, *, name: str) -> None:
     """Write a request body that is one file."""
-    await _pump(stream, spool.file.write)
-    spool.parts.append(Part("images", name, 0, spool.file.tell()))
+    await _pump(stream, staging.file.write)
+    staging.parts.append(Part("images", name, 0, staging.file.tell()))
 
 
-async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_type: str, max_files: int) -> None:
-    """Write the files of a multipart form to the spool and gather its fields.
+async def receive_form(
+    stream: AsyncIterable[bytes], staging: StagedUpload, *, content_type: str, max_files: int
+) -> None:
+    """Write the files of a multipart form to the staging file and gather its fields.
 
     Raises:
         MalformedMessage: not a multipart form, or cut short.
@@ -111,7 +114,7 @@ async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_ty
     boundary = options.get(b"boundary")
     if not boundary:
         raise MalformedMessage("the Content-Type of the form names no boundary")
-    reader = _FormReader(spool, max_files)
+    reader = _FormReader(staging, max_files)
     try:
         parser = MultipartParser(boundary, reader.callbacks())
         await _pump(stream, parser.write)
@@ -141,9 +144,9 @@ def _as_named(filename: str) -> str:
 class _FormReader:
     """The callbacks of the multipart parser."""
 
-    def __init__(self, spool: Spool, max_files: int) -> None:
+    def __init__(self, staging: StagedUpload, max_files: int) -> None:
         self.complete = False
-        self._spool = spool
+        self._spool = staging
         self._max_files = max_files
         self._header_name = b""
         self._header_value = b""

@@ -1,0 +1,148 @@
+"""A job as it is stored, the facts about its images, and what its tasks give: answers and reports of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core.policy import JobPolicy
+from tierkit.inference.model import Array
+from tierkit.types import JobState, Tier
+from tierkit.wire.events import TaskEvent
+from tierkit.wire.trace import Trace, read_traceparent
+
+__all__ = [
+    "FAILED_OUTCOMES",
+    "Answer",
+    "AttemptReport",
+    "ImageFacts",
+    "JobImages",
+    "JobRow",
+]
+
+
+class JobImages(Protocol):
+    """The images of a job: `len` says how many, and a slice is a tensor of some of them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What is known of a job's images besides their pixels."""
+
+    labels: NDArray[np.int32] | None = None
+    """True fine class per image, -1 where unknown."""
+    names: Sequence[str | None] | None = None
+    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the images that could not be read when they came."""
+    mended: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the images that are answered from what can be decoded of them."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Files in archives that are no pictures, by reason; not stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job as the database has it, without what grows with the number of images."""
+
+    id: str
+    owner: str | None = None
+    """Name of the token that submitted it; None where none was asked for."""
+    state: JobState = JobState.QUEUED
+    reason: str = "waiting for its first task to be sent"
+    policy: JobPolicy
+    images: int
+    input_sha256: str
+    hierarchy: str | None = None
+    """Digest of the classes that its labels and results are of."""
+    resized_images: int
+    fingerprint: str
+    traceparent: str | None = None
+    """Of the trace that it belongs to."""
+    created_at: float
+    """Wall clock, as `started_at` and `finished_at`."""
+    started_at: float | None = None
+    finished_at: float | None = None
+    deadline_elapsed: float
+    """Elapsed time, as `started_elapsed` and `finished_elapsed`."""
+    started_elapsed: float | None = None
+    finished_elapsed: float | None = None
+    summary: dict[str, Any] | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.state.final
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace that it belongs to; a scheduler that takes it up again goes on with that."""
+        return read_traceparent(self.traceparent or "")
+
+    @property
+    def tasks(self) -> int:
+        return -(-self.images // self.policy.batch_size)
+
+    def images_of(self, task: int) -> tuple[int, int]:
+        """The first image of a task, and how many there are."""
+        first = task * self.policy.batch_size
+        return first, min(self.policy.batch_size, self.images - first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one stage of one task."""
+
+    job_id: str
+    task: int
+    first_image: int
+    images: int
+    stage: str
+    """coarse | final"""
+    kind: str
+    """coarse | fine | fallback | failed"""
+    ms: float
+    """From the task's first dispatch to the arrival of this answer."""
+    request_id: str
+    event: TaskEvent
+    line: str
+    """`event` as it came over the wire."""
+
+
+FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
+"""Of attempts that count among those that a task may fail; `AttemptReport.outcome` explains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a task, at its end or as it is now."""
+
+    job_id: str
+    task: int
+    number: int
+    """From 1, in the order in which the task's attempts began."""
+    node_id: str
+    incarnation: str
+    tier: Tier
+    upstream: str | None
+    """The upstream node that the device was to ask first."""
+    stage: str
+    """all | fine: whether the coarse answer was known already"""
+    hedge: bool
+    """Whether it was made beside one that took too long."""
+    outcome: str
+    """`running`, or as `attempt_state` explains."""
+    reason: str
+    """Why; "" for ok."""
+    why: str
+    """Why it was sent to this device, with these upstream nodes."""
+    started_at: float
+    """Wall clock, seconds since 1970."""
+    ended_at: float | None
