@@ -35,7 +35,10 @@ from models.manifest import load_manifest
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import JobPolicy
 from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.ingest.upload import Incoming
+from scheduler.jobs.query import get_job
 from scheduler.jobs.service import Scheduler
+from scheduler.jobs.submit import submit
 from scheduler.runtime.leadership import leading
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import ServiceFailed
@@ -187,11 +190,9 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
             yield bytes(chunk)
 
     small = {name.lower(): value for name, value in headers.items()}
-    job, _ = await scheduler.submit(
-        small, [("scheme", scheme)], body(), until_gone=contextlib.nullcontext(), idempotency_key=None
-    )
+    job, _ = await submit(scheduler, Incoming(headers=small, query=[("scheme", scheme)], stream=body()))
     taken = await _taken(scheduler, job.id)
-    view = await scheduler.view(job.id)
+    view = await get_job(scheduler, job.id)
     if view.answered_coarse != len(pixels) or view.fallback or view.failed_images:
         raise ServiceFailed(
             f"the job is {view.state} with {view.answered_coarse} of {len(pixels)} images: {view.reason}"

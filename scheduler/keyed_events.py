@@ -1,28 +1,29 @@
-"""Waking those that follow something, such as the readers of a job's events."""
+"""Events by key, for those that wait until something changes, such as readers of a job's events."""
 
 from __future__ import annotations
 
 import asyncio
 from weakref import WeakValueDictionary
 
-__all__ = ["News"]
+__all__ = ["KeyedEvents"]
 
 
-class News:
-    """An event per id that is followed. Nothing is kept of ids that nobody follows."""
+class KeyedEvents:
+    """One event per key that is awaited; keys that are not awaited take no memory."""
 
     def __init__(self) -> None:
         self._events = WeakValueDictionary[str, asyncio.Event]()
 
     def of(self, key: str) -> asyncio.Event:
-        """Set when something changes. Ask for it before you look, and hold it while you wait."""
+        """The event that the next change of `key` sets. Take it before reading the state, and hold it while waiting."""
         return self._events.setdefault(key, asyncio.Event())
 
-    def tell(self, key: str) -> None:
-        """Wake those that follow `key`; they ask for a new event then."""
+    def wake(self, key: str) -> None:
+        """Wake all that wait for `key`; they take a new event then."""
         if (event := self._events.pop(key, None)) is not None:
             event.set()
 
-    def tell_all(self) -> None:
+    def wake_all(self) -> None:
+        """Wake all that wait."""
         for key in list(self._events):
-            self.tell(key)
+            self.wake(key)

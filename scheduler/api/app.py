@@ -10,15 +10,19 @@ from functools import partial
 import aiohttp
 from fastapi import FastAPI
 
+from scheduler.api.about import about
 from scheduler.api.description import describe
-from scheduler.api.fleet import about, fleet
+from scheduler.api.devices import devices
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
+from scheduler.api.mapping import mapping
+from scheduler.api.networks import networks
 from scheduler.api.own_address import OwnAddress
 from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
 from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
+from scheduler.api.sessions import sessions
 from scheduler.api.snapshot import Snapshots
 from scheduler.api.tokens import tokens
 from scheduler.jobs.service import Scheduler
@@ -61,7 +65,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, runs, fleet, history, privacy, tokens, about, pages):
+    for router in (jobs, runs, devices, mapping, history, privacy, tokens, networks, about, sessions, pages):
         app.include_router(router)
 
     describe(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
@@ -33,8 +34,10 @@ from scheduler.api.streams import (
     last_event_of,
 )
 from scheduler.core.policy import PolicyRequest
-from scheduler.ingest.upload import ACCEPTED
-from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
+from scheduler.ingest.upload import ACCEPTED, Incoming
+from scheduler.jobs import classify as interactive, follow, query, submit as submission
+from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
+from tierkit.access import Allowance
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.logs import current_request_id
@@ -99,7 +102,7 @@ async def _seen(
 ) -> str:
     """The id of a job that the caller may see. Raises NotFound."""
     if (owner := only_of(caller)) is not None:
-        await scheduler.check_owner(job_id, owner)
+        await query.check_owner(scheduler, job_id, owner)
     return job_id
 
 
@@ -111,6 +114,15 @@ AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
 
 jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
+
+
+def _incoming(request: Request, allowance: Allowance, still_admitted: Callable[[], bool]) -> Incoming:
+    return Incoming(
+        headers=request.headers,
+        query=request.query_params.multi_items(),
+        stream=metered(request.stream(), allowance, still_admitted),
+        until_gone=cancelled_on_disconnect(request.scope),
+    )
 
 
 @jobs.post(
@@ -134,11 +146,9 @@ async def submit(
     """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
     form, in the form."""
     allowance = allowance_of(caller)
-    job, is_new = await scheduler.submit(
-        request.headers,
-        request.query_params.multi_items(),
-        metered(request.stream(), allowance, still_admitted),
-        until_gone=cancelled_on_disconnect(request.scope),
+    job, is_new = await submission.submit(
+        scheduler,
+        _incoming(request, allowance, still_admitted),
         idempotency_key=idempotency_key,
         owner=None if caller is None else caller.name,
         allowance=allowance,
@@ -157,12 +167,12 @@ async def list_jobs(
     state: JobState | None = None,
 ) -> JobPage:
     """All of them for operators, for others their own."""
-    return await scheduler.page(limit=limit, cursor=cursor, state=state, owner=only_of(caller))
+    return await query.page(scheduler, limit=limit, cursor=cursor, state=state, owner=only_of(caller))
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")
 async def get_job(scheduler: Service, job_id: JobId) -> Job:
-    return await scheduler.view(job_id)
+    return await query.get_job(scheduler, job_id)
 
 
 @jobs.delete(
@@ -173,7 +183,7 @@ async def get_job(scheduler: Service, job_id: JobId) -> Job:
 )
 async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
     """Answers that are there stay; the rest is not computed."""
-    return await scheduler.cancel(job_id)
+    return await follow.cancel(scheduler, job_id)
 
 
 @jobs.get(
@@ -189,7 +199,7 @@ async def get_results(
     bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
     """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
-    state, rows = await scheduler.results(job_id)
+    state, rows = await query.results(scheduler, job_id)
     headers = {"Terrace-Job-State": state, **NOSNIFF}
     if format == "csv":
         return Stream(as_csv(rows, bom=bom), media_type="text/csv; charset=utf-8", headers=headers)
@@ -210,7 +220,7 @@ async def get_attempts(
     task: OnlyTask = None,
 ) -> AttemptPage:
     """Sorted by task, then by start. Attempts under way are among them."""
-    return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
+    return await query.attempts(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
 @jobs.get(
@@ -227,7 +237,7 @@ async def get_explanation(
     task: OnlyTask = None,
 ) -> Explanation:
     """The reason of each attempt, sorted by task, then by start. Attempts under way are among them."""
-    return await scheduler.explain(job_id, limit=limit, cursor=cursor, task=task)
+    return await query.explain(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
 @jobs.get(
@@ -247,7 +257,7 @@ async def get_events(
     """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
     job. Ends after the final state."""
     after = last_event_of(last_event_id or "0")
-    events = await scheduler.events(job_id, after=after, states_only=only is not None)
+    events = await follow.events(scheduler, job_id, after=after, states_only=only is not None)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
 
 
@@ -270,7 +280,7 @@ async def get_image(
 ) -> Response:
     """Upright, in its own shape, and no larger than it is. Pictures go when their job ends."""
     try:
-        content, media_type = await scheduler.thumbnail(job_id, index, size)
+        content, media_type = await query.thumbnail(scheduler, job_id, index, size)
     except NotFound:
         if sec_fetch_dest != "image":
             raise
@@ -299,11 +309,6 @@ async def classify(
     allowance = allowance_of(caller)
     with ExitStack() as counted:
         counted.enter_context(allowance.submits(scheduler.unfinished_of(None if caller is None else caller.name)))
-        lines = await scheduler.classify(
-            request.headers,
-            request.query_params.multi_items(),
-            metered(request.stream(), allowance, still_admitted),
-            until_gone=cancelled_on_disconnect(request.scope),
-            request_id=current_request_id(),
-        )
+        incoming = _incoming(request, allowance, still_admitted)
+        lines = await interactive.classify(scheduler, incoming, request_id=current_request_id())
         return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF, until_sent=counted.pop_all())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from scheduler.core.job import ImageFacts
 from scheduler.core.policy import PolicyRequest, read_policy
@@ -18,7 +19,7 @@ from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, Unsupported
 from tierkit.types import OnBadInput
 from tierkit.wire.oip import BINARY_HEADER, parse_header_length
 
-__all__ = ["ACCEPTED", "Upload", "build_input", "receive_upload"]
+__all__ = ["ACCEPTED", "Incoming", "Upload", "build_input", "receive_upload"]
 
 _FILES = {
     "application/zip": "upload.zip",
@@ -55,23 +56,28 @@ class Upload:
     """Of a tensor; None where the parts of the staging file are files."""
 
 
-async def receive_upload(
-    headers: Mapping[str, str],
-    query: Sequence[tuple[str, str]],
-    stream: AsyncIterable[bytes],
-    staging: StagedUpload,
-    limits: SchedulerSettings,
-) -> Upload:
-    """Receive a body.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A request whose body is an upload."""
 
-    Args:
-        headers: of the request; names in lower case.
-        query: policy fields, for the forms of body that have no place for them (a form may use both).
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    query: Sequence[tuple[str, str]]
+    """Policy fields, for the kinds of body that have no place for them; a form may use both."""
+    stream: AsyncIterable[bytes]
+    """The body."""
+    until_gone: AbstractContextManager[None] = field(default_factory=nullcontext)
+    """Cancels what runs inside when the client has gone."""
+
+
+async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: SchedulerSettings) -> Upload:
+    """Receive a body.
 
     Raises:
         UnsupportedMedia: a content type that is not accepted, or a compressed body.
         InvalidInput and its kin: a wrong policy, form or header.
     """
+    headers, query, stream = incoming.headers, incoming.query, incoming.stream
     coding = headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
         raise UnsupportedMedia(f"content encoding {coding[:32]!r}: send the body uncompressed")

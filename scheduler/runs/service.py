@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from scheduler.core.curve import Point, extended
 from scheduler.core.run import RunDetails, RunRow
-from scheduler.keyed_events import News
+from scheduler.keyed_events import KeyedEvents
 from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
 from scheduler.runs.state import SILENT_S, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
@@ -141,7 +141,7 @@ class Runs:
         self._under_way: dict[str, _Known] = {}
         self._turn = asyncio.Lock()
         """Of whoever writes: what is written later is newer."""
-        self._news = News()
+        self._news = KeyedEvents()
         self._stopping = False
         self._matchmaker = Matchmaker()
 
@@ -199,7 +199,7 @@ class Runs:
                 await self._store.save([(row, details)])
                 _log.info("the host of a training run is back", extra={"run": row.id})
             self._under_way[row.id] = _Known(row, details, heard=now, saved=now)
-            self._news.tell(row.id)
+            self._news.wake(row.id)
             told = whole(row, details, self._under_way[row.id].state(now)).model_dump()
             return BegunRun.model_validate({**told, "secret": self._secret_of(row)}), known is None
 
@@ -239,7 +239,7 @@ class Runs:
                 await self._store.save([(taken.row, taken.details)])
                 self._under_way.pop(run_id, None)
                 _log.info("training run ended", extra={"run": run_id, "state": taken.row.state})
-                self._news.tell(run_id)
+                self._news.wake(run_id)
             return stop
 
     def _take(self, known: _Known, said: RunReport, owner: str | None) -> bool:
@@ -273,7 +273,7 @@ class Runs:
         known.heard, known.dirty = now, True
         known.reports += 1
         if not after.final:  # an end is told once it is durable
-            self._news.tell(row.id)
+            self._news.wake(row.id)
         return after is not RunState.RUNNING
 
     # --- everybody ------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Runs:
             known.row = replace(known.row, finished_at=stopping.row.finished_at)
             if known.row.state.final:
                 self._under_way.pop(run_id, None)
-            self._news.tell(run_id)
+            self._news.wake(run_id)
             return whole(known.row, known.details, known.row.state)
 
     async def order(self, run_id: str, name: str, order: WorkerOrder, sight: Sight) -> Run:
@@ -425,7 +425,7 @@ class Runs:
             # Reports may have come meanwhile: only the wish is new.
             known.details = replace(known.details, workers=with_wishes(known.details.workers, wish))
             known.reports += 1
-            self._news.tell(run_id)
+            self._news.wake(run_id)
             return whole(known.row, known.details, known.state(self._clock()))
 
     async def events(self, run_id: str, sight: Sight) -> RunEvents:
@@ -468,7 +468,7 @@ class Runs:
                 self._end_if_silent(known)
                 if (state := known.state(self._clock())) is not known.shown:
                     known.shown = state
-                    self._news.tell(known.row.id)
+                    self._news.wake(known.row.id)
             await self.save(_SAVE_S)
 
     def _end_if_silent(self, known: _Known) -> None:
@@ -511,7 +511,7 @@ class Runs:
     def stop_streams(self) -> None:
         """End all event streams."""
         self._stopping = True
-        self._news.tell_all()
+        self._news.wake_all()
 
     # --- where they are -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import HttpWire
 from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
+from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
 from scheduler.placement.adaptive.pilot import Pilot
@@ -147,7 +148,7 @@ async def _loops(
     writing = lifecycle.own(commit.run(), name="group commit")
     others: list[asyncio.Task[None]] = []
     try:
-        await _while_held(lease, scheduler.recover())
+        await _while_held(lease, recover(scheduler))
         await scheduler.runs.recover()
         others = [
             lifecycle.own(dispatcher.run(), name="dispatcher"),

@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from scheduler.api.fleet import about, fleet
+from scheduler.api.about import about
+from scheduler.api.devices import devices
+from scheduler.api.history import history
 from scheduler.api.jobs import jobs
+from scheduler.api.mapping import mapping
+from scheduler.api.networks import networks
+from scheduler.api.privacy import privacy
 from scheduler.api.routing import (
     for_admins,
     for_nodes,
@@ -23,6 +28,7 @@ from scheduler.api.routing import (
     for_users_and_workers,
 )
 from scheduler.api.runs import runs
+from scheduler.api.sessions import sessions
 from scheduler.api.tokens import tokens as tokens_routes
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
@@ -302,7 +308,7 @@ def test_every_route_has_said_whose_it_is() -> None:
     """A route that is added later is not open to nodes because nobody has thought of it."""
     routes = [
         route
-        for router in (jobs, runs, fleet, tokens_routes, about)
+        for router in (jobs, runs, devices, mapping, history, privacy, tokens_routes, networks, about, sessions)
         for route in router.routes
         if isinstance(route, APIRoute)
     ]

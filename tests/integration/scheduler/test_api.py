@@ -170,7 +170,7 @@ async def test_whoever_waits_for_the_end_gets_the_states_alone(kit, scheduler):
 
 
 async def test_a_quiet_stream_is_kept_open(kit, scheduler, monkeypatch):
-    monkeypatch.setattr("scheduler.jobs.service._KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr("scheduler.jobs.follow._KEEP_ALIVE_S", 0.02)
     job = await scheduler.submit(kit.images(1))
     async with scheduler.http.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
         lines = response.aiter_lines()

@@ -1,0 +1,183 @@
+"""Routes of the device list: registration, heartbeats and leases, and what operators do to nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from scheduler.api.own_address import OwnAddress
+from scheduler.api.routing import (
+    ADMINS,
+    CHECKS,
+    MISSING,
+    NODES,
+    OPERATORS,
+    USERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    for_nodes,
+    for_operators,
+)
+from scheduler.jobs.service import Scheduler
+from scheduler.metrics import REFUSED
+from tierkit.access import Caller
+from tierkit.errors import Conflict, Forbidden, InvalidInput, OtherNetworks
+from tierkit.wire.api import Device, DeviceList
+from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
+
+__all__ = ["devices"]
+
+NodeName = Annotated[NodeId, Path()]
+
+
+devices = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@devices.get("/v1/devices", response_model=DeviceList, summary="The device list", dependencies=USERS)
+async def list_devices(scheduler: Service) -> DeviceList:
+    now = time.monotonic()
+    return DeviceList(
+        devices=tuple(
+            Device.model_validate(
+                {
+                    **(view.device.load.model_dump() if view.device.load else {}),
+                    **view.device.registration.model_dump(),
+                    "health": view.health,
+                    "reason": view.reason,
+                    "trusted": scheduler.fleet.trusts(view.device),
+                    "network": scheduler.fleet.node(view.device).model,
+                    "accuracy": scheduler.fleet.accuracy(view.device),
+                    "silent_s": round(view.silent_s, 3),
+                    "reached": view.device.reached,
+                    "phi": round(view.phi, 1),
+                    "joined_s": round(now - view.device.joined_at, 3),
+                    "outstanding": scheduler.dispatcher.outstanding(view.device.node_id),
+                }
+            )
+            for view in (*scheduler.devices.view(now), *scheduler.devices.strangers(now))
+        )
+    )
+
+
+@devices.post(
+    "/v1/devices",
+    response_model=Lease,
+    responses={409: {"description": "The id is another node's, or the networks are not those of the model set."}},
+    summary="Register a node",
+    dependencies=NODES,
+)
+async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+    try:
+        return await _register(request, scheduler, caller, registration)
+    except (Conflict, Forbidden) as exc:
+        # A node whose token is for other names has proved nothing.
+        claim = registration if isinstance(exc, Conflict) else None
+        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic(), claim, tier=registration.tier)
+        reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
+        REFUSED.labels(registration.tier, reason).inc()
+        raise
+
+
+async def _register(request: Request, scheduler: Scheduler, caller: Caller | None, registration: Registration) -> Lease:
+    if caller is not None:
+        caller.check_claim(registration.node_id, registration.tier)
+    server: tuple[str, int] | None = request.scope["server"]
+    own: OwnAddress = request.app.state.own_address
+    if registration.url == str(request.base_url).rstrip("/") or (
+        server is not None and await own.is_at(registration.url, port=server[1])
+    ):
+        raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
+    scheduler.fleet.check_networks(registration)
+    return scheduler.devices.register(registration, time.monotonic())
+
+
+@devices.post(
+    "/v1/devices/{node_id}/heartbeat",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "Another process has this id now."}},
+    summary="Renew a node's lease",
+    dependencies=NODES,
+)
+async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
+    """404 or 409: register again."""
+    if caller is not None:
+        caller.check_claim(node_id)
+    scheduler.devices.heartbeat(node_id, beat, time.monotonic())
+    return Response(status_code=204)
+
+
+@devices.post(
+    "/v1/devices/{node_id}/drain",
+    status_code=204,
+    responses=MISSING,
+    summary="Give a node no new tasks",
+    dependencies=OPERATORS,
+)
+async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
+    """Holds until it is resumed, over restarts of the node and of the scheduler."""
+    await scheduler.operators.drain(node_id, _name(caller))
+
+
+@devices.delete(
+    "/v1/devices/{node_id}/drain",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "The node itself takes no tasks: it shuts down, or lacks a model."}},
+    summary="Give a drained node tasks again, or let a removed one register",
+    dependencies=OPERATORS,
+)
+async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
+    await scheduler.operators.resume(node_id, _name(caller))
+
+
+@devices.put(
+    "/v1/devices/{node_id}/trust",
+    status_code=204,
+    responses=MISSING,
+    summary="Say whether a node may see pixels",
+    dependencies=ADMINS,
+)
+async def trust(
+    scheduler: Service,
+    caller: CallerOf,
+    node_id: NodeName,
+    trusted: Annotated[
+        Literal["yes", "no", "default"], Query(description="`default`: as the scheduler's setting `trusted` says.")
+    ],
+) -> None:
+    """Counts from the next task on, and over restarts, before the setting."""
+    await scheduler.operators.trust(node_id, _name(caller), {"yes": True, "no": False, "default": None}[trusted])
+
+
+@devices.delete(
+    "/v1/devices/{node_id}",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "It has another incarnation now, or cannot be forgotten: it lives."}},
+    summary="Remove a node, or forget one that is gone",
+)
+async def remove(
+    request: Request,
+    scheduler: Service,
+    caller: CallerOf,
+    node_id: NodeName,
+    incarnation: Annotated[str | None, Query(description="A node takes its leave: this process of it ends.")] = None,
+    forget: Annotated[bool, Query(description="Strike a dead or removed node off the list.")] = False,
+) -> None:
+    """Its tasks go to others, and it may not register until it is resumed, or forgotten once it is gone."""
+    if incarnation is not None:
+        await for_nodes(request, scheduler, caller)
+        if caller is not None:
+            caller.check_claim(node_id)
+        scheduler.devices.leave(node_id, incarnation, time.monotonic())
+        return
+    await for_operators(caller)
+    if forget:
+        await scheduler.operators.forget(node_id, trust=caller is None or caller.may("admin"))
+    else:
+        await scheduler.operators.remove(node_id, _name(caller))
+
+
+def _name(caller: Caller | None) -> str:
+    return "" if caller is None else caller.name

@@ -1,0 +1,122 @@
+"""The route of the mapping, with the formulas of the paper."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from scheduler.api.routing import (
+    CHECKS,
+    USERS,
+    Service,
+    SmallBody,
+)
+from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair
+from scheduler.placement.adaptive.pilot import Pilot
+from scheduler.placement.adaptive.planner import Ask, Send as SendUp
+from scheduler.placement.bound import NodeCounts, bound_of_scheme
+from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
+from scheduler.placement.routes import PAPER_BATCH, Fleet
+from tierkit.types import Scheme, Tier
+
+__all__ = ["mapping"]
+
+
+mapping = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@mapping.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=USERS)
+async def get_mapping(
+    scheduler: Service,
+    scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
+    tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
+) -> MappingReport:
+    now, fleet, pilot = time.monotonic(), scheduler.fleet, scheduler.dispatcher.pilot
+    shown = scheme or scheduler.settings.scheme
+    n_map, routes, adaptive = fleet.n_map(now), fleet.routes(shown, now), None
+    pairs = [
+        Pair(
+            end=route.end,
+            upstream=[node.node_id for node in route.upstreams],
+            shared=route.in_turn,
+            reason=route.reason,
+        )
+        for route in routes.values()
+    ]
+    if shown is Scheme.ADAPTIVE:
+        pairs = _planned(fleet, pilot, now)
+        nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
+        adaptive = AdaptiveReport(nodes=nodes, links=links)
+    return MappingReport(
+        scheme=shown,
+        scheme_default=scheduler.settings.scheme,
+        n_map=n_map.value,
+        n_map_reason=n_map.reason,
+        theta_cloud=fleet.theta_cloud(now),
+        pairs=pairs,
+        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
+        adaptive=adaptive,
+    )
+
+
+def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
+    """Where each end device would send a lone task of 50 images that came now."""
+    pairs = []
+    for end in fleet.alive_ends(now):
+        ask = Ask(remaining=1, interactive=True)
+        plan = pilot.plan(ask, PAPER_BATCH, [end], fleet.uppers(now), now)
+        if isinstance(plan, SendUp):
+            upstream = [node.node_id for node in plan.upper]
+            pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=plan.reason))
+        else:
+            reason = "it has as many tasks as it may" if plan is None else plan.reason
+            pairs.append(Pair(end=end.node_id, upstream=[], shared=0, reason=reason))
+    return pairs
+
+
+def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:
+    """Eq. 1 to 6 of the paper, and the bound of the scheme; a value is null where the tier that it is about has no
+    node."""
+    times = fleet.times(now)
+    n_edges, n_clouds = len(fleet.upper(Tier.EDGE, now)), len(fleet.upper(Tier.CLOUD, now))
+    n_map, theta = fleet.n_map(now), fleet.theta_cloud(now)
+    end_s = edge_s = cloud_s = mapping_s = None
+    if times is not None:
+        end_s = time_end(tasks, n_ends, times.end)
+        if times.edge is not None and n_edges:
+            edge_s = time_end_edge(tasks, n_ends, n_edges, times.end, times.edge)
+        if times.cloud is not None and n_clouds:
+            cloud_s = time_end_cloud(tasks, n_ends, n_clouds, times.end, times.cloud)
+        if theta is not None and edge_s is not None and cloud_s is not None:
+            mapping_s = time_mapping(theta, cloud_s, edge_s)
+    counts = NodeCounts(end=n_ends, edge=n_edges, cloud=n_clouds)
+    bound_s = None
+    if times is not None and n_ends:
+        with contextlib.suppress(ValueError):  # no upstream node that the scheme could use
+            bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=n_map.used).seconds
+    texts: dict[str, tuple[str, float | None]] = {
+        "T_End": ("N_t / N_end * (tc_end + tp_end)", end_s),
+        "T_End-Cloud": ("T_End + N_t / N_cloud * (tc_cloud + tp_cloud)", cloud_s),
+        "T_End-Edge": ("T_End + N_t / N_edge * (tc_edge + tp_edge)", edge_s),
+        "N_map": ("ceil((tc_edge + tp_edge) / (tc_end + tp_end))", n_map.value),
+        "theta_cloud": ("max(0, (N_end - N_edge * N_map) / N_end)", theta),
+        "bound": (
+            "max(N_t / N_end * tp_end, n_edge / N_edge * tp_edge, n_cloud / N_cloud * tp_cloud), each with the rest of "
+            "the way of one task",
+            bound_s,
+        ),
+        "T_Mapping": ("theta_cloud * T_End-Cloud + (1 - theta_cloud) * T_End-Edge", mapping_s),
+    }
+    figures: dict[str, dict[str, Any]] = {
+        name: {"formula": text, "value": None if value is None else round(value, 6)}
+        for name, (text, value) in texts.items()
+    }
+    figures["figures"] = {"N_t": tasks, "N_end": n_ends, "N_edge": n_edges, "N_cloud": n_clouds}
+    for tier in Tier:
+        task = getattr(times, tier) if times is not None else None
+        figures["figures"][f"tc_{tier}_s"] = task.communication_s if task else None
+        figures["figures"][f"tp_{tier}_s"] = round(task.processing_s, 6) if task else None
+    return figures

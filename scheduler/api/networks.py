@@ -1,0 +1,100 @@
+"""Routes of the model set: the manifest and the weights that nodes fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import FileResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from models.manifest import weights_folder
+from models.store import ModelStore
+from scheduler.api.routing import (
+    CHECKS,
+    NOSNIFF,
+    USERS_AND_NODES,
+    Service,
+    SmallBody,
+)
+from tierkit.errors import InvalidInput, NotFound, WeightsError
+
+__all__ = ["networks"]
+
+_log = logging.getLogger(__name__)
+
+
+networks = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
+
+
+class _File(FileResponse):
+    """Refuses a `Range` in the form of all errors; the framework would do so in plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def checked(message: Message) -> None:
+            status = message.get("status")
+            if status == 400:
+                raise InvalidInput("Range must name bytes of the file, such as bytes=0-99")
+            if status == 416:
+                length = Headers(raw=message["headers"])["Content-Range"]
+                raise HTTPException(416, "Range names no bytes that the file has", {"Content-Range": length})
+            await send(message)
+
+        await super().__call__(scope, receive, checked)
+
+
+@networks.get(
+    "/v1/models",
+    summary="The manifest: classes, and all networks and encoders that nodes may fetch",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {}}},
+        304: {"description": "The manifest that `If-None-Match` names is this one."},
+    },
+    dependencies=USERS_AND_NODES,
+)
+async def list_models(request: Request, scheduler: Service) -> Response:
+    etag = f'"{scheduler.manifest.digest}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    return Response(scheduler.manifest.as_json(), media_type="application/json", headers={"ETag": etag})
+
+
+@networks.get(
+    "/v1/models/{name}/file",
+    summary="The weights of a network",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        206: {"description": "The bytes that `Range` names.", "content": {"application/octet-stream": {}}},
+        304: {"description": "The version that `If-None-Match` names is this one."},
+        404: {"description": "Not here, or another version."},
+        416: {"description": "`Range` names no bytes that the file has."},
+    },
+    dependencies=USERS_AND_NODES,
+)
+async def get_weights(
+    request: Request,
+    scheduler: Service,
+    name: str,
+    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
+) -> Response:
+    entry = scheduler.manifest.weights(name)
+    if sha256 is not None and sha256 != entry.sha256:
+        raise NotFound(f"model {name!r} is here with sha256 {entry.sha256}, not {sha256}")
+    etag = f'"{entry.sha256}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    folder = scheduler.settings.models or weights_folder()
+    try:
+        path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
+    except WeightsError as exc:
+        _log.error("weights cannot be given to nodes", extra={"model": name, "why": str(exc)})
+        raise NotFound(f"the weights of {name!r} are damaged here") from exc
+    if path is None:
+        raise NotFound(f"the weights of {name!r} are not here")
+    return _File(path, media_type="application/octet-stream", headers={"ETag": etag, **NOSNIFF})
