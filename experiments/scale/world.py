@@ -33,10 +33,10 @@ from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import PolicyRequest, settle
 from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.loop import Dispatcher
-from scheduler.dispatch.wire import Order
+from scheduler.dispatch.transport import TaskRequest
 from scheduler.history.record import Record
 from scheduler.placement.adaptive.pilot import Pilot
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import NotFound, UpstreamUnavailable
 from tierkit.types import Health, Scheme, Tier
@@ -233,17 +233,17 @@ class World:
             lease_s=15 * case.heartbeat_s,
         )
         self.devices = DeviceList(self.settings.detector_times, sweep_s=_SWEEP_S)
-        fleet = Fleet(self.devices, self.settings, manifest, b"")
+        fleet = Placement(self.devices, self.settings, manifest, b"")
         self.dispatcher = Dispatcher(
             settings=self.settings,
             devices=self.devices,
-            fleet=fleet,
+            placement=fleet,
             pilot=Pilot(
                 link_s=told,
                 hop_s=case.hop_s if case.links_known else 0.0,
                 accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
             ),
-            wire=self,
+            transport=self,
             record=Record(self.devices, wall=lambda now: now),
             classes=(20, 100),
             congested=lambda: False,
@@ -318,7 +318,7 @@ class World:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[Any, str], None]:
+    async def send(self, order: TaskRequest, *, budget_s: float) -> AsyncGenerator[tuple[Any, str], None]:
         """One task on an end device, and the way up."""
         end, loop, half_s = self.nodes[order.node_id], self.loop, self.case.hop_s / 2
         self.messages += 1

@@ -47,9 +47,9 @@ async def list_devices(scheduler: Service) -> DeviceList:
                     **view.device.registration.model_dump(),
                     "health": view.health,
                     "reason": view.reason,
-                    "trusted": scheduler.fleet.trusts(view.device),
-                    "network": scheduler.fleet.node(view.device).model,
-                    "accuracy": scheduler.fleet.accuracy(view.device),
+                    "trusted": scheduler.placement.trusts(view.device),
+                    "network": scheduler.placement.node(view.device).model,
+                    "accuracy": scheduler.placement.accuracy(view.device),
                     "silent_s": round(view.silent_s, 3),
                     "reached": view.device.reached,
                     "phi": round(view.phi, 1),
@@ -90,7 +90,7 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
         server is not None and await own.is_at(registration.url, port=server[1])
     ):
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
-    scheduler.fleet.check_networks(registration)
+    scheduler.placement.check_networks(registration)
     return scheduler.devices.register(registration, time.monotonic())
 
 

@@ -19,7 +19,7 @@ from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
-from scheduler.placement.routes import PAPER_BATCH, Fleet
+from scheduler.placement.routes import PAPER_BATCH, Placement
 from tierkit.types import Scheme, Tier
 
 __all__ = ["mapping"]
@@ -34,9 +34,9 @@ async def get_mapping(
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
     tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
 ) -> MappingReport:
-    now, fleet, pilot = time.monotonic(), scheduler.fleet, scheduler.dispatcher.pilot
+    now, placement, pilot = time.monotonic(), scheduler.placement, scheduler.dispatcher.pilot
     shown = scheme or scheduler.settings.scheme
-    n_map, routes, adaptive = fleet.n_map(now), fleet.routes(shown, now), None
+    n_map, routes, adaptive = placement.n_map(now), placement.routes(shown, now), None
     pairs = [
         Pair(
             end=route.end,
@@ -47,27 +47,27 @@ async def get_mapping(
         for route in routes.values()
     ]
     if shown is Scheme.ADAPTIVE:
-        pairs = _planned(fleet, pilot, now)
-        nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
+        pairs = _planned(placement, pilot, now)
+        nodes, links = pilot.estimates(placement.alive_ends(now), placement.uppers(now), now)
         adaptive = AdaptiveReport(nodes=nodes, links=links)
     return MappingReport(
         scheme=shown,
         scheme_default=scheduler.settings.scheme,
         n_map=n_map.value,
         n_map_reason=n_map.reason,
-        theta_cloud=fleet.theta_cloud(now),
+        theta_cloud=placement.theta_cloud(now),
         pairs=pairs,
-        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
+        formulas=_formulas(placement, shown, n_ends=len(routes), tasks=tasks, now=now),
         adaptive=adaptive,
     )
 
 
-def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
+def _planned(placement: Placement, pilot: Pilot, now: float) -> list[Pair]:
     """Where each end device would send a lone task of 50 images that came now."""
     pairs = []
-    for end in fleet.alive_ends(now):
+    for end in placement.alive_ends(now):
         ask = Ask(remaining=1, interactive=True)
-        plan = pilot.plan(ask, PAPER_BATCH, [end], fleet.uppers(now), now)
+        plan = pilot.plan(ask, PAPER_BATCH, [end], placement.uppers(now), now)
         if isinstance(plan, SendUp):
             upstream = [node.node_id for node in plan.upper]
             pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=plan.reason))
@@ -77,12 +77,14 @@ def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
     return pairs
 
 
-def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:
+def _formulas(
+    placement: Placement, scheme: Scheme, *, n_ends: int, tasks: int, now: float
+) -> dict[str, dict[str, Any]]:
     """Eq. 1 to 6 of the paper, and the bound of the scheme; a value is null where the tier that it is about has no
     node."""
-    times = fleet.times(now)
-    n_edges, n_clouds = len(fleet.upper(Tier.EDGE, now)), len(fleet.upper(Tier.CLOUD, now))
-    n_map, theta = fleet.n_map(now), fleet.theta_cloud(now)
+    times = placement.times(now)
+    n_edges, n_clouds = len(placement.upper(Tier.EDGE, now)), len(placement.upper(Tier.CLOUD, now))
+    n_map, theta = placement.n_map(now), placement.theta_cloud(now)
     end_s = edge_s = cloud_s = mapping_s = None
     if times is not None:
         end_s = time_end(tasks, n_ends, times.end)

@@ -168,10 +168,10 @@ class Snapshots:
             health=view.health,
             reason=view.reason,
             draining=device.draining or (load is not None and load.draining),
-            trusted=self._scheduler.fleet.trusts(device),
+            trusted=self._scheduler.placement.trusts(device),
             models=tuple(offer.name for offer in registration.models),
-            network=self._scheduler.fleet.node(device).model,
-            accuracy=self._scheduler.fleet.accuracy(device),
+            network=self._scheduler.placement.node(device).model,
+            accuracy=self._scheduler.placement.accuracy(device),
             version=registration.version,
             outstanding=self._scheduler.dispatcher.outstanding(device.node_id),
             queued_images=0 if load is None else load.queued_images,
@@ -208,7 +208,7 @@ class Snapshots:
             node_id = device.node_id
             if device.tier is Tier.END and device.listed:
                 if node_id not in known:
-                    route = scheduler.fleet.route(scheme, node_id, now)
+                    route = scheduler.placement.route(scheme, node_id, now)
                     known[node_id] = tuple(node.node_id for node in route.upstreams[: max(1, route.in_turn)])
                 mapped[node_id] = known[node_id]
         return mapped

@@ -34,7 +34,7 @@ class NewToken(TokenRights):
     expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
 
 
-class Exchange(BaseModel):
+class Rotation(BaseModel):
     """How a token is exchanged for another of the same rights."""
 
     model_config = ConfigDict(extra="forbid")
@@ -99,7 +99,7 @@ async def make(request: Request, wanted: NewToken) -> Secret:
     responses={**MISSING, 409: {"description": "It is an invitation, or the file of tokens cannot be changed."}},
     summary="Make a further token of the same rights, and let the old one expire soon",
 )
-async def rotate(request: Request, name: Name, how: Exchange) -> Secret:
+async def rotate(request: Request, name: Name, how: Rotation) -> Secret:
     token = new_token()
     changed = await change_tokens(
         request,

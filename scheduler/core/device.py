@@ -13,9 +13,9 @@ from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Registration
 
-__all__ = ["NO_INTENT", "Device", "DeviceView", "Intent", "KnownNode", "Node", "Order", "natural_order"]
+__all__ = ["NO_INTENT", "Device", "DeviceView", "Intent", "KnownNode", "Node", "SortKey", "natural_order"]
 
-Order = tuple[tuple[int, str | int], ...]
+SortKey = tuple[tuple[int, str | int], ...]
 """Of a node in the device list, see `natural_order`."""
 
 _BATCH = 64
@@ -119,7 +119,7 @@ class Device:
     """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: tuple[str, ...] = ()
     """The last incarnations before it of this node id: they cannot come back."""
-    order: Order
+    order: SortKey
     """Place in the list."""
     review_at: float = math.inf
     """When time alone may change what is thought of it, or before."""

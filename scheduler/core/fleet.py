@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from scheduler.core.breaker import WrongAnswers, rest_s
-from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, Order, natural_order
+from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, SortKey, natural_order
 from scheduler.core.health import (
     Arrivals,
     DetectorTimes,
@@ -465,7 +465,7 @@ class DeviceList:
             self._review(now)
         return self._alive[tier]
 
-    def place(self, tier: Tier, order: Order) -> int:
+    def place(self, tier: Tier, order: SortKey) -> int:
         """How many nodes of a tier that may receive new tasks stand before this place in the list, by the last
         `alive`."""
         return bisect_left(self._alive[tier], order, key=_order)
@@ -727,7 +727,7 @@ def _removal(intent: Intent) -> str:
     return f"may not register until it is resumed; removed{intent.of_whom}"
 
 
-def _order(device: Device) -> Order:
+def _order(device: Device) -> SortKey:
     return device.order
 
 

@@ -36,8 +36,8 @@ from scheduler.core.escalation import without
 from scheduler.core.fleet import DeviceList
 from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase
 from scheduler.dispatch import events
-from scheduler.dispatch.retry import Suspicion
-from scheduler.dispatch.wire import may_have_held
+from scheduler.dispatch.poison import Suspicion
+from scheduler.dispatch.transport import may_have_held
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import (
     DeadlineExceeded,

@@ -16,16 +16,16 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.device import Device, Node, Order
+from scheduler.core.device import Device, Node, SortKey
 from scheduler.core.fleet import DeviceList
 from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from tierkit.types import Recovery, Scheme, Tier
 
-__all__ = ["Choice", "Chooser", "Ring", "grade", "tags", "turn"]
+__all__ = ["Choice", "Chooser", "RoundRobin", "grade", "tags", "turn"]
 
 _PART = 8
 """End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
@@ -74,14 +74,14 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
     return 3 if cut_off else 2 if tried else 1 if on_trial else 0
 
 
-class Ring:
+class RoundRobin:
     """End devices in the order of the list; adding, removing and finding the next take O(log n)."""
 
     def __init__(self, devices: Iterable[Device] = ()) -> None:
         self._order = sorted((device.order, device.node_id) for device in devices)
         self._known = {node_id: order for order, node_id in self._order}
 
-    def set(self, node_id: str, order: Order, *, member: bool) -> None:
+    def set(self, node_id: str, order: SortKey, *, member: bool) -> None:
         """A device belongs to the ring now, or does not."""
         if member and node_id not in self._known:
             self._known[node_id] = order
@@ -92,7 +92,7 @@ class Ring:
     def __len__(self) -> int:
         return len(self._order)
 
-    def after(self, last: Order | None, most: int, fits: Callable[[str], bool] | None = None) -> list[str]:
+    def after(self, last: SortKey | None, most: int, fits: Callable[[str], bool] | None = None) -> list[str]:
         """The next few devices in sequential order.
 
         Args:
@@ -116,29 +116,31 @@ class Chooser:
     Args:
         window: tasks that an end device may have outstanding.
         devices: the device list.
-        fleet: routes over it.
+        placement: routes over it.
         pilot: of the scheme `adaptive`.
         states: the attempts under way.
     """
 
-    def __init__(self, *, window: int, devices: DeviceList, fleet: Fleet, pilot: Pilot, states: AttemptStates) -> None:
+    def __init__(
+        self, *, window: int, devices: DeviceList, placement: Placement, pilot: Pilot, states: AttemptStates
+    ) -> None:
         self._window = window
         self._devices = devices
-        self._fleet = fleet
+        self._placement = placement
         self._pilot = pilot
         self._states = states
         self.look_at = math.inf
         """When a task that was held back may go."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `tags`."""
-        self._last: Order | None = None
+        self._last: SortKey | None = None
         """The device that got the last task."""
         self._changed: set[str] = set()
-        self._free, self._open = Ring(), Ring()
+        self._free, self._open = RoundRobin(), RoundRobin()
         """Devices with room in their window; with room for a task of the scheme `adaptive`, as far as is known."""
         self._full: set[str] = set()
         """Devices that `adaptive` found to have enough to do."""
-        self._last_part: Order | None = None
+        self._last_part: SortKey | None = None
         self._part = 0
         self._outlooks: dict[str, tuple[float, Outlook]] = {}
         """By job: until when it is valid, and what it is."""
@@ -214,7 +216,7 @@ class Chooser:
 
         def graded(device: Device) -> int:
             tried, on_trial = device.node_id in task.tried, device.wrong.count > 0
-            cut_off = bool(task.has_coarse and device.registration.allowed_upstreams) and self._fleet.is_cut_off(
+            cut_off = bool(task.has_coarse and device.registration.allowed_upstreams) and self._placement.is_cut_off(
                 job.policy.scheme, device, now, job.privacy
             )
             return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
@@ -229,19 +231,21 @@ class Chooser:
         found = self._free.after(self._last, 1, fits) if alive else []
         if not found and (job.interactive or not alive):
             limit = self._window + job.interactive
-            found = Ring(device for device in pool if self._load(device.node_id) < limit).after(self._last, 1, fits)
+            found = RoundRobin(device for device in pool if self._load(device.node_id) < limit).after(
+                self._last, 1, fits
+            )
         if not found:
             return None
         return Choice(job=job, task=task, device=self._devices.get(found[0]), reason="next in order with room")
 
     def _plan(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        uppers = self._fleet.uppers(now, job.privacy)
+        uppers = self._placement.uppers(now, job.privacy)
         fits = self._fits(job, task, pool, now)
         untried = [node for node in uppers if node.node_id not in task.tried] or uppers
         ends = self._some_ends(self._open, job, task, fits, now) if alive else []
         if not ends and (job.interactive or not alive):
-            ends = self._some_ends(Ring(pool), job, task, fits, now)
+            ends = self._some_ends(RoundRobin(pool), job, task, fits, now)
         ask = Ask(
             remaining=len(job.ready),
             interactive=job.interactive,
@@ -269,13 +273,15 @@ class Chooser:
         )
 
     def _some_ends(
-        self, ring: Ring, job: ActiveJob, task: ActiveTask, fits: Callable[[str], bool] | None, now: float
+        self, ring: RoundRobin, job: ActiveJob, task: ActiveTask, fits: Callable[[str], bool] | None, now: float
     ) -> list[Node]:
         """The next few end devices of a ring that have room."""
         limit = self._window + job.interactive
         while some := ring.after(self._last_part, _PART, fits):
             self._last_part = self._devices.get(some[-1]).order
-            nodes = [self._fleet.node(self._devices.get(node_id)) for node_id in some if self._owed(node_id) < limit]
+            nodes = [
+                self._placement.node(self._devices.get(node_id)) for node_id in some if self._owed(node_id) < limit
+            ]
             ends = self._pilot.with_room(nodes, task.images, now, fine_only=task.has_coarse)
             for node_id in set(some) - {end.node_id for end in ends}:
                 ring.set(node_id, (), member=False)
@@ -306,7 +312,7 @@ class Chooser:
         until, known = self._outlooks.get(job.job_id, (0.0, None))
         if known is not None and now < until and fits is None:
             return known
-        ends = [node for node in self._fleet.alive_ends(now) if fits is None or fits(node.node_id)]
+        ends = [node for node in self._placement.alive_ends(now) if fits is None or fits(node.node_id)]
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART

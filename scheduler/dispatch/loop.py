@@ -26,13 +26,13 @@ from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase, elapsed_m
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.choice import Choice, Chooser
-from scheduler.dispatch.retry import hedge_after_s
-from scheduler.dispatch.wire import Order, Wire
+from scheduler.dispatch.hedging import hedge_after_s
+from scheduler.dispatch.transport import TaskRequest, Transport
 from scheduler.history.record import Record
 from scheduler.metrics import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
-from scheduler.placement.routes import Fleet, in_words
+from scheduler.placement.routes import Placement, in_words
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import TerraceError
 from tierkit.pacing import TokenBucket
@@ -64,9 +64,9 @@ class Dispatcher:
     Args:
         settings: window, deadlines, attempts.
         devices: the device list; the dispatcher listens to its changes.
-        fleet: routes over it.
+        placement: routes over it.
         pilot: of the scheme `adaptive`; told of all attempts, of every scheme.
-        wire: to the end devices.
+        transport: to the end devices.
         record: told of what happens.
         classes: how many coarse and fine classes there are.
         congested: whether too many answers wait to be written to send new tasks.
@@ -79,9 +79,9 @@ class Dispatcher:
         *,
         settings: SchedulerSettings,
         devices: DeviceList,
-        fleet: Fleet,
+        placement: Placement,
         pilot: Pilot,
-        wire: Wire,
+        transport: Transport,
         record: Record,
         classes: tuple[int, int],
         congested: Callable[[], bool],
@@ -90,9 +90,9 @@ class Dispatcher:
     ) -> None:
         self._settings = settings
         self._devices = devices
-        self._fleet = fleet
+        self._placement = placement
         self.pilot = pilot
-        self._wire = wire
+        self._transport = transport
         self.record = record
         self._coarse_classes, self._fine_classes = classes
         self._congested = congested
@@ -100,7 +100,9 @@ class Dispatcher:
         self._states = AttemptStates(
             settings=settings, devices=devices, more_above=self._more_above, chance=chance or random.Random()
         )
-        self._choice = Chooser(window=settings.window, devices=devices, fleet=fleet, pilot=pilot, states=self._states)
+        self._choice = Chooser(
+            window=settings.window, devices=devices, placement=placement, pilot=pilot, states=self._states
+        )
         self._jobs: dict[str, ActiveJob] = {}
         self._io: dict[Attempt, asyncio.Task[None]] = {}
         self._limits: dict[Attempt, asyncio.Timeout] = {}
@@ -252,7 +254,7 @@ class Dispatcher:
         job, task, device = choice.job, choice.task, choice.device
         nodes, why = choice.upper, choice.reason
         if nodes is None:
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
+            route = self._placement.route(job.policy.scheme, device.node_id, now, job.privacy)
             nodes, why = route.for_task(job.sent), f"{why}; {route.reason}"
         upper = self._allowed(job, task, device, nodes, now)
         job.begin(now, task)
@@ -282,17 +284,17 @@ class Dispatcher:
         if job.policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(job.policy.gates, nodes, 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent)
-        return self._fleet.upstreams(device, nodes, job.privacy, now, content=job.content)
+        return self._placement.upstreams(device, nodes, job.privacy, now, content=job.content)
 
     def _has_upstream(self, job: ActiveJob, now: float) -> bool:
-        return self._fleet.has_upstream(job.policy.scheme, now, job.privacy)
+        return self._placement.has_upstream(job.policy.scheme, now, job.privacy)
 
     def _more_above(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
         """Whether there is a node now that could give what no node gave."""
         if isinstance(event, FallbackEvent):
             return self._has_upstream(job, now)
         return any(
-            self._fleet.upper(tier, now, job.privacy) for tier in {loss.tier for loss in without(event).values()}
+            self._placement.upper(tier, now, job.privacy) for tier in {loss.tier for loss in without(event).values()}
         )
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
@@ -307,7 +309,7 @@ class Dispatcher:
                 continue
             ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
             images = job.policy.batch_size
-            ends, uppers = self._fleet.alive_ends(now), self._fleet.uppers(now, job.privacy)
+            ends, uppers = self._placement.alive_ends(now), self._placement.uppers(now, job.privacy)
             found = self.pilot.misplaced(ask, waiting, images, ends, uppers, now)
             if found is not None:
                 slow, why = found
@@ -340,7 +342,7 @@ class Dispatcher:
             device = next(others, None)
             if device is None or job.retries.wait_s(now) > 0:
                 continue
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
+            route = self._placement.route(job.policy.scheme, device.node_id, now, job.privacy)
             allowed = self._allowed(job, task, device, route.for_task(job.sent), now)
             upper = sorted(allowed, key=lambda node: node.node_id in busy)
             if task.has_coarse and not upper:
@@ -423,8 +425,8 @@ class Dispatcher:
         first = next(iter(attempt.first_asked), None)
         self.pilot.sent(
             attempt,
-            end=self._fleet.node(device),
-            upper=None if first is None else self._fleet.node(above[first.node_id]),
+            end=self._placement.node(device),
+            upper=None if first is None else self._placement.node(above[first.node_id]),
             images=task.images,
             now=now,
             fine_only=attempt.fine_only,
@@ -449,11 +451,11 @@ class Dispatcher:
                 if attempt.phase is Phase.ACKNOWLEDGING:
                     # Eq. 9 of the paper: a device that does not acknowledge costs `acknowledge_s`.
                     url, budget_s = attempt.device.registration.url, self._settings.acknowledge_s
-                    await self._wire.acknowledged(attempt.node_id, url, budget_s=budget_s)
+                    await self._transport.acknowledged(attempt.node_id, url, budget_s=budget_s)
                     self._handle(events.Acknowledged(attempt, self._clock()))
                     self.wake()
-                order, budget_s = self._order(attempt), attempt.deadline - attempt.started
-                async with contextlib.aclosing(self._wire.send(order, budget_s=budget_s)) as lines:
+                request, budget_s = self._request(attempt), attempt.deadline - attempt.started
+                async with contextlib.aclosing(self._transport.send(request, budget_s=budget_s)) as lines:
                     async for event, line in lines:
                         now = self._clock()
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
@@ -474,9 +476,9 @@ class Dispatcher:
             self._io.pop(attempt, None)
         self._handle(events.Ended(attempt, error, self._clock()))
 
-    def _order(self, attempt: Attempt) -> Order:
+    def _request(self, attempt: Attempt) -> TaskRequest:
         job, task, registration = attempt.job, attempt.task, attempt.device.registration
-        return Order(
+        return TaskRequest(
             task_id=job.task_id(task),
             request_id=job.request_id(task),
             trace=attempt.span.trace,

@@ -16,7 +16,7 @@ from itertools import islice
 from scheduler.core.device import Device
 from scheduler.core.fleet import DeviceList
 from scheduler.core.job import Answer
-from scheduler.history.series import Latencies, Ring
+from scheduler.history.series import Latencies, RingBuffer
 from tierkit.types import Health
 
 __all__ = ["COLUMNS", "FleetEvent", "Record"]
@@ -105,8 +105,8 @@ class Record:
         self._devices = devices
         self.wall = wall
         self.events: deque[FleetEvent] = deque(maxlen=_EVENTS)
-        self.seconds = Ring(len(COLUMNS), 1, _SECONDS)
-        self.minutes = Ring(len(COLUMNS), 60, _MINUTES)
+        self.seconds = RingBuffer(len(COLUMNS), 1, _SECONDS)
+        self.minutes = RingBuffer(len(COLUMNS), 60, _MINUTES)
         self.version = 0
         """Another number when there is a new event or a new row."""
         self.jobs: Callable[[], int] = lambda: 0

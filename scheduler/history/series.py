@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Latencies", "Ring"]
+__all__ = ["Latencies", "RingBuffer"]
 
 _LEAST_MS = 0.1
 _RATIO = 1.05
@@ -39,7 +39,7 @@ class Latencies:
         return float(_LEAST_MS * _RATIO**place)
 
 
-class Ring:
+class RingBuffer:
     """Rows of figures, one for each step of time; the oldest make room.
 
     Args:

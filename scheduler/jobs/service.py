@@ -29,7 +29,7 @@ from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress, labels_of
 from scheduler.keyed_events import KeyedEvents
 from scheduler.metrics import ClassCounts
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.inputs import InputCopies
@@ -52,7 +52,7 @@ class Scheduler:
     manifest: Manifest
     devices: DeviceList
     operators: Operators
-    fleet: Fleet
+    placement: Placement
     dispatcher: Dispatcher
     store: JobStore
     runs: Runs
@@ -126,7 +126,7 @@ class Scheduler:
             task_deadline_s=settings.task_deadline_s,
             tuning=self.tuning,
         )
-        self.fleet.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
+        self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
         return policy
 
     async def read(self, incoming: Incoming, upload: Upload, staging: StagedUpload, writer: ImageWriter) -> ImageFacts:

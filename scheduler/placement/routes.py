@@ -22,7 +22,7 @@ from tierkit.inference.upstreams import is_allowed
 from tierkit.types import EncoderKind, Privacy, Scheme, Tier
 from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
-__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "in_words"]
+__all__ = ["PAPER_BATCH", "MapCount", "Placement", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -57,7 +57,7 @@ class MapCount:
         return 1 if self.value is None else self.value
 
 
-class Fleet:
+class Placement:
     """Views of a device list.
 
     Args:

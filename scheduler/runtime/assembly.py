@@ -20,14 +20,14 @@ from scheduler.core.fleet import DeviceList
 from scheduler.devices.operators import Operators
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
-from scheduler.dispatch.wire import HttpWire
+from scheduler.dispatch.transport import HttpTransport
 from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
 from scheduler.placement.adaptive.pilot import Pilot
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
@@ -83,7 +83,7 @@ async def open_scheduler(
         devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
         if lifecycle.gate is not None:
             lifecycle.gate.sessions = Sessions(secret)
-        fleet = Fleet(devices, settings, manifest, secret)
+        placement = Placement(devices, settings, manifest, secret)
         reader = Reader(engine)
         store = JobStore(reader, commit)
         runs = Runs(RunStore(reader, commit), secret=secret, clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
@@ -100,9 +100,9 @@ async def open_scheduler(
         dispatcher = Dispatcher(
             settings=settings,
             devices=devices,
-            fleet=fleet,
+            placement=placement,
             pilot=pilot,
-            wire=HttpWire(http),
+            transport=HttpTransport(http),
             record=record,
             classes=(len(hierarchy.coarse), len(hierarchy.fine)),
             congested=lambda: commit.congested,
@@ -113,7 +113,7 @@ async def open_scheduler(
             manifest=manifest,
             devices=devices,
             operators=Operators(devices, nodes, clock=time.monotonic),
-            fleet=fleet,
+            placement=placement,
             dispatcher=dispatcher,
             store=store,
             runs=runs,
@@ -218,7 +218,7 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
         if now - shown[0] >= _SHOW_S:
             scheduler.class_counts.show()
             if devices.changes != shown[1]:
-                show_networks([*scheduler.fleet.alive_ends(now), *scheduler.fleet.uppers(now)])
+                show_networks([*scheduler.placement.alive_ends(now), *scheduler.placement.uppers(now)])
             shown = now, devices.changes
 
 

@@ -362,7 +362,7 @@ async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_
 
 async def test_a_crash_that_the_job_cannot_be_told_of_ends_the_service(kit, settings, monkeypatch):
     monkeypatch.setattr("scheduler.dispatch.attempt_state.backoff_s", crash)
-    monkeypatch.setattr("scheduler.dispatch.retry.Suspicion.forget_job", crash)
+    monkeypatch.setattr("scheduler.dispatch.poison.Suspicion.forget_job", crash)
     async with (
         serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
         httpx.AsyncClient(base_url=lifecycle.url) as http,

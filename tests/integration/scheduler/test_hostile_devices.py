@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from starlette.responses import StreamingResponse
 
-from scheduler.dispatch.wire import HttpWire, Order
+from scheduler.dispatch.transport import HttpTransport, TaskRequest
 from tests.integration.scheduler.test_dispatching import counts
 from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.http.client import open_client
@@ -65,8 +65,8 @@ def to(node_id: str = "edge-0", **parts: Any) -> Upstream:
     return Upstream(node_id=node_id, url="http://127.0.0.1:9", tier=tier, **{**known, **parts})
 
 
-def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> Order:
-    return Order(
+def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> TaskRequest:
+    return TaskRequest(
         task_id="t",
         request_id="r",
         trace=new_trace(),
@@ -105,7 +105,7 @@ async def told(say: Say, *upstreams: Upstream, stages: tuple[Stage, ...] = (), c
     async with open_client() as http, talking(say) as end:
         asked = order(end.url, *upstreams, stages=stages)
         try:
-            async with asyncio.timeout(5), aclosing(HttpWire(http).send(asked, budget_s=5)) as answer:
+            async with asyncio.timeout(5), aclosing(HttpTransport(http).send(asked, budget_s=5)) as answer:
                 return [event async for event, _ in answer]
         finally:
             if cut:
@@ -185,10 +185,10 @@ async def test_a_tier_of_which_the_route_names_no_node_may_be_missing():
     loss = {**LOSS, "tier": "cloud", "reason": "no_upstream", "tried": []}
     said = HEAD + lines(COARSE, routed({**UPPER, "indices": [0, 1]}, losses=[loss])) + b"0\r\n\r\n"
     async with open_client() as http, talking(saying(said)) as end:
-        answer = HttpWire(http).send(order(end.url, stages=stages), budget_s=5)
+        answer = HttpTransport(http).send(order(end.url, stages=stages), budget_s=5)
         assert [event.event async for event, _ in answer] == ["coarse", "routed"]
         # The connection of a proper answer is used again.
-        assert [event.event async for event, _ in HttpWire(http).send(order(end.url, stages=stages), budget_s=5)]
+        assert [event.event async for event, _ in HttpTransport(http).send(order(end.url, stages=stages), budget_s=5)]
         assert (end.opened, end.closed) == (1, 0)
 
 
@@ -240,7 +240,7 @@ async def test_an_answer_in_the_smallest_pieces_is_read():
         + b"0\r\n\r\n"
     )
     async with open_client() as http, talking(saying(said)) as end:
-        answer = HttpWire(http).send(order(end.url), budget_s=5)
+        answer = HttpTransport(http).send(order(end.url), budget_s=5)
         assert [event.event async for event, _ in answer] == ["coarse", "fine"]
 
 
@@ -256,7 +256,7 @@ async def test_asking_whether_a_device_is_there_reads_no_more_than_a_head():
             await writer.drain()
 
     async with open_client() as http, talking(pour) as end:
-        await HttpWire(http).acknowledged("end-0", end.url, budget_s=0.5)
+        await HttpTransport(http).acknowledged("end-0", end.url, budget_s=0.5)
         await wait_for(lambda: end.closed == end.opened)
     assert said < 100 << 20
 

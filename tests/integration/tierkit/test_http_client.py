@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from scheduler.dispatch.wire import may_have_held
+from scheduler.dispatch.transport import may_have_held
 from tierkit.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http import client as client_module
 from tierkit.http.client import ask, calling, open_client, read_at_most

@@ -13,7 +13,7 @@ from scheduler.core.fleet import DeviceList
 from scheduler.core.health import DetectorTimes
 from scheduler.core.policy import JobPolicy
 from scheduler.core.work import ActiveJob, ActiveTask
-from scheduler.dispatch.choice import Choice, Chooser, Ring, grade, tags, turn
+from scheduler.dispatch.choice import Choice, Chooser, RoundRobin, grade, tags, turn
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.messages import ModelOffer, Registration
 
@@ -37,7 +37,7 @@ class Fleet:
         self.devices = DeviceList(TIMES)
         self.held: dict[str, list[SimpleNamespace]] = {name: [] for name in names}
         states = SimpleNamespace(at=lambda node_id: self.held[node_id])
-        self.chooser = Chooser(window=window, devices=self.devices, fleet=None, pilot=None, states=states)  # type: ignore[arg-type]
+        self.chooser = Chooser(window=window, devices=self.devices, placement=None, pilot=None, states=states)  # type: ignore[arg-type]
         self.devices.follow(self.chooser.changed)
         for name in names:
             self.devices.register(registration(name), 0.0)
@@ -224,7 +224,7 @@ def test_a_job_that_comes_late_begins_beside_the_others_and_not_before_them():
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=40), st.integers(-1, 13), st.integers(1, 13))
 def test_a_ring_goes_round_in_the_order_of_the_list(changes, last, most):
-    ring = Ring()
+    ring = RoundRobin()
     members: set[int] = set()
     for number, member in changes:
         ring.set(f"end-{number}", natural_order(f"end-{number}"), member=member)

@@ -9,7 +9,7 @@ import pytest
 from models.manifest import Manifest, load_manifest
 from scheduler.core.fleet import DeviceList
 from scheduler.core.policy import PrivacyRules
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import OtherNetworks
 from tierkit.types import Privacy, Scheme, Tier
@@ -35,7 +35,7 @@ class World:
     def __init__(self, *, trusted: tuple[str, ...] = ("end", "edge", "cloud"), edge_link_s: float = 0.5) -> None:
         settings = SchedulerSettings(trusted=trusted, edge_link_s=edge_link_s)
         self.devices = DeviceList(settings.detector_times)
-        self.fleet = Fleet(self.devices, settings, manifest(), b"")
+        self.fleet = Placement(self.devices, settings, manifest(), b"")
 
     def add(
         self,
@@ -212,7 +212,7 @@ def test_a_node_is_not_trusted_for_what_it_calls_itself(tier: Tier, node_id: str
     honest = Registration.model_validate({**said, "node_id": "honest"})
     # Past the check of a registration, which refuses the names of tiers.
     devices.register(honest.model_copy(update={"node_id": node_id}), 0.0)
-    fleet = Fleet(devices, settings, manifest(), bytes(32))
+    fleet = Placement(devices, settings, manifest(), bytes(32))
     assert fleet.trusts(devices.get(node_id)) is trusted
 
 

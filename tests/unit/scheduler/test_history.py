@@ -14,7 +14,7 @@ from scheduler.core.device import NO_INTENT, Intent
 from scheduler.core.fleet import DeviceList
 from scheduler.core.job import Answer
 from scheduler.history.record import COLUMNS, Record
-from scheduler.history.series import Latencies, Ring
+from scheduler.history.series import Latencies, RingBuffer
 from tests.unit.scheduler.test_devices import TIMES, beat, registration
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent
@@ -60,7 +60,7 @@ class Watched:
     def kinds(self) -> list[tuple[str, str | None]]:
         return [(event.kind, event.node) for event in self.record.events]
 
-    def row(self, ring: Ring | None = None) -> dict[str, float]:
+    def row(self, ring: RingBuffer | None = None) -> dict[str, float]:
         _, rows = (ring or self.record.seconds).since(0)
         return dict(zip(COLUMNS, rows[-1].tolist(), strict=True))
 
@@ -88,7 +88,7 @@ def watched() -> Watched:
     ],
 )
 def test_a_ring_keeps_the_newest_rows_and_leaves_gaps_where_there_was_nothing(puts, since, start, values):
-    ring = Ring(1, 1, 4)
+    ring = RingBuffer(1, 1, 4)
     for at, value in puts:
         ring.put(at, [value])
     first, rows = ring.since(since)

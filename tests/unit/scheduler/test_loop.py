@@ -16,10 +16,10 @@ from scheduler.core.fleet import DeviceList
 from scheduler.core.policy import JobPolicy
 from scheduler.core.work import ActiveJob, ActiveTask
 from scheduler.dispatch.loop import Dispatcher
-from scheduler.dispatch.wire import Order
+from scheduler.dispatch.transport import TaskRequest
 from scheduler.history.record import Record
 from scheduler.placement.adaptive.pilot import Pilot
-from scheduler.placement.routes import Fleet
+from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tests.unit.scheduler.test_devices import registration
 from tierkit.types import Scheme, Tier
@@ -31,7 +31,7 @@ class Silent:
 
     sent = 0
 
-    async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+    async def send(self, order: TaskRequest, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         self.sent += 1
         await asyncio.Event().wait()
         yield  # type: ignore[misc]  # never
@@ -73,9 +73,9 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
     dispatcher = Dispatcher(
         settings=settings,
         devices=devices,
-        fleet=Fleet(devices, settings, manifest, b"secret"),
+        placement=Placement(devices, settings, manifest, b"secret"),
         pilot=Pilot(link_s=dict.fromkeys(Tier, 0.0), hop_s=0.0, accuracy={}),
-        wire=wire,
+        transport=wire,
         record=Record(devices, wall=lambda now: now),
         classes=(20, 100),
         congested=lambda: False,

@@ -52,7 +52,7 @@ from tierkit.wire.messages import (
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 from tierkit.wire.trace import Trace
 
-__all__ = ["HttpWire", "Order", "Wire", "may_have_held"]
+__all__ = ["HttpTransport", "TaskRequest", "Transport", "may_have_held"]
 
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_REFUSAL_BYTES = 1000
@@ -64,7 +64,7 @@ _NDJSON = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TaskRequest:
     """A task for one end device."""
 
     task_id: str
@@ -93,10 +93,10 @@ class Order:
     """Opens the device's gate."""
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """The way to the end devices."""
 
-    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+    def send(self, request: TaskRequest, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         """Send a task and yield the lines of the answer, read and as they came: coarse, then fine or fallback where
         upstreams were named. Ends with the answer's end, which frees the connection for the next task.
 
@@ -121,36 +121,36 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpWire:
+class HttpTransport:
     """HTTP on real sockets."""
 
     http: aiohttp.ClientSession
 
-    async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+    async def send(self, request: TaskRequest, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         # Views of the mapped input file go down to the transport as they are.
-        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.images),)))
+        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", request.images),)))
         headers = {
             **headers,
-            REQUEST_ID_HEADER: order.request_id,
-            **({} if order.trace is None else order.trace.headers),
+            REQUEST_ID_HEADER: request.request_id,
+            **({} if request.trace is None else request.trace.headers),
             BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
-            **authorization(order.key),
+            **authorization(request.key),
         }
-        if order.upstreams:
-            headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
-            if order.stages:
-                headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
-        if order.interactive:
+        if request.upstreams:
+            headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(request.upstreams).decode()
+            if request.stages:
+                headers[ESCALATION_HEADER] = ESCALATION.dump_json(request.stages).decode()
+        if request.interactive:
             headers[PRIORITY_HEADER] = INTERACTIVE
-        if order.coarse_known:
+        if request.coarse_known:
             headers[STAGE_HEADER] = "fine"
-        url = f"{order.url}/v1/tasks/{order.task_id}"
-        async with calling(order.node_id, budget_s=None), ask(self.http, "POST", url, chunks, headers) as answer:
+        url = f"{request.url}/v1/tasks/{request.task_id}"
+        async with calling(request.node_id, budget_s=None), ask(self.http, "POST", url, chunks, headers) as answer:
             if answer.status != 200:
-                raise await _refusal(answer, order)
+                raise await _refusal(answer, request)
             if answer.content_type != _NDJSON:
-                raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
-            expected, lines = _Expected(order), _Lines(order.node_id)
+                raise UpstreamError(f"{request.node_id} answered with something else than {_NDJSON}")
+            expected, lines = _Expected(request), _Lines(request.node_id)
             async for piece in answer.content.iter_any():
                 for line in lines.of(piece):
                     if expected.complete:
@@ -159,7 +159,7 @@ class HttpWire:
             for line in lines.rest() if not expected.complete else ():
                 yield expected.check(line), line
             if not expected.complete:
-                raise InvalidAnswer(f"{order.node_id} broke off its answer after {expected.stage}")
+                raise InvalidAnswer(f"{request.node_id} broke off its answer after {expected.stage}")
 
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
         try:
@@ -176,9 +176,9 @@ def may_have_held(error: Exception | None) -> bool:
     return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
 
 
-async def _refusal(answer: aiohttp.ClientResponse, order: Order) -> Exception:
+async def _refusal(answer: aiohttp.ClientResponse, request: TaskRequest) -> Exception:
     said = (await read_at_most(answer, _MAX_REFUSAL_BYTES)).decode("utf-8", "replace")
-    message = f"{order.node_id} answered {answer.status}: {said}"
+    message = f"{request.node_id} answered {answer.status}: {said}"
     if answer.status == 503:
         try:
             wait_s = float(answer.headers.get("Retry-After", "1"))
@@ -225,14 +225,14 @@ class _Lines:
 
 
 class _Expected:
-    """What may come next in the answer to an order."""
+    """What may come next in the answer to a request."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
-        self._has_coarse = order.coarse_known
+    def __init__(self, request: TaskRequest) -> None:
+        self._request = request
+        self._asked = {upstream.node_id: upstream for upstream in request.upstreams}
+        self._has_coarse = request.coarse_known
         self._unsure: tuple[int, ...] | None = None
-        self._damaged = order.damaged
+        self._damaged = request.damaged
         self.complete = False
 
     @property
@@ -240,51 +240,51 @@ class _Expected:
         return "the coarse answer" if self._has_coarse else "nothing"
 
     def check(self, line: str) -> TaskEvent:
-        order = self._order
+        request = self._request
         try:
             event = read_event(line)
         except ValueError as exc:
             raise self._wrong(f"a line that is no answer ({exc})") from exc
-        if event.task_id != order.task_id:
+        if event.task_id != request.task_id:
             raise self._wrong(f"an answer for another task, {event.task_id!r}")
         match event:
             case ErrorEvent():
-                raise UpstreamError(f"{order.node_id}: {event.error[:_MOST_SAID]}")
+                raise UpstreamError(f"{request.node_id}: {event.error[:_MOST_SAID]}")
             case CoarseEvent():
                 if self._has_coarse:
                     raise self._wrong("two coarse answers")
-                if event.node_id != order.node_id:
+                if event.node_id != request.node_id:
                     raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
-                if event.model != order.model:
+                if event.model != request.model:
                     raise self._wrong(
-                        f"a coarse answer of the model {event.model!r}, and has registered {order.model!r}"
+                        f"a coarse answer of the model {event.model!r}, and has registered {request.model!r}"
                     )
-                if event.sha256 != order.sha256:
+                if event.sha256 != request.sha256:
                     raise self._wrong(
                         f"a coarse answer of {event.model!r} with sha256 {event.sha256!r}, and has registered "
-                        f"{order.sha256!r}"
+                        f"{request.sha256!r}"
                     )
-                self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.images))
+                self._check_labels(event.labels, event.confidences, request.coarse_classes, len(request.images))
                 self._check_unsure(event.unsure)
                 self._check_damaged(event)
                 self._unsure = event.unsure
                 self._has_coarse = True
-                self.complete = not order.upstreams
-            case FineEvent() if not order.stages:
+                self.complete = not request.upstreams
+            case FineEvent() if not request.stages:
                 self._need_coarse()
-                self._check_fine(event, len(order.images))
+                self._check_fine(event, len(request.images))
                 self.complete = True
-            case FallbackEvent() if not order.stages:
+            case FallbackEvent() if not request.stages:
                 self._need_coarse()
                 if event.reason in _NOT_ITS_OWN or (
-                    event.reason == "damaged" and len(self._damaged) < len(order.images)
+                    event.reason == "damaged" and len(self._damaged) < len(request.images)
                 ):
                     raise self._wrong(f"the reason {event.reason!r}, which no device can know")
                 self._check_tried(event)
                 self.complete = True
-            case RoutedEvent() if order.stages:
+            case RoutedEvent() if request.stages:
                 self._need_coarse()
-                fault = check_routed(event, order.stages, len(order.images), self._unsure, self._damaged)
+                fault = check_routed(event, request.stages, len(request.images), self._unsure, self._damaged)
                 if fault is not None:
                     raise self._wrong(fault)
                 for answer in event.answers:
@@ -297,18 +297,18 @@ class _Expected:
         return event
 
     def _check_unsure(self, unsure: tuple[int, ...] | None) -> None:
-        order = self._order
+        request = self._request
         if unsure is None:
             return
-        if not order.stages or order.stages[0].below is None:
+        if not request.stages or request.stages[0].below is None:
             raise self._wrong("which images are unsure, where there is no threshold")
-        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(order.images)):
-            raise self._wrong(f"positions of unsure images that are none of {len(order.images)} images")
+        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(request.images)):
+            raise self._wrong(f"positions of unsure images that are none of {len(request.images)} images")
 
     def _check_damaged(self, event: CoarseEvent) -> None:
         indices = [damage.index for damage in event.damaged]
-        if indices != sorted(set(indices)) or (indices and indices[-1] >= len(self._order.images)):
-            raise self._wrong(f"positions of damaged images that are none of {len(self._order.images)} images")
+        if indices != sorted(set(indices)) or (indices and indices[-1] >= len(self._request.images)):
+            raise self._wrong(f"positions of damaged images that are none of {len(self._request.images)} images")
         self._damaged = frozenset(indices)
 
     def _need_coarse(self) -> None:
@@ -316,7 +316,7 @@ class _Expected:
             raise self._wrong("a final answer before the coarse one")
 
     def _check_fine(self, answer: UpperAnswer, images: int) -> None:
-        order, upstream = self._order, self._asked.get(answer.node_id)
+        request, upstream = self._request, self._asked.get(answer.node_id)
         if upstream is None or upstream.tier is not answer.tier:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
         if answer.model != upstream.model:
@@ -328,14 +328,14 @@ class _Expected:
             )
         if answer.sent is not None:
             self._check_sent(answer.sent, upstream)
-        self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)
-        self._check_labels(answer.coarse_labels, answer.coarse_confidences, order.coarse_classes, images)
+        self._check_labels(answer.labels, answer.confidences, request.fine_classes, images)
+        self._check_labels(answer.coarse_labels, answer.coarse_confidences, request.coarse_classes, images)
 
     def _check_sent(self, sent: Sent, upstream: Upstream) -> None:
         form, by = PIXELS, None
         if upstream.encoding is not None:
             form = kind_of(upstream.encoding)
-            by = self._order.node_id if upstream.relay is None else upstream.relay.node_id
+            by = self._request.node_id if upstream.relay is None else upstream.relay.node_id
         if sent.form != form:
             raise self._wrong(f"what it had sent on as {sent.form!r}, where {form!r} was asked for")
         if sent.encoded_by != by:
@@ -343,7 +343,7 @@ class _Expected:
 
     def _check_loss(self, loss: StageLoss) -> None:
         # That there is no node to ask shows in the route; that a task kills nodes, in no route.
-        there = any(upstream.tier is loss.tier for upstream in self._order.upstreams)
+        there = any(upstream.tier is loss.tier for upstream in self._request.upstreams)
         if loss.reason == "quarantined" or (loss.reason == "no_upstream" and there):
             raise self._wrong(f"the reason {loss.reason!r} for the {loss.tier}, which cannot be")
         self._check_tried(loss)
@@ -360,4 +360,4 @@ class _Expected:
             raise self._wrong(f"the label {max(labels)} where there are {classes} classes")
 
     def _wrong(self, what: str) -> InvalidAnswer:
-        return InvalidAnswer(f"{self._order.node_id} sent {what[:_MOST_SAID]}")
+        return InvalidAnswer(f"{self._request.node_id} sent {what[:_MOST_SAID]}")

@@ -1,24 +1,17 @@
-"""When a straggler is hedged, and which tasks kill nodes. Pure; time is passed in.
-
-A hedge is a second attempt of a task that has been on its device for longer than 95 % of the job's tasks there took
-(Dean, Barroso: The tail at scale, CACM 2013).
-"""
+"""Poison tasks: tasks that kill the nodes they run on, and the deaths of nodes that they explain. Pure; time is passed
+in."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from scheduler.core.fleet import DeviceList
 from scheduler.core.work import ActiveJob, ActiveTask, Attempt, is_suspect
 from tierkit.types import Health, Recovery
 
-__all__ = ["DeathLog", "Suspicion", "hedge_after_s", "is_poison"]
+__all__ = ["DeathLog", "Suspicion", "is_poison"]
 
-_HEDGE_QUANTILE = 0.95
-_HEDGE_SAMPLES = 10
-"""Fewer answers of a device tell nothing of its 95th percentile."""
 
 _POISON_NODES = 3
 """A task that this many nodes died with is given to no other, unless nodes die without it as well."""
@@ -27,7 +20,7 @@ _REMEMBERED = 64
 
 
 class DeathLog:
-    """The deaths of nodes in the last minute, to tell a task that kills from a fleet that is dying anyway."""
+    """The deaths of nodes in the last minute. They tell a poison task from a fleet that is dying anyway."""
 
     def __init__(self) -> None:
         self._deaths: deque[tuple[float, tuple[Collection[str], ...]]] = deque(maxlen=_REMEMBERED)
@@ -48,26 +41,17 @@ class DeathLog:
         )
 
 
-def hedge_after_s(durations_s: Sequence[float]) -> float | None:
-    """Seconds after which an attempt is a straggler, by how long others on the same device took; None when too few are
-    known."""
-    if len(durations_s) < _HEDGE_SAMPLES:
-        return None
-    ranked = sorted(durations_s)
-    return ranked[math.ceil(_HEDGE_QUANTILE * len(ranked)) - 1]
-
-
 def is_poison(deaths: Collection[str], unexplained: int) -> bool:
-    """Whether a task that these nodes died with is given up for good. As many deaths without it prove its innocence:
-    where nodes die anyway, one that is unlucky must not be taken for one that kills."""
+    """True if a task that these nodes died with is given up for good. As many unexplained deaths clear it: where nodes
+    die anyway, an unlucky task must not be taken for one that kills."""
     return len(deaths) >= max(_POISON_NODES, unexplained + 1)
 
 
 class Suspicion:
     """The tasks that nodes have died with.
 
-    A node whose process ends breaks the connection before anybody knows that it is dead, so tasks whose connection
-    broke are remembered until the device list has made up its mind.
+    A process that ends breaks its connections before the failure detector declares the node dead, so tasks whose
+    connection broke are remembered until it has decided.
     """
 
     def __init__(self, devices: DeviceList) -> None:
@@ -79,7 +63,7 @@ class Suspicion:
         """Nodes whose present death is in the log."""
 
     def suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
-        """A connection broke while the node may have had the task."""
+        """Remember a task whose connection broke while the node may have had it."""
         if not (task.closed or job.ending) and incarnation:
             self._broken.setdefault((node_id, incarnation), {})[task] = job
 
@@ -94,7 +78,7 @@ class Suspicion:
             self._deaths.add(now, [task.deaths for task in held])
 
     def judge(self, node_id: str, now: float) -> list[tuple[ActiveJob, ActiveTask]]:
-        """The tasks with which a node has died, now that the device list has news of it."""
+        """The tasks with which a node has died, once its health has changed."""
         died: list[tuple[ActiveJob, ActiveTask]] = []
         for key in [key for key in self._broken if key[0] == node_id]:
             view = self._devices.view_of(*key, now)
@@ -106,8 +90,10 @@ class Suspicion:
         return died
 
     def poison(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> str:
-        """Count a node's death against a task; returns why the task is given up, or "". Off the list by an operator's
-        command is no death."""
+        """Count a node's death against a task. A node that an operator has removed has not died.
+
+        Returns:
+            Why the task is given up, or ""."""
         left = self._devices.has_left(node_id)
         if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or left:
             return ""
@@ -118,7 +104,7 @@ class Suspicion:
         return f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"
 
     def forget_job(self, job: ActiveJob) -> None:
-        """The job is over: no death can be put down to its tasks."""
+        """Forget the tasks of a job that is over."""
         for key, tasks in list(self._broken.items()):
             self._broken[key] = {task: other for task, other in tasks.items() if other is not job}
             if not self._broken[key]:
