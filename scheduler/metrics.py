@@ -1,4 +1,4 @@
-"""What the scheduler counts for /metrics."""
+"""Prometheus metrics of the scheduler."""
 
 from __future__ import annotations
 

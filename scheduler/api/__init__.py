@@ -1,1 +1,1 @@
-"""The HTTP API: thin routes, and the JSON that they take and give."""
+"""The HTTP API: thin routes, one subject a file."""

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says beyond what the framework reads off the routes: tokens, and every refusal."""
+"""Additions to `/openapi.json`: how tokens are sent, and every refusal."""
 
 from __future__ import annotations
 

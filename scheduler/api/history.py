@@ -1,4 +1,4 @@
-"""Routes for those who watch: the fleet as it is now, what happens to it, and its figures over time."""
+"""Routes of fleet observability: the fleet as it is now, its events, and its figures over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a URL leads back to this very service, by any name of the machine."""
+"""Check that a URL does not lead back to this service, under any name of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of the page: its shells and its files. They hold no data, so they need no token; what fills them does."""
+"""Routes of the page: HTML shells and static files. They hold no data, so they need no token."""
 
 from __future__ import annotations
 

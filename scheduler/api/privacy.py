@@ -1,4 +1,4 @@
-"""Routes of the audit: what attacks got back from what encoders send."""
+"""Routes of the privacy audit: reconstructions from what encoders send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes share: the scheduler behind them, the caller, and checks of queries and bodies.
+"""Dependencies that routes share: the scheduler, the caller and its role, rate limits, checks of queries and bodies.
 
 Where the scheduler asks for no token, every caller may use every route.
 """

@@ -1,4 +1,4 @@
-"""What the API answers besides `tierkit.wire.api`: the client hands these on as plain JSON."""
+"""Answers of the API that the client passes on as plain JSON; the others are in `tierkit.wire.api`."""
 
 from __future__ import annotations
 

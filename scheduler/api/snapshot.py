@@ -1,4 +1,4 @@
-"""The fleet as it is now: what the page shows, made once a second at most, however many look."""
+"""A snapshot of the fleet for the page, made at most once a second and shared by all readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are written while they are made: lines of JSON, CSV, server-sent events. None is held as a whole."""
+"""Streamed answers: NDJSON, CSV and server-sent events. None is held in memory as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of tokens, for admins: what `terrace token` does on the scheduler's machine, on the same file."""
+"""Routes of tokens for admins: they change the same file as `terrace token`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a node that answers wrongly is given work again: a circuit breaker (Nygard, Release It!, 2007). Pure.
+"""A circuit breaker for nodes that answer wrongly (Nygard, Release It!, 2007). Pure.
 
 Heartbeats say that a node is there, not that its answers are right. One whose answers are wrong is set aside for
 `base_s`, twice as long after each further wrong answer in a row, `LONGEST_S` at most; then it gets one task as a trial,

@@ -1,4 +1,4 @@
-"""The course of a run's loss and accuracy, in a bounded number of points. Pure."""
+"""The curve of a run's loss and accuracy, in a bounded number of points. Pure."""
 
 from __future__ import annotations
 

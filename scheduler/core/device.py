@@ -1,4 +1,4 @@
-"""One node, as the scheduler knows it: its registration, its evidence of life, and what operators want with it."""
+"""A node as the scheduler knows it: its registration, its signs of life, and what operators want with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images of a job go up a tier, and by which thresholds. Pure.
+"""Escalation, a cascade of networks: which images of a job go up a tier, and by which thresholds. Pure.
 
 A job with `escalate` other than `always` gets its gates when it is submitted, out of the tuned ones that lie beside the
 weights, and keeps them: a chain of tiers, and for each step up the threshold below which an answer is unsure. The end

@@ -1,4 +1,4 @@
-"""The device list: who may receive tasks now. Time is passed in; nothing here does I/O.
+"""The device list: the nodes that hold a live lease and may receive tasks. Time is passed in; no I/O.
 
 A node registers with an incarnation that is fresh at each of its starts, receives a lease and renews it by heartbeats.
 What else speaks for or against it is gathered here as well: answers to tasks and failed attempts (told by the

@@ -1,4 +1,4 @@
-"""The failure detector: who is alive, judged from evidence. Pure; only the scheduler's own monotonic clock counts.
+"""The failure detector: which nodes are alive, suspect or dead, judged from evidence. Pure; all times are monotonic.
 
 Silence is judged by an accrual detector (Hayashibara, Defago, Yared, Katayama: The phi accrual failure detector, SRDS
 2004). With t the seconds since the last sign of life, and mean m and standard deviation s of the last intervals between

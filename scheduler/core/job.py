@@ -1,4 +1,4 @@
-"""A job as it is stored, the facts about its images, and what its tasks give: answers and reports of attempts."""
+"""A job as it is stored, facts about its images, and what its tasks give: answers and reports of attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may ask of one job, and the reading of it from a form or a query."""
+"""The policy of a job: what a user may ask for, and how it is read from a form or a query."""
 
 from __future__ import annotations
 

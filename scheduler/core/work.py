@@ -1,4 +1,4 @@
-"""Jobs under way, as the dispatcher has them in memory: their tasks (ready, delayed, held, closed) and attempts."""
+"""Jobs under way in the dispatcher's memory: tasks (ready, delayed, held, closed), attempts, and a retry budget."""
 
 from __future__ import annotations
 

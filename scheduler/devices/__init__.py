@@ -1,1 +1,1 @@
-"""Who may receive tasks now: the device list, its failure detector, its circuit breakers."""
+"""I/O around the device list: probes of nodes, and what operators do to nodes."""

@@ -1,4 +1,4 @@
-"""What operators do to nodes: it is in the database before it counts, so no restart forgets it."""
+"""Changes that operators make to nodes: durable before they count, so that no restart forgets them."""
 
 from __future__ import annotations
 

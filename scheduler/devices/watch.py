@@ -1,4 +1,4 @@
-"""How the scheduler watches its nodes: an open connection to each, and a probe of those under suspicion.
+"""Probes of the failure detector: an open connection to each node, and a request to each suspect.
 
 A probe is `GET /livez` on a fresh connection, and the connection of the last probe that was answered stays open. When
 the node's process ends, its kernel closes that connection, so the scheduler knows it within a round trip, at no cost in

@@ -1,4 +1,4 @@
-"""What becomes of attempts and their tasks. Pure: events in, effects out, time in the event; `loop` does the I/O.
+"""The state machine of attempts and their tasks. Pure: events in, effects out; `loop` performs the effects.
 
     acknowledging -> coarse -> fine -> answered -> ended
 

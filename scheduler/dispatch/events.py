@@ -1,4 +1,4 @@
-"""What happens to attempts and their tasks, and what shall be done about it: the input and output of `attempt_state`.
+"""Events and effects: the input and output of `attempt_state`.
 
 Times are those of the scheduler's monotonic clock; an effect happens at the time of its event. Import the module, not
 the names: `events.LineCame`.

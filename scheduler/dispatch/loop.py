@@ -1,4 +1,4 @@
-"""The dispatcher: sends tasks out, takes answers in.
+"""The dispatcher: sends tasks to end devices and takes their answers, at least once each; the store keeps one.
 
 `run` is one loop: it looks at the jobs, asks `choice` for the next task whenever something has changed, and starts an
 attempt, which is an asyncio task that does nothing but I/O. All that happens becomes an event for `attempt_state`,

@@ -1,4 +1,4 @@
-"""One attempt of a task on one end device: the body out, the lines of the answer in, each checked as it arrives.
+"""One attempt of a task on one end device over HTTP: sends the body, checks each line of the answer as it arrives.
 
 The device is believed nothing: an answer for another task, with a wrong number of labels, with a label that does not
 exist, or from a node that was not asked, is an `UpstreamError`, and so is a stream that breaks off or goes on and on.

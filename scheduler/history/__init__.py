@@ -1,1 +1,1 @@
-"""What the fleet does and did: counts second by second, what happened to nodes and tasks, one picture of it all."""
+"""The history of the fleet: counts per second, and events of nodes and tasks."""

@@ -1,4 +1,4 @@
-"""Counts what the dispatcher does, notes what becomes of nodes, and closes a row of figures each second.
+"""A record of what the dispatcher does and what becomes of nodes: a row of figures each second, and events.
 
 All of it is in memory and bounded; it ends with the scheduler. Who looks at it costs nothing here: `version` changes
 when there is something new.

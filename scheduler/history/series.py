@@ -1,4 +1,4 @@
-"""Figures over time in rings of fixed size, and percentiles of latencies from counts."""
+"""Time series in ring buffers of fixed size, and percentiles of latencies from counts."""
 
 from __future__ import annotations
 

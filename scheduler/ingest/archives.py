@@ -1,4 +1,4 @@
-"""Zip files: which entries are images, within bounds that are checked before anything is unpacked. Blocks.
+"""Zip files: which entries are images, within bounds that are checked before unpacking. Blocks.
 
 Bounds of the whole are checked when the archive is opened, those of an entry when it is: one bad picture is no reason
 to refuse the others.

@@ -1,4 +1,4 @@
-"""The pictures of unfinished jobs, one file each beside the database, named by its content.
+"""Input files: the pictures of an unfinished job in one file beside the database, named by its content.
 
 Small pictures are kept as the pixels that the networks take, larger ones as the files that the user sent. A file
 appears under its name only when it is complete and on the disk (written beside, fsync, rename), so after a crash every

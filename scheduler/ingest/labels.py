@@ -1,4 +1,4 @@
-"""True classes that come with images, by name or number."""
+"""True classes of images, given by name or number."""
 
 from __future__ import annotations
 

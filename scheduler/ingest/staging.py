@@ -1,4 +1,4 @@
-"""An upload on its way to the disk: any size passes through a small, constant amount of memory.
+"""Staging of uploads on the disk: a body of any size passes through a small, constant amount of memory.
 
 The bytes of a multipart form are parsed as they arrive. The contents of its files follow one another in the staging
 file, and each `Part` is a slice of it. The staging file has no name in the file system, so the end of the process frees

@@ -1,4 +1,4 @@
-"""Small copies of the pictures of an unfinished job, for people who look at it."""
+"""Thumbnails of the pictures of an unfinished job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns at the decoders: after each picture, or a few small ones, it is the next upload's turn.
+"""Fair turns at the decoders: after each picture, or a few small ones, the next upload has its turn.
 
 What an upload takes is thus no matter to those beside it, and memory is bounded by the pictures that are decoded at a
 time: of the large ones that is one.

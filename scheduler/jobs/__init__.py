@@ -1,1 +1,1 @@
-"""A job from its submission to its last result: what was asked, how far it is, where answers go."""
+"""Use cases of jobs, one a file: submit, recover, query, follow, classify."""

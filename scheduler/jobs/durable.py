@@ -1,4 +1,4 @@
-"""Where the answers of a job go: into the database."""
+"""The recipient that writes the answers of a job into the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job stands: figures that each result adds to. Pure; built from the results table again after a restart."""
+"""Progress of a job: figures that each result adds to. Pure; rebuilt from the results table after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs, attempts and image results as they are told. Pure.
+"""Jobs, attempts and image results as users see them. Pure.
 
 An image's result is a plain dict with the fields of `tierkit.wire.api.ImageResult`: a job has up to 100,000 of them.
 """

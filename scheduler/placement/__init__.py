@@ -1,1 +1,1 @@
-"""Who serves a task after the end device: mapping, routes, bounds, escalation, the adaptive scheme."""
+"""Placement: which nodes serve a task after the end device. Mapping, routes, bounds, the scheme `adaptive`."""

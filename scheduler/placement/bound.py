@@ -1,4 +1,4 @@
-"""How fast a job can be done at best: the bound that a measured time is held against. Pure functions.
+"""Lower bounds of the makespan of a job, for comparison with measured times. Pure functions.
 
 The paper adds the two stages of a task up (Eq. 1 to 6). Terrace overlaps them, so its bound is that of a pipeline whose
 stages work at the same time. With N_t tasks of which n_edge and n_cloud get their fine answer there, processing times

@@ -1,4 +1,4 @@
-"""Who serves a task after the end device, and what the paper's formulas say about it. Pure functions.
+"""The mapping: which upstream nodes serve an end device, with the paper's formulas. Pure functions.
 
 The schemes are those of the paper (section 3.4); see `docs/scheduling.md`. Adaptive has no fixed routes:
 `scheduler.placement.adaptive` chooses for each task. Where a route is asked for all the same (a second attempt beside a

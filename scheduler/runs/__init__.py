@@ -1,1 +1,1 @@
-"""Training runs: which there are, how far their hosts say they are, and where workers find those hosts."""
+"""Training runs: which runs exist, how far they are, and where workers find their hosts."""

@@ -1,4 +1,4 @@
-"""The training runs behind the HTTP API: hosts begin them and report, people follow and stop them, workers find hosts.
+"""Training runs behind the HTTP API: hosts begin them and report, people follow and stop them, workers find hosts.
 
 The runs under way are in memory, with a copy in the database that is at most some seconds old; beginnings, ends and
 wishes to stop are in the database before they are answered. A scheduler that takes over goes on from there.

@@ -1,4 +1,4 @@
-"""What state a training run is in, and what a report of its host makes of it. Pure."""
+"""The state of a training run, and how a report of its host changes it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training runs as they are told. Pure."""
+"""Training runs as users see them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting the scheduler together and running its loops: `open_scheduler` is the life of one that leads."""
+"""Assembly of the scheduler and its background loops, from leadership to graceful shutdown."""
 
 from __future__ import annotations
 

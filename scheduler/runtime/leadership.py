@@ -1,4 +1,4 @@
-"""A scheduler process: a standby until it holds the lease, then the leader, and a standby again when it has lost it."""
+"""Leader election: a scheduler process is a standby until it holds the lease, then the leader."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Jobs, tasks and results in a database, through SQLAlchemy; nothing in here is special to SQLite but its pragmas."""
+"""Jobs, tasks and results in a database, through SQLAlchemy; only the pragmas are specific to SQLite."""

@@ -1,4 +1,4 @@
-"""Opening the database: connection settings by dialect, and the tables in their present form."""
+"""Opening of the database: connection settings by dialect, and the tables in their current form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much time has passed, whatever is done to the clock.
+"""Elapsed time across restarts, independent of changes to the wall clock.
 
 Deadlines and retention count elapsed time: the time for which this machine has run, suspension included, as the kernel
 counts it. Setting a wrong clock right does not change it. The database notes it, so that it goes on after a restart of

@@ -1,4 +1,4 @@
-"""Copies of the input files of unfinished jobs in the database, for schedulers that share it and no disk."""
+"""Copies of input files in the database, for schedulers that share it but no disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to the database and its few changes besides results (those go through `GroupCommit`)."""
+"""Statements on jobs, tasks and results; results themselves are written by `GroupCommit`."""
 
 from __future__ import annotations
 

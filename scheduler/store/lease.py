@@ -1,4 +1,4 @@
-"""Which of several schedulers leads: one row of the database that they share.
+"""The leader's lease with its fencing token (`epoch`): one row of the database that schedulers share.
 
 The leader holds the lease and renews it. Each of its transactions names its epoch (`Lease.fence`), and the database
 refuses those of an epoch that has passed: a leader that was stopped, or cut off, changes nothing any more once another

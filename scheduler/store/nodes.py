@@ -1,4 +1,4 @@
-"""The nodes that the scheduler knows for good: rows that outlast it."""
+"""Rows of the known nodes, which outlast the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading from the database: a bounded number of queries at a time, each with a connection of its own."""
+"""Reads from the database: a bounded number of queries at a time, each with its own connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training runs as rows that outlast the scheduler."""
+"""Rows of training runs, which outlast the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedulers' secret, in the database that they share."""
+"""The secret that schedulers share, kept in their database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables. A change of their form is a step in `migrations/versions`, and raises SCHEMA.
+"""The tables. A change of their form adds a migration in `migrations/versions` and raises SCHEMA.
 
 A result is keyed (job, task, stage), so the database itself refuses a second answer to the same question. Its `payload`
 is the line that answered, as it came over the wire: the labels and confidences of all images of the task in one row.

@@ -1,4 +1,4 @@
-"""When a node will be done with the tasks that it has: a queue that serves first come, first served. Pure."""
+"""The time at which a node finishes its tasks, as a queue served first come, first served. Pure."""
 
 from __future__ import annotations
 

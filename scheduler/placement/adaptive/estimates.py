@@ -1,4 +1,4 @@
-"""How fast a node computes and how long a link takes, estimated from what attempts really took. Pure functions.
+"""Estimates of the speed of nodes and the delay of links, from durations of attempts. Pure functions.
 
 An estimate is an exponentially weighted moving average (Roberts, Control Chart Tests Based on Geometric Moving
 Averages, 1959; TCP's round-trip time, RFC 6298, is the same with other weights):

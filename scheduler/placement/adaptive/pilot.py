@@ -1,4 +1,4 @@
-"""What the planner looks at: the estimates, and which task is where. Told of every dispatch and of every answer.
+"""The planner's view: estimates and tasks in flight. The dispatcher reports every dispatch and answer to it.
 
 No I/O and no clock: time is passed in, so a simulation can drive it as the dispatcher does.
 """

@@ -1,4 +1,4 @@
-"""Where the next task goes, and why. A pure function of a snapshot.
+"""The plan for the next task, with its reason. A pure function of a snapshot.
 
 The rule, in the order in which it decides; `docs/scheduling.md` gives the reasons:
 
