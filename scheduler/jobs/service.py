@@ -37,6 +37,7 @@ from scheduler.store.jobs import JobStore
 from tierkit.access import Allowance
 from tierkit.errors import Overloaded, TerraceError
 from tierkit.types import JobState
+from tierkit.wire.trace import Trace
 
 __all__ = ["UNLIMITED", "Scheduler"]
 
@@ -158,9 +159,18 @@ class Scheduler:
         return list(itertools.islice(wanted, most))
 
     def activate(
-        self, job: JobRow, images: JobImages, tasks: Sequence[ActiveTask], progress: Progress
-    ) -> DurableRecipient:
-        """Hand a stored job to the dispatcher."""
+        self,
+        job: JobRow,
+        images: JobImages,
+        tasks: Sequence[ActiveTask],
+        progress: Progress,
+        trace: Trace | None = None,
+    ) -> None:
+        """Hand a stored job to the dispatcher.
+
+        Args:
+            trace: of the submission, with the state that the row does not hold; default: the trace of the row.
+        """
 
         def on_end() -> None:
             del self.recipients[job.id]
@@ -178,13 +188,12 @@ class Scheduler:
             tasks=tasks,
             recipient=recipient,
             deadline=time.monotonic() + job.deadline_elapsed - self.elapsed(),
-            trace=job.trace,
+            trace=trace or job.trace,
             created_at=job.created_at,
         )
         recipient.mapping = active.mapping
         self.dispatcher.record.began(job.id, _in_short(job, recipient.state), time.monotonic(), job.owner)
         self.dispatcher.add(active)
-        return recipient
 
     def hierarchy(self, job: JobRow) -> Hierarchy:
         """The classes of the model set that a job was submitted to."""

@@ -20,7 +20,7 @@ from tierkit.access import Allowance
 from tierkit.errors import Conflict, InvalidInput
 from tierkit.logs import current_trace
 from tierkit.wire.api import Job
-from tierkit.wire.trace import new_trace
+from tierkit.wire.trace import Trace, new_trace
 
 __all__ = ["submit", "task_of"]
 
@@ -82,7 +82,7 @@ async def submit(
             created_at=now,
             deadline_elapsed=scheduler.elapsed() + policy.deadline_s,
         )
-        job, is_new = await _store(scheduler, row, facts, idempotency_key)
+        job, is_new = await _store(scheduler, row, facts, idempotency_key, trace)
         return job.model_copy(update={"left_out": facts.left_out}), is_new
 
 
@@ -97,7 +97,9 @@ async def _copy(scheduler: Scheduler, sha256: str) -> None:
         raise
 
 
-async def _store(scheduler: Scheduler, row: JobRow, facts: ImageFacts, key: str | None) -> tuple[Job, bool]:
+async def _store(
+    scheduler: Scheduler, row: JobRow, facts: ImageFacts, key: str | None, trace: Trace
+) -> tuple[Job, bool]:
     try:
         stored = await scheduler.store.add(row, facts, key)
     except Exception:
@@ -113,7 +115,7 @@ async def _store(scheduler: Scheduler, row: JobRow, facts: ImageFacts, key: str 
         return as_job(scheduler, stored), False
     images = scheduler.inputs.open(row.input_sha256, row.images)
     tasks = [task_of(row, index) for index in range(row.tasks)]
-    scheduler.activate(row, images, tasks, scheduler.progress(row, facts))
+    scheduler.activate(row, images, tasks, scheduler.progress(row, facts), trace)
     _log.info("job accepted", extra={"job": row.id, "images": row.images, "scheme": row.policy.scheme})
     return await with_names(scheduler, as_job(scheduler, row)), True
 
