@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.beats import BEATS
 from experiments.chaos.experiment import CHAOS
 from experiments.durability import DURABILITY
 from experiments.early_exit import EARLY_EXIT
@@ -10,17 +9,13 @@ from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.fuzz.experiment import FUZZ
 from experiments.harness import Experiment
-from experiments.heartbeat import HEARTBEAT
 from experiments.main_job import MAIN_JOB
 from experiments.overload import OVERLOAD
 from experiments.peers.duel import DUEL
 from experiments.peers.engines import ENGINES
 from experiments.peers.experiment import PEERS
 from experiments.photographs import PHOTOGRAPHS
-from experiments.readers import READERS
 from experiments.scale.experiment import SCALE
-from experiments.slow_edge import SLOW_EDGE
-from experiments.steady import STEADY
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
@@ -43,17 +38,12 @@ ALL = (
     TABLE4,
     TABLE5,
     FIGURE3,
-    SLOW_EDGE,
     ESCALATION,
     SCALE,
-    HEARTBEAT,
-    STEADY,
     CHAOS,
     FUZZ,
     DURABILITY,
-    BEATS,
     MAIN_JOB,
-    READERS,
 )
 """`figure4` is drawn by `table5`; `early-exit` needs a training run, `photographs` a model set; those of training need
 torch and MNIST; the four before them need a core each for server and load."""

@@ -23,7 +23,7 @@ from experiments.emulation.waiting import sleep_precisely
 from tierkit.errors import SetupError
 from tierkit.inference.model import Array, Model
 
-__all__ = ["LATE", "SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
+__all__ = ["LATE", "Answers", "EmulatedModel", "emulate"]
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ _MOMENT_S = 0.05
 """All real runs together may exceed their emulated time by 3 %, and by the moments in which a busy system gave the core
 to somebody else, or stopped the process; each counts with so much at most. Such a moment makes what is measured slower,
 never faster; a network that is too slow here uses all of it up within a few batches."""
-
-SLOWER = "EMULATED COMPUTE is slower from now on"
-"""What the log says when a model slows down."""
 
 LATE = "EMULATED COMPUTE is late: a batch took longer than its emulated time, and further ones are not told of"
 """What the log says when a model first takes longer than it shall."""
@@ -114,16 +111,6 @@ class Answers:
         return None if -1 in rows else {name: self.outputs[name][rows] for name in outputs}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """A machine that becomes slower while it works."""
-
-    factor: float
-    """So many times as long everything takes from then on."""
-    after_images: int
-    """Images that are computed before; the batch with the last of them is not slower yet."""
-
-
 class EmulatedModel:
     """`model`, taking `ms_per_image` for each image of a batch.
 
@@ -131,7 +118,6 @@ class EmulatedModel:
         model: gives the answers.
         ms_per_image: how long it shall take, milliseconds.
         answers: of this model, computed beforehand; images that are not among them are really run.
-        slowdown: what happens to its speed; None for nothing.
         clock: seconds, never backwards.
         sleep: waits for a number of seconds.
     """
@@ -141,7 +127,6 @@ class EmulatedModel:
         model: Model,
         ms_per_image: float,
         answers: Answers | None = None,
-        slowdown: Slowdown | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = sleep_precisely,
@@ -153,11 +138,8 @@ class EmulatedModel:
         self._model = model
         self._ms_per_image = ms_per_image
         self._answers = answers
-        self._slowdown = slowdown
-        self._images_done = 0
         self._emulated_s = 0.0
         self._overrun_s = 0.0
-        self._slow = False
         self._clock = clock
         self._sleep = sleep
 
@@ -169,7 +151,7 @@ class EmulatedModel:
         """
         started = self._clock()
         images = len(inputs[self.inputs[0].name])
-        emulated_s = images * self._ms_per_image / 1000 * self._factor()
+        emulated_s = images * self._ms_per_image / 1000
         answers = self._look_up(inputs, outputs)
         if answers is None:
             answers = self._model.run(inputs, outputs)
@@ -178,7 +160,6 @@ class EmulatedModel:
         if real_s > emulated_s:
             self._overrun(real_s, emulated_s, images)
         self._sleep(max(0.0, started + emulated_s - self._clock()))
-        self._images_done += images
         return answers
 
     def _overrun(self, real_s: float, emulated_s: float, images: int) -> None:
@@ -200,27 +181,15 @@ class EmulatedModel:
                 "(--emulate-answers)"
             )
 
-    def _factor(self) -> float:
-        """How much slower than at first it is now; the log says when that begins."""
-        if self._slowdown is None or self._images_done < self._slowdown.after_images:
-            return 1.0
-        if not self._slow:
-            self._slow = True
-            log.warning(SLOWER, extra={"model": self.name, "factor": self._slowdown.factor})
-        return self._slowdown.factor
-
     def _look_up(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array] | None:
         return None if self._answers is None else self._answers.look_up(inputs[self.inputs[0].name], outputs)
 
 
-def emulate(
-    models: Sequence[Model], ms_per_image: float, answers: Answers | None, slowdown: Slowdown | None = None
-) -> list[Model]:
+def emulate(models: Sequence[Model], ms_per_image: float, answers: Answers | None) -> list[Model]:
     """The same models at an emulated speed, which the log says aloud.
 
     Args:
         answers: of one of them, or of none.
-        slowdown: of each of them.
     """
 
     def known(model: Model) -> Answers | None:
@@ -233,7 +202,7 @@ def emulate(
             "answers": "computed beforehand" if any(map(known, models)) else "real run",
         },
     )
-    return [EmulatedModel(model, ms_per_image, known(model), slowdown) for model in models]
+    return [EmulatedModel(model, ms_per_image, known(model)) for model in models]
 
 
 def _digests(images: Array) -> Iterable[bytes]:

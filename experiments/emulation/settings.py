@@ -6,12 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import aiohttp
-from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
-from experiments.emulation.compute import Answers, EmulatedModel, Slowdown, emulate
+from experiments.emulation.compute import Answers, EmulatedModel, emulate
 from experiments.emulation.links import EmulatedMs, read_links
 from experiments.emulation.middleware import LinkMiddleware
 from tierkit.inference.model import Model
@@ -55,16 +54,9 @@ class EmulatedNode(EmulatedLinks, NodeSettings):
     emulate_answers: UserPath | None = None
     """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
 
-    emulate_slowdown: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """How much longer the models take after `emulate_slowdown_after` images: 4 for four times as long.
-    Default: never."""
-
-    emulate_slowdown_after: NonNegativeInt = 0
-    """Images that the models compute before `emulate_slowdown`, those of the node's start counted in."""
-
-    @field_validator("emulate_answers", "emulate_slowdown")
+    @field_validator("emulate_answers")
     @classmethod
-    def _for_emulated_models(cls, value: Path | float | None, info: ValidationInfo) -> Path | float | None:
+    def _for_emulated_models(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None and info.data.get("emulate_ms_per_image") is None:
             raise ValueError("needs emulate_ms_per_image as well")
         return value
@@ -77,13 +69,10 @@ class EmulatedNode(EmulatedLinks, NodeSettings):
         ms_per_image = self.emulate_ms_per_image
         if ms_per_image is None:
             return models
-        slowdown = None
-        if self.emulate_slowdown is not None:
-            slowdown = Slowdown(factor=self.emulate_slowdown, after_images=self.emulate_slowdown_after)
         answers = None if self.emulate_answers is None else Answers.load(self.emulate_answers, models.ready)
 
         def emulated(some: Sequence[Model]) -> Sequence[Model]:
-            return emulate(some, ms_per_image, answers, slowdown)
+            return emulate(some, ms_per_image, answers)
 
         standby = {like: emulated(others) for like, others in models.standby.items()}
         return replace(models, ready=emulated(models.ready), standby=standby)

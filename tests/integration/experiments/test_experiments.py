@@ -152,16 +152,6 @@ def test_figure3(profile: str, tmp_path: Path) -> None:
     assert [point["tasks_by_form"] for point in points] == [{}, *[{"conv1": 12}] * 5]
 
 
-def test_slow_edge(profile: str, tmp_path: Path) -> None:
-    options = ["--profile", profile, "--tasks", "16", "--ends", "3", "--after", "0.3", "--out", str(tmp_path / "run")]
-    (row,) = run("slow-edge", *options)
-    assert (row["ends"], row["part"], row["runs"]) == (3, 0.3, 1)
-    assert 0 < row["slower_after_s"] < row["seconds"]
-    assert row["seconds"] >= row["bound_seconds"] >= row["unchanged_bound_seconds"]
-    (point,) = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
-    assert point["fine_images_by_node"].keys() == {"edge-1", "cloud-1", "end-1", "end-2", "end-3"}
-
-
 def test_photographs(profile: str, tmp_path: Path) -> None:
     """Without a model set, Terrace's own network classifies them, and no target is judged."""
     few = ["--photographs", "6", "--rounds", "1", "--end", "1", "--out", str(tmp_path / "run")]
@@ -220,14 +210,6 @@ def test_scale(tmp_path: Path) -> None:
     # With the best split of its fleet; the one that came about would say that the job was as quick as it could be.
     assert planned["seconds"] > 1.005 * planned["bound_seconds"]
     assert {path.stem for path in (tmp_path / "run").glob("*.svg")} == {"scale", "scale-makespan", "scale-validation"}
-
-
-def test_heartbeat(tmp_path: Path) -> None:
-    (row,) = run("heartbeat", "--quick", "--times", "2", "--interval", "0.2", "--out", str(tmp_path / "run"))
-    assert (row["mode"], row["heartbeat_s"], row["n"], row["false_deaths"]) == ("stop", 0.2, 2, 0)
-    # Silence alone makes nobody suspect before the next heartbeat is due.
-    assert 0.2 < row["p50_s"] <= row["max_s"]
-    assert row["node_bytes_per_s"] > 0
 
 
 class Dying(Experiment):

@@ -58,8 +58,8 @@ async def pair(tmp_path, kit, settings) -> AsyncIterator[Pair]:
             yield pair
 
 
-# The bounds here are those of the promise with room for a machine that is busy with other tests; the promise itself is
-# measured by `terrace experiment heartbeat`.
+# The bounds are those of the promise, with room for a machine that is busy with other tests. `terrace experiment chaos`
+# measures the times themselves.
 
 
 async def test_a_killed_node_is_dead_at_once_though_it_was_idle(pair):

@@ -32,12 +32,9 @@ from experiments.harness import (
     option,
     publish,
 )
-from experiments.heartbeat import HEARTBEAT
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import read_profile
 from experiments.record import read_record
-from experiments.slow_edge import SLOW_EDGE
-from experiments.steady import STEADY
 from experiments.table1 import TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
@@ -225,11 +222,6 @@ async def test_a_quick_run_says_how_much_of_the_test_set_it_took(
         (TABLE3, {}, ""),
         (TABLE4, {"tasks_per_cell": 2}, "2 tasks for each cell, fewer links unless chosen"),
         (FIGURE3, {}, "a fifth of the test set, fewer points unless chosen"),
-        (
-            HEARTBEAT,
-            {"times": 5, "cost_s": 2.0},
-            "5 times for each interval, fewer intervals unless chosen, costs over 2 s",
-        ),
     ],
     ids=lambda value: value.name if isinstance(value, Experiment) else "",
 )
@@ -271,7 +263,7 @@ async def test_a_service_that_dies_before_the_first_point_leaves_an_invalid_reco
 
 @pytest.mark.parametrize(
     "experiment",
-    [TABLE2, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY],
+    [TABLE2, TABLE4, TABLE5, FIGURE3, ESCALATION],
     ids=lambda one: one.name,
 )
 async def test_what_is_stopped_before_its_first_point_leaves_a_record_all_the_same(
@@ -286,7 +278,7 @@ async def test_what_is_stopped_before_its_first_point_leaves_a_record_all_the_sa
     assert outcome.record["results"]["rows"] or not experiment.one_row
 
 
-@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, TABLE5], ids=lambda one: one.name)
+@pytest.mark.parametrize("experiment", [FIGURE3, TABLE5], ids=lambda one: one.name)
 async def test_a_profile_without_speeds_is_refused_where_they_are_needed(
     tmp_path: Path, experiment: Experiment
 ) -> None:
@@ -295,7 +287,7 @@ async def test_a_profile_without_speeds_is_refused_where_they_are_needed(
         await execute(experiment, native, tmp_path / "run", ignore)
 
 
-@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, ESCALATION], ids=lambda one: one.name)
+@pytest.mark.parametrize("experiment", [FIGURE3, ESCALATION], ids=lambda one: one.name)
 async def test_a_profile_without_upper_nodes_is_refused_where_they_are_needed(
     tmp_path: Path, experiment: Experiment
 ) -> None:
@@ -305,7 +297,7 @@ async def test_a_profile_without_upper_nodes_is_refused_where_they_are_needed(
 
 
 @pytest.mark.parametrize("ends", [[0], [8, 9], [255]], ids=str)
-@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE], ids=lambda experiment: experiment.name)
+@pytest.mark.parametrize("experiment", [FIGURE3], ids=lambda experiment: experiment.name)
 async def test_a_point_for_end_devices_that_the_profile_has_not_is_refused(
     tmp_path: Path, experiment: Any, ends: list[int]
 ) -> None:

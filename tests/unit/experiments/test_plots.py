@@ -135,15 +135,6 @@ def test_a_run_of_table_5_that_was_left_out_whole_has_no_plot() -> None:
     assert _drawn(_table5({3}, valid=False)) == []
 
 
-def test_a_single_interval_of_heartbeats_has_room_above_it() -> None:
-    record = read_record(RECORDS / "heartbeat-2026-11-21T191808Z.json")
-    alone = {**record, "points": [point for point in record["points"] if point["heartbeat_s"] == 0.05]}
-    for axes in _drawn(alone):
-        assert axes.get_ylim() == (0, pytest.approx(1.1 * axes.dataLim.y1))
-    (times, _) = _drawn({**alone, "points": [point for point in alone["points"] if point["kind"] == "cost"]})
-    assert times.get_legend() is None  # stopped before the first node was dead
-
-
 @pytest.mark.parametrize(("runs", "words"), [([1, 1], "n = 1"), ([1, 5], "n = 1 to 5, mean and range"), ([], "n = 0")])
 def test_means_and_ranges_need_several_runs(runs: list[int], words: str) -> None:
     assert averaged(runs) == words

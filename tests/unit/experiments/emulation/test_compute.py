@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.emulation.compute import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
+from experiments.emulation.compute import LATE, Answers, EmulatedModel, emulate
 from tierkit.errors import SetupError
 from tierkit.inference.model import Array, Model, TensorSpec
 from tierkit.testing import FakeClock, MadeModel
@@ -133,20 +133,6 @@ def test_a_process_that_was_stopped_amid_a_run_goes_on_as_before() -> None:
             run(model, IMAGES)
         real.cost_s = 0.002
         run(model, IMAGES)  # what is in time is no fault, whatever was before
-
-
-def test_a_machine_may_become_slower_while_it_works(caplog: pytest.LogCaptureFixture) -> None:
-    clock = FakeClock()
-    slowdown = Slowdown(factor=4.0, after_images=15)
-    model = EmulatedModel(SumModel(clock, 0.002), 10.0, None, slowdown, clock=clock, sleep=clock.advance)
-    spent = []
-    for _ in range(4):
-        started = clock()
-        run(model, IMAGES)
-        spent.append(clock() - started)
-    # The fifteenth image is in the second batch, which is not slower yet.
-    assert spent == pytest.approx([0.1, 0.1, 0.4, 0.4])
-    assert caplog.text.count(SLOWER) == 1
 
 
 def test_answers_computed_beforehand_are_the_real_ones(tmp_path: Path) -> None:
