@@ -20,14 +20,9 @@ from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
-from experiments.training.data_copies import DATA_COPIES
-from experiments.training.data_tree import DATA_TREE
 from experiments.training.experiment import TRAINING
 from experiments.training.leakage import LEAKAGE
 from experiments.training.rivals import RIVALS
-from experiments.training.sweeps import SWEEPS
-from experiments.training.updates import UPDATES
-from experiments.training.virtual_time import VIRTUAL_TIME
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
@@ -52,6 +47,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(*ALL, FIGURE4, EARLY_EXIT, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
-        *(TRAINING, RIVALS, UPDATES, VIRTUAL_TIME, SWEEPS, DATA_TREE, DATA_COPIES, LEAKAGE),
+        *(TRAINING, RIVALS, LEAKAGE),
     )
 }

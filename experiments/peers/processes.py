@@ -99,10 +99,6 @@ class ServerProcesses:
         """CPU time, user and system, that its living processes have used so far."""
         return sum(map(cpu_s, self.pids()))
 
-    def system_s(self) -> float:
-        """The part of `cpu_s` that the operating system took."""
-        return sum(cpu_s(pid, system_only=True) for pid in self.pids())
-
     def output(self) -> list[str]:
         """The lines that it has written, but for empty ones."""
         return [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
@@ -180,14 +176,13 @@ def serving(command: Sequence[str], *, core: int) -> Iterator[tuple[str, ServerP
             yield json.loads(ready.read_text())["url"], server
 
 
-def cpu_s(pid: int, *, system_only: bool = False) -> float:
+def cpu_s(pid: int) -> float:
     """CPU time that a process has used so far, user and system, all its threads; 0 when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    user, system = int(fields[11]), int(fields[12])
-    return (system if system_only else user + system) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +21,15 @@ from models.training.config import CONFIGS, TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError
 from tierkit.http.client import open_client
-from training.host.journal import Journal
 from training.learner import FlatLearner
 from training.messages import UpdateHead
 from training.simulation import Machines, run_simulation
-from training.strategies.build import build_strategy
-from training.strategies.config import STRATEGIES, Sends
-from training.units import Computed, Update
+from training.strategies.config import Sends
 from training.virtual import Link
-from training.wire import pack, packed_bytes, unpack
+from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "SPREAD", "Bench", "Exchanged", "exchanged", "parts_ms", "serve_s", "sync_s", "write_task"]
+__all__ = ["NETWORK", "Bench", "serve_s", "write_task"]
 
 NETWORK = "mnist-64-64"
 
@@ -43,8 +37,6 @@ SPREAD = 0.1
 """Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
 _STEPS, _UNMEASURED = 200, 20
 _CLIENTS = 4
-_PARTS = 50
-_SYNCS = 100
 _HELD_OUT = 120
 """One of so many images is held out: 500 of each class of all 60,000."""
 
@@ -178,32 +170,15 @@ def write_task(data: Path | None, network: Path, seeds: Iterable[int], folder: P
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
-    """Processor seconds that a real host takes for a request, a fetch of the weights or an update in fp32: the mean of
-    this many of both. For the arguments see `exchanged`."""
-    found = await exchanged(strategy, host_flags, exchanges=exchanges, core=core)
-    return found.cpu_s / (2 * max(1, found.updates))
+    """Processor seconds that a real host takes for a request: a fetch of the weights, or an update in fp32.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
-    """What a host was kept busy with, and for how long."""
-
-    updates: int
-    seconds: float
-    cpu_s: float
-    """Of all its threads."""
-    system_s: float
-    """The part of it that the operating system took, for sockets and files."""
-
-
-async def exchanged(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> Exchanged:
-    """Keep a real host busy by clients that compute nothing.
+    Clients that compute nothing keep the host busy; the result is the mean of both kinds of request.
 
     Args:
-        strategy: a name, or a file.
-        host_flags: which network, and where its images are.
-        exchanges: updates, more or less.
-        core: of the host.
+        strategy: A name, or a file.
+        host_flags: The network, and where its images are.
+        exchanges: Updates, approximately.
+        core: Core of the host.
     """
     flags = ["--strategy", strategy, "--workers", str(_CLIENTS), *host_flags]
     with serving(["training.host", *flags], core=core) as (url, server):
@@ -211,75 +186,9 @@ async def exchanged(strategy: str, host_flags: Sequence[str], *, exchanges: int,
         async with open_client() as http:
             workers = [HostConnection(f"w{number}", f"{number:016x}", http, url=url) for number in range(_CLIENTS)]
             await asyncio.gather(*(_exchange(worker, 1 + each // 10) for worker in workers))  # until all is compiled
-            began, before, system = time.monotonic(), server.cpu_s(), server.system_s()
-            done = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))
-            return Exchanged(
-                updates=done,
-                seconds=time.monotonic() - began,
-                cpu_s=server.cpu_s() - before,
-                system_s=server.system_s() - system,
-            )
-
-
-def parts_ms(values: int, folder: Path) -> dict[str, float]:
-    """Processor milliseconds of what a host does for an update and a fetch of so many values in bf16 under plain SGD,
-    besides HTTP: medians.
-
-    Args:
-        folder: for a journal.
-    """
-    chance, none = np.random.default_rng(0), np.zeros(0, np.float32)
-    weights, gradient = chance.standard_normal((2, values)).astype(np.float32)
-    body = pack(gradient, none, "bf16")
-    strategy = build_strategy(
-        STRATEGIES["sgd"], weights, none, steps=10**6, rate=lambda _: 1e-9, peak_rate=1e-9, workers=1, lease_s=600.0
-    )
-    journal = Journal(folder)
-    journal.begin(({}, {}))
-
-    def take() -> None:
-        lease = strategy.grant("w", 0.0)
-        assert lease is not None
-        computed = Computed(values=gradient, buffers=none, loss=0.0)
-        strategy.take(Update(lease=lease.number, worker="w", steps=lease.unit.span, computed=computed), 0.0)
-
-    def write() -> None:
-        journal.add({}, body)
-        journal.flush()
-
-    works: dict[str, Callable[[], object]] = {
-        "decode": lambda: unpack(body, values=values, buffers=0),
-        "apply": take,
-        "journal": write,
-        "pack": lambda: pack(strategy.weights, none, "bf16"),
-    }
-    try:
-        return {name: statistics.median(_spent_ms(work) for _ in range(_PARTS)) for name, work in works.items()}
-    finally:
-        journal.close()
-
-
-def _spent_ms(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return 1000 * (time.process_time() - began)
-
-
-def sync_s(size: int, folder: Path) -> float:
-    """Seconds that a disk takes to keep an update of this many bytes: the median.
-
-    Args:
-        folder: on that disk.
-    """
-    update, times = bytes(size), []
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for _ in range(_SYNCS):
-            file.write(update)
-            file.flush()
-            began = time.perf_counter()
-            os.fdatasync(file.fileno())
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+            before = server.cpu_s()
+            updates = sum(await asyncio.gather(*(_exchange(worker, each) for worker in workers)))
+            return (server.cpu_s() - before) / (2 * max(1, updates))
 
 
 async def _exchange(worker: HostConnection, times: int) -> int:
