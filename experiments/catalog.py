@@ -21,7 +21,6 @@ from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
 from experiments.training.experiment import TRAINING
-from experiments.training.leakage import LEAKAGE
 from experiments.training.rivals import RIVALS
 
 __all__ = ["ALL", "EXPERIMENTS"]
@@ -47,6 +46,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(*ALL, FIGURE4, EARLY_EXIT, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES),
-        *(TRAINING, RIVALS, LEAKAGE),
+        *(TRAINING, RIVALS),
     )
 }
