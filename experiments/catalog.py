@@ -7,7 +7,6 @@ from experiments.durability import DURABILITY
 from experiments.early_exit import EARLY_EXIT
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
-from experiments.fuzz.experiment import FUZZ
 from experiments.harness import Experiment
 from experiments.main_job import MAIN_JOB
 from experiments.overload import OVERLOAD
@@ -35,7 +34,6 @@ ALL = (
     ESCALATION,
     SCALE,
     CHAOS,
-    FUZZ,
     DURABILITY,
     MAIN_JOB,
 )

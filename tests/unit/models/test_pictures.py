@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import AvifImagePlugin, Image, ImageOps
 
-from experiments.fuzz.mutations import changed_bytes
 from models import pictures
 from models.manifest import Fit, ResizeRule
 from models.pictures import Picture, resized, within
+from tests.mutations import changed_bytes
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
 FIT = Fit(32, 32)
