@@ -100,17 +100,7 @@ def run_simulation(
     weights, buffers = learner.weights(), learner.buffers()
 
     def start() -> Strategy:
-        return build_strategy(
-            choice,
-            weights,
-            buffers,
-            steps=learner.steps,
-            rate=learner.rate,
-            peak_rate=config.peak_rate,
-            momentum=config.momentum,
-            workers=machines.workers,
-            lease_s=lease_s,
-        )
+        return build_strategy(choice, (weights, buffers), learner, workers=machines.workers, lease_s=lease_s)
 
     step_s = _step_s(learner, choice) if machines.step_s is None else machines.step_s
     slowest = step_s * max([1.0, *machines.slow]) * (1 + machines.spread)

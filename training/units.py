@@ -48,13 +48,11 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to bring the update of a unit, until it expires."""
+    """The right to bring the update of a unit; `training.strategies.leases` says until when."""
 
     number: int
     worker: str
     unit: WorkUnit
-    expires_at: float
-    """On the clock of whoever granted it, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tierkit.errors import Forbidden, InvalidInput, Overloaded, Unavailable
+from tierkit.errors import Forbidden, InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
 from training.host.run import Run
@@ -209,10 +209,7 @@ def simulate(
         await served()
         waited = False
         while not strategy.finished:
-            try:
-                lease = run.grant(worker.name, worker.name, weights_bytes, loop.time())
-            except Overloaded:  # until the leases of the dead have run out
-                lease = None
+            lease = run.grant(worker.name, worker.name, weights_bytes, loop.time())
             if lease is not None:
                 found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
                 if waited:

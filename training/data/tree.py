@@ -22,7 +22,6 @@ __all__ = [
     "Event",
     "Failed",
     "Got",
-    "Heard",
     "Left",
     "Passed",
     "Start",
@@ -77,13 +76,6 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A worker lives."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A worker has gone."""
 
@@ -95,7 +87,7 @@ class Passed:
     """Time has passed."""
 
 
-Event = Came | Got | Failed | Heard | Left | Passed
+Event = Came | Got | Failed | Left | Passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +174,6 @@ class Tree:
             worker.heard_at = now
         effects: list[Start | Stop] = []
         match event:
-            case Heard():
-                return []
             case Came() if worker is not None and worker.says(event):
                 return []  # most of what a host hears
             case Came():

@@ -81,7 +81,6 @@ class Aggregator(Host):
     Args:
         spec: as its own workers are told it.
         above: the same of the parent.
-        start: makes the strategy of a unit from weights, buffers and the unit.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Aggregator(Host):
         spec: RunSpec,
         above: RunSpec,
         parent: Parent,
-        start: Callable[[Flat, Flat, WorkUnit], Strategy],
         journal: Journal,
         learner: FlatLearner,
         test: ImageSet,
@@ -97,6 +95,11 @@ class Aggregator(Host):
         checker: FlatLearner | None,
         max_lease_wait_s: float,
     ) -> None:
+        def start(weights: Flat, buffers: Flat, unit: WorkUnit) -> Strategy:
+            return build_strategy(
+                spec.strategy, (weights, buffers), learner, workers=spec.workers, lease_s=spec.lease_s, unit=unit
+            )
+
         run = Run(start(learner.weights(), learner.buffers(), WorkUnit(version=0, first=0, steps=0)))
         super().__init__(spec, run, journal, learner, test, checker=checker, max_lease_wait_s=max_lease_wait_s)
         self.result = None
@@ -275,22 +278,8 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
         }
     )
 
-    def start(weights: Flat, buffers: Flat, unit: WorkUnit) -> Strategy:
-        return build_strategy(
-            strategy,
-            weights,
-            buffers,
-            steps=unit.steps,
-            rate=learner.rate,
-            peak_rate=network.peak_rate,
-            momentum=network.momentum,
-            local_rate=unit.rate,
-            workers=spec.workers,
-            lease_s=spec.lease_s,
-        )
-
     return Aggregator(
-        spec, above, parent, start, journal, learner, test, checker=checker, max_lease_wait_s=settings.max_lease_wait_s
+        spec, above, parent, journal, learner, test, checker=checker, max_lease_wait_s=settings.max_lease_wait_s
     )
 
 

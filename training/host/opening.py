@@ -75,19 +75,8 @@ def open_host(settings: HostSettings) -> Host:
             lease_s=settings.lease_s,
         )
         spec = _kept_spec(folder, wanted)
-        run = Run(
-            build_strategy(
-                spec.strategy,
-                weights,
-                buffers,
-                steps=learner.steps,
-                rate=learner.rate,
-                peak_rate=network.peak_rate,
-                momentum=network.momentum,
-                workers=spec.workers,
-                lease_s=spec.lease_s,
-            )
-        )
+        start = weights, buffers
+        run = Run(build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s))
         started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
         if not (folder / _SPEC).exists():
             if started_at:

@@ -203,7 +203,6 @@ class Run:
 
         Raises:
             Forbidden, NotFound, Conflict: as `check`.
-            Overloaded: too many units are being computed.
         """
         self.check(name, incarnation)
         worker, totals = self._workers[name], self.totals

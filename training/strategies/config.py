@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -43,6 +43,12 @@ class _Judged(Strict):
         """Whether the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute a unit
         again, and updates of honest workers differ by more than their batches."""
         return self.trust is None
+
+    @model_validator(mode="after")
+    def _is_repeatable(self) -> Self:
+        if self.trust is not None and self.trust.recheck and self.masking is not None and self.masking.noise:
+            raise ValueError("an update with noise cannot be computed again: set masking.noise or trust.recheck to 0")
+        return self
 
 
 class ServerConfig(_Judged):
@@ -84,7 +90,6 @@ class ServerConfig(_Judged):
     def _fits(self) -> ServerConfig:
         if self.momentum is not None and self.rule != "sgd":
             raise ValueError(f"momentum is for the rule sgd, not for {self.rule}")
-        _check_repeatable(self.masking, self.trust, self.inner)
         return self
 
 
@@ -133,19 +138,12 @@ class OuterConfig(_Judged):
             raise ValueError("nesterov is a kind of momentum: set momentum above 0, and below 1")
         if self.inner == "adamw" and self.inner_rate is None:
             raise ValueError("the network's learning rate is one of SGD: set inner_rate for adamw, such as 0.001")
-        _check_repeatable(self.masking, self.trust, self.inner)
+        if self.inner == "adamw" and self.trust is not None:
+            raise ValueError(
+                "the moments of adamw stay with the worker, and then honest updates are not alike: leave out trust, or "
+                "set inner to sgd"
+            )
         return self
-
-
-def _check_repeatable(masking: Masking | None, trust: TrustConfig | None, inner: Inner) -> None:
-    """Raises ValueError where updates are to be judged, or computed again, and cannot be."""
-    if trust is not None and trust.recheck and masking is not None and masking.noise:
-        raise ValueError("an update with noise cannot be computed again: set masking.noise or trust.recheck to 0")
-    if trust is not None and inner == "adamw":
-        raise ValueError(
-            "the moments of adamw stay with the worker, and then honest updates are not alike: leave out trust, or set "
-            "inner to sgd"
-        )
 
 
 StrategyConfig = ServerConfig | OuterConfig

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tierkit.errors import Overloaded
 from training.units import Lease, Update, WorkUnit
 
 __all__ = ["Leases"]
@@ -41,15 +40,12 @@ class Leases:
         period: steps of a unit.
         rate: see `training.units.WorkUnit`.
         lease_s: how long a worker has to show progress, from the grant or the progress shown before.
-        most: leases at one time.
     """
 
-    def __init__(
-        self, *, steps: int, period: int, lease_s: float, rate: float | None = None, most: int = 10_000
-    ) -> None:
+    def __init__(self, *, steps: int, period: int, lease_s: float, rate: float | None = None) -> None:
         self._steps, self._period, self.rate = steps, period, rate
         self._first = 0
-        self._lease_s, self._most = lease_s, most
+        self._lease_s = lease_s
         self._next_step = self._number = 0
         self._again: deque[range] = deque()
         self._held: dict[int, _Held] = {}
@@ -76,17 +72,17 @@ class Leases:
         self._steps, self._number, self._took = steps.stop, former._number, former._took
 
     def __len__(self) -> int:
-        """Leases that are out."""
         return len(self._held)
 
-    def grant(self, worker: str, version: int, now: float) -> Lease | None:
-        """The next unit, steps that were given back first; None while others compute all that is left.
+    def __iter__(self) -> Iterator[Lease]:
+        """The leases that are out."""
+        return iter([held.lease for held in self._held.values()])
 
-        Raises:
-            Overloaded: too many leases are out.
-        """
-        if len(self._held) >= self._most:
-            raise Overloaded(f"{self._most:,} units are being computed; ask again when one of them is done")
+    def __contains__(self, lease: Lease) -> bool:
+        return lease.number in self._held
+
+    def grant(self, worker: str, version: int, now: float) -> Lease | None:
+        """The next unit, steps that were given back first; None while others compute all that is left."""
         if self._again:
             steps = self._again.popleft()
         elif self._next_step < self._steps:
@@ -102,8 +98,8 @@ class Leases:
             rate=self.rate,
             segments=self.segments.get(worker, ()),
         )
-        lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
-        self._held[lease.number] = _Held(lease, unit.first, lease.expires_at, since=now)
+        lease = Lease(number=self._number, worker=worker, unit=unit)
+        self._held[lease.number] = _Held(lease, unit.first, now + self._lease_s, since=now)
         return lease
 
     def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
@@ -125,9 +121,12 @@ class Leases:
         if len(self._fulfilled) > _REMEMBERED:
             del self._fulfilled[next(iter(self._fulfilled))]
 
-    def give_back(self, lease: Lease) -> None:
-        """Its steps are for somebody else."""
-        del self._held[lease.number]
+    def give_back(self, lease: Lease, overdue_at: float | None = None) -> None:
+        """Its steps are for another worker. If its update is overdue, its worker takes at least this long, and will be
+        waited for longer next time."""
+        held = self._held.pop(lease.number)
+        if overdue_at is not None:
+            self._time(held, overdue_at)
         self._again.append(lease.unit.span)
 
     def renew(self, number: int, worker: str, shown: int, now: float) -> bool:
@@ -142,28 +141,11 @@ class Leases:
 
     def held_by(self, worker: str) -> Lease | None:
         """The lease that a worker has."""
-        return next((held.lease for held in self._held.values() if held.lease.worker == worker), None)
-
-    def holds(self, number: int) -> bool:
-        """Whether this lease is out."""
-        return number in self._held
-
-    def holders(self) -> list[str]:
-        """The workers that have one."""
-        return [held.lease.worker for held in self._held.values()]
+        return next((lease for lease in self if lease.worker == worker), None)
 
     def expired(self, now: float) -> list[Lease]:
         """Leases whose time is up; whoever asks gives them back."""
         return [held.lease for held in self._held.values() if now >= held.until]
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether others have all steps that are left."""
-        return not self._again and self._next_step >= self._steps
-
-    def of_version(self, version: int) -> int:
-        """How many leases are out whose units start from this version of the weights."""
-        return sum(held.lease.unit.version == version for held in self._held.values())
 
     def in_time(self, now: float, besides: Lease | None = None) -> int:
         """How many leases are out whose updates may still come soon.
@@ -177,15 +159,6 @@ class Leases:
         """The leases whose update is overdue, the one that is so for longest first."""
         late = sorted((due, held.lease.number) for held, due in self._due() if now >= due)
         return [self._held[number].lease for _, number in late]
-
-    def give_up(self, lease: Lease, now: float) -> None:
-        """Its update is not waited for any more, and whoever says so gives it back: its worker takes at least this
-        long, and will be waited for longer next time."""
-        self._time(self._held[lease.number], now)
-
-    def before(self, version: int) -> list[Lease]:
-        """The leases that are out whose units start from weights before this version."""
-        return [held.lease for held in self._held.values() if held.lease.unit.version < version]
 
     def next_change(self, now: float) -> float | None:
         """When the next of the leases that are out becomes overdue or expires; None where none is out."""
@@ -223,7 +196,6 @@ class Leases:
                     "number": held.lease.number,
                     "worker": held.lease.worker,
                     "unit": asdict(held.lease.unit),
-                    "expires_at": held.lease.expires_at,
                     "shown": held.shown,
                     "until": held.until,
                     "since": held.since,
@@ -246,6 +218,5 @@ class Leases:
                 number=each["number"],
                 worker=each["worker"],
                 unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"]["segments"])}),
-                expires_at=each["expires_at"],
             )
             self._held[lease.number] = _Held(lease, each["shown"], each["until"], each["since"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,18 +24,9 @@ class OuterRules(Strategy):
             where steps run out.
     """
 
-    def __init__(
-        self,
-        config: OuterConfig,
-        weights: Flat,
-        buffers: Flat,
-        leases: Leases,
-        rate: Callable[[int], float],
-        *,
-        workers: int,
-    ) -> None:
+    def __init__(self, config: OuterConfig, weights: Flat, buffers: Flat, leases: Leases, *, workers: int) -> None:
         self._size = config.workers or workers
-        super().__init__(weights, buffers, leases, rate, trust=config.trust, together=self._size)
+        super().__init__(weights, buffers, leases, trust=config.trust, together=self._size)
         self.config = config
         self._velocity = np.zeros_like(self.weights)
         self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)
@@ -53,7 +44,7 @@ class OuterRules(Strategy):
     def _is_full(self) -> bool:
         """Whether what is in and what is out make a round; a lease from a former round is none of it."""
         taken = self._taken if self._pool is None else len(self._pool)
-        return taken + self.leases.of_version(self.version) >= self._size
+        return taken + sum(lease.unit.version == self.version for lease in self.leases) >= self._size
 
     def _settle(self, now: float, besides: Lease | None = None) -> None:
         super()._settle(now, besides)
@@ -61,9 +52,14 @@ class OuterRules(Strategy):
             return
         enough = self._is_full and self._taken >= self.config.quorum * self._size
         if self.finished or (enough and not self.leases.in_time(now, besides)):
-            self._end_round()
-            for lease in self.leases.before(self.version - self.config.most_stale):
-                self._give_up(lease, now)
+            weight = np.float32(self._weight)
+            self._step(self._sum / weight, self._buffers_sum / weight)
+            self._sum[:], self._buffers_sum[:] = 0, 0
+            self._taken, self._weight = 0, 0.0
+            self.version += 1
+            for lease in self.leases:
+                if lease.unit.version < self.version - self.config.most_stale:
+                    self._give_back(lease, overdue_at=now)
 
     def _apply(self, lease: Lease, update: Update) -> None:
         weight = np.float32(len(update.steps) / self.config.period)
@@ -81,14 +77,6 @@ class OuterRules(Strategy):
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         super().restore(vectors, figures)
         self._taken, self._weight = figures["taken"], figures["weight"]
-
-    def _end_round(self) -> None:
-        weight = np.float32(self._weight)
-        self._step(self._sum / weight, self._buffers_sum / weight)
-        self._sum[:] = 0
-        self._buffers_sum[:] = 0
-        self._taken, self._weight = 0, 0.0
-        self.version += 1
 
     def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
         self._step(values, buffers)

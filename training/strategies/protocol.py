@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ class Strategy(ABC):
 
     Args:
         weights, buffers: to start from; they are copied.
-        rate: learning rate of a step.
         trust: how updates are judged; each goes in as it comes where they are not.
         together: how many are judged together.
 
@@ -38,7 +37,6 @@ class Strategy(ABC):
         weights: Flat,
         buffers: Flat,
         leases: Leases,
-        rate: Callable[[int], float],
         *,
         trust: TrustConfig | None = None,
         together: int = 0,
@@ -48,7 +46,6 @@ class Strategy(ABC):
         self.version = 0
         """How often the weights have changed."""
         self.leases = leases
-        self._rate = rate
         self.trust = trust
         self.scores = Scores(trust)
         """Of the workers; operators' words count also where no updates are judged."""
@@ -64,7 +61,6 @@ class Strategy(ABC):
 
         Raises:
             Forbidden: this worker takes no part any more.
-            Overloaded: too many units are being computed.
         """
         self.scores.check(worker)
         self.expire(now)
@@ -185,9 +181,9 @@ class Strategy(ABC):
     def _expel(self) -> None:
         """What barred workers have is for others."""
         if barred := self.scores.barred():
-            for worker in self.leases.holders():
-                if worker in barred:
-                    self.leave(worker)
+            for lease in self.leases:
+                if lease.worker in barred:
+                    self._give_back(lease)
 
     def _verdict(self, lease: Lease, update: Update) -> Verdict:
         for came, own in ((update.computed.values, self.weights), (update.computed.buffers, self.buffers)):
@@ -195,19 +191,16 @@ class Strategy(ABC):
                 return "refused"
         return "taken"
 
-    def _give_back(self, lease: Lease) -> None:
-        self.leases.give_back(lease)
+    def _give_back(self, lease: Lease, overdue_at: float | None = None) -> None:
+        self.leases.give_back(lease, overdue_at)
         self._release(lease.unit.version)
 
-    def _give_up(self, lease: Lease, now: float) -> None:
-        """Others get the steps of a lease whose update is overdue."""
-        self.leases.give_up(lease, now)
-        self._give_back(lease)
-
     def _next(self, worker: str, now: float) -> Lease | None:
-        if self.leases.exhausted and (overdue := self.leases.overdue(now)):
-            self._give_up(overdue[0], now)
-        return self.leases.grant(worker, self.version, now)
+        lease = self.leases.grant(worker, self.version, now)
+        if lease is None and (overdue := self.leases.overdue(now)):
+            self._give_back(overdue[0], overdue_at=now)
+            lease = self.leases.grant(worker, self.version, now)
+        return lease
 
     def _granted(self, lease: Lease) -> None:  # noqa: B027  # most keep nothing
         """Keep what the lease's update will need."""

@@ -46,8 +46,8 @@ class ServerRules(Strategy):
     ) -> None:
         trust = config.trust
         together = workers if trust is None or trust.updates is None else trust.updates
-        super().__init__(weights, buffers, leases, rate, trust=trust, together=together)
-        self.config = config
+        super().__init__(weights, buffers, leases, trust=trust, together=together)
+        self.config, self._rate = config, rate
         self._memory = np.zeros_like(self.weights)
         left = max(0.0, 1 - workers * (1 - momentum))
         self._rule = _rule(config, left if config.momentum is None else config.momentum)

@@ -21,7 +21,7 @@ from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Lease, Update, is_finite
 from training.wire import Format, format_of_weights, rounded
 
-__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "Steps", "computed_again", "is_same", "is_sound"]
+__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "Steps", "is_same", "is_sound"]
 
 MOST_KEPT = 8
 """Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
@@ -70,9 +70,9 @@ class Rechecks:
         Args:
             start: gives copies of the present weights and buffers.
         """
-        for number, each in list(self._chosen.items()):
-            if each.update is None and not leases.holds(number):
-                del self._chosen[number]
+        self._chosen = {
+            number: each for number, each in self._chosen.items() if each.update is not None or each.lease in leases
+        }
         if len(self._chosen) < MOST_KEPT and self._chance() < self._share:
             weights, buffers = start()
             self._chosen[lease.number] = Chosen(lease=lease, weights=weights, buffers=buffers)
@@ -90,23 +90,16 @@ class Rechecks:
     ) -> bool:
         """Compute a unit again; whether its update is what its steps give. Changes nothing here."""
         assert chosen.update is not None
-        own = computed_again(chosen, learner, sends, wire, masking)
+        unit = chosen.lease.unit
+        learner.load(rounded(chosen.weights, format_of_weights(wire)), chosen.buffers)
+        # With noise there are no rechecks, so none is drawn.
+        own = masked(learner.compute(unit.span, sends, unit.rate), masking, np.random.default_rng(0))
+        own = replace(own, values=rounded(own.values, wire))
         return is_same(chosen.update.computed, own, tolerance=self._tolerance)
 
     def done(self, chosen: Chosen) -> None:
         """It was computed again."""
         self._chosen.pop(chosen.lease.number, None)
-
-
-def computed_again(
-    chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None
-) -> Computed:
-    """What an honest worker sends for the update of a unit, as it comes out of its message."""
-    unit = chosen.lease.unit
-    learner.load(rounded(chosen.weights, format_of_weights(wire)), chosen.buffers)
-    # With noise there are no rechecks, so none is drawn.
-    computed = masked(learner.compute(unit.span, sends, unit.rate), masking, np.random.default_rng(0))
-    return replace(computed, values=rounded(computed.values, wire))
 
 
 def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:

@@ -105,17 +105,8 @@ async def test_one_worker_over_http_is_one_worker_in_this_process_to_the_bit(
         spec = running.host.spec
     dataset = Dataset.open(str(shapes), None)
     learner = FlatLearner(spec.network, TrainingData(spec.network, dataset.read("train"), dataset.hierarchy))
-    alone = build_strategy(
-        spec.strategy,
-        learner.weights(),
-        learner.buffers(),
-        steps=learner.steps,
-        rate=learner.rate,
-        peak_rate=spec.network.peak_rate,
-        momentum=spec.network.momentum,
-        workers=1,
-        lease_s=100.0,
-    )
+    start = learner.weights(), learner.buffers()
+    alone = build_strategy(spec.strategy, start, learner, workers=1, lease_s=100.0)
     simulate(alone, learner, spec.strategy.sends, [SimulatedWorker(name="w", step_s=1.0)])
     assert body == pack(alone.weights, alone.buffers, "fp32")
 

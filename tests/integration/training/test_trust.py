@@ -18,8 +18,7 @@ from tierkit.errors import Forbidden, SetupError
 from tierkit.testing import wait_for
 from training.host.chief import CHIEF, compute_as_chief
 from training.messages import LEASE_HEADER
-from training.trust.recheck import Chosen
-from training.units import Computed
+from training.trust.recheck import Chosen, Rechecks
 from training.worker.node import work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
@@ -157,13 +156,11 @@ async def test_updates_are_taken_while_a_unit_is_computed_again(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(chosen: Chosen, *rest: Any) -> Computed:
+    def slowly(rechecks: Rechecks, chosen: Chosen, *rest: Any) -> bool:
         begun.set()
-        assert go_on.wait(30)
-        assert chosen.update is not None
-        return chosen.update.computed
+        return go_on.wait(30)
 
-    monkeypatch.setattr("training.trust.recheck.computed_again", slowly)
+    monkeypatch.setattr(Rechecks, "is_right", slowly)
     async with start_host(epochs=2_000, strategy=strategy(recheck=1.0, deviation=1e9), workers=4) as running:
         honest = [asyncio.create_task(work(options(running, shapes, f"w{n}"))) for n in range(4)]
         try:

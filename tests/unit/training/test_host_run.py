@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.schedules import constant
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SetupError
 from training.host.journal import Journal
 from training.host.run import Run
@@ -35,11 +36,8 @@ def new_run(strategy: str = "sgd", *, steps: int = 40) -> Run:
     return Run(
         build_strategy(
             KINDS[strategy],
-            np.zeros(VALUES, np.float32),
-            np.ones(BUFFERS, np.float32),
-            steps=steps,
-            rate=lambda step: 0.1,
-            peak_rate=0.1,
+            (np.zeros(VALUES, np.float32), np.ones(BUFFERS, np.float32)),
+            constant(0.1, steps=steps),
             workers=2,
             lease_s=LEASE_S,
         )
@@ -239,7 +237,7 @@ def test_a_run_from_its_journal_is_the_run_to_the_bit(
 
     def repeated(call: dict[str, Any], body: bytes, again: Run) -> None:
         if call["do"] == "take":
-            lease = Lease(number=call["lease"], worker=call["worker"], unit=None, expires_at=0.0)  # type: ignore[arg-type]
+            lease = Lease(number=call["lease"], worker=call["worker"], unit=None)  # type: ignore[arg-type]
             part = range(*call["part"])
             again.take(A, brought(lease, part, np.frombuffer(body, np.float32)), 7, {}, call["now"])
         else:

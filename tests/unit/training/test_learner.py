@@ -57,17 +57,7 @@ def learner(config: TrainConfig = CONFIG) -> FlatLearner:
 def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: int = 1) -> tuple[Strategy, FlatLearner]:
     chosen = STRATEGIES[name] if isinstance(name, str) else name
     own = FlatLearner(config, TrainingData(config, DATA, SHAPES), strategy=chosen)
-    strategy = build_strategy(
-        chosen,
-        own.weights(),
-        own.buffers(),
-        steps=own.steps,
-        rate=own.rate,
-        peak_rate=config.peak_rate,
-        momentum=config.momentum,
-        workers=workers,
-        lease_s=60.0,
-    )
+    strategy = build_strategy(chosen, (own.weights(), own.buffers()), own, workers=workers, lease_s=60.0)
     crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(workers)]
     simulate(strategy, own, chosen.sends, crew, serve_s=0.01)
     return strategy, own
@@ -133,16 +123,7 @@ def test_one_worker_of_sgd_has_the_momentum_of_its_network() -> None:
 def test_workers_step_at_the_rate_of_their_strategy(config: StrategyConfig, peak: float) -> None:
     own = learner()
     weights, buffers = own.weights(), own.buffers()
-    strategy = build_strategy(
-        config,
-        weights,
-        buffers,
-        steps=own.steps,
-        rate=own.rate,
-        peak_rate=CONFIG.peak_rate,
-        workers=1,
-        lease_s=60.0,
-    )
+    strategy = build_strategy(config, (weights, buffers), own, workers=1, lease_s=60.0)
     lease = strategy.grant("w", 0.0)
     assert lease is not None
     own.load(weights, buffers)
@@ -229,16 +210,7 @@ def test_the_networks_of_all_tiers_learn_on_the_fleet(name: str) -> None:
     images = shape_images(32).take(np.arange(18))
     own = FlatLearner(config, TrainingData(config, images, SHAPES))
     chosen = OuterConfig(period=1)
-    strategy = build_strategy(
-        chosen,
-        own.weights(),
-        own.buffers(),
-        steps=own.steps,
-        rate=own.rate,
-        peak_rate=config.peak_rate,
-        workers=2,
-        lease_s=60.0,
-    )
+    strategy = build_strategy(chosen, (own.weights(), own.buffers()), own, workers=2, lease_s=60.0)
     before = strategy.weights.copy()
     crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(2)]
     found = simulate(strategy, own, chosen.sends, crew)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tierkit.errors import Overloaded
 from training.strategies.leases import Leases
 from training.units import Computed, Lease, Update
 
@@ -65,13 +64,6 @@ def test_the_steps_of_a_lost_lease_are_granted_first() -> None:
     again = granted(leases, "b")
     assert (again.unit.first, again.unit.steps, again.worker) == (0, 4, "b")
     assert again.number != lease.number
-
-
-def test_leases_are_bounded() -> None:
-    leases = Leases(steps=8, period=1, lease_s=1.0, most=2)
-    granted(leases), granted(leases)
-    with pytest.raises(Overloaded):
-        leases.grant("a", 0, 0.0)
 
 
 @given(
@@ -141,8 +133,7 @@ def test_there_is_a_change_when_a_lease_is_overdue_and_when_it_expires() -> None
     leases.fulfil(granted(leases, "a", -4.0), 0.0)
     lease = granted(leases)
     assert [leases.next_change(now) for now in (0.0, 4.9, 5.0, 9.0)] == [5.0, 5.0, 10.0, 10.0]
-    leases.give_up(lease, 9.0)
-    leases.give_back(lease)
+    leases.give_back(lease, overdue_at=9.0)
     again = granted(leases, now=20.0)  # of the same worker, which is waited for longer now
     assert (again.unit.first, leases.next_change(20.0), leases.in_time(29.9), leases.next_change(29.9)) == (
         4,

@@ -1,5 +1,6 @@
 """Which units are computed again, from what, and when an update is what its steps give."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from training.strategies.config import Sends
 from training.strategies.leases import Leases
 from training.trust.config import TrustConfig
-from training.trust.recheck import MOST_KEPT, Rechecks, computed_again, is_same
+from training.trust.recheck import MOST_KEPT, Rechecks, is_same
 from training.units import Computed, Flat, Lease, Update
 
 NONE = np.zeros(0, np.float32)
@@ -104,9 +105,11 @@ def test_an_update_is_computed_from_where_its_unit_began() -> None:
     granted(own, "other")
     lease = granted(own)
     rechecks.granted(lease, start, own)
-    chosen = rechecks.taken(update(lease))
+    chosen = rechecks.taken(dataclasses.replace(update(lease), computed=of(flat(6, 1), NONE)))
     assert chosen is not None
-    assert computed_again(chosen, Doubling(), "gradient", "fp32").values.tolist() == [6, 1]
+    assert rechecks.is_right(chosen, Doubling(), "gradient", "fp32")
+    chosen.update = dataclasses.replace(update(lease), computed=of(flat(6, 64), NONE))
+    assert not rechecks.is_right(chosen, Doubling(), "gradient", "fp32")
 
 
 def of(values: Flat, buffers: Flat) -> Computed:

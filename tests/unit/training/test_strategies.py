@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.schedules import constant
 from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig, find_strategy
@@ -23,16 +24,8 @@ def flat(*values: float) -> Flat:
 
 
 def start(config: StrategyConfig, *, steps: int = 100, workers: int = 1, buffers: Flat = EMPTY) -> Strategy:
-    return build_strategy(
-        config,
-        flat(0, 0, 0),
-        buffers,
-        steps=steps,
-        rate=lambda step: RATE,
-        peak_rate=RATE,
-        workers=workers,
-        lease_s=10.0,
-    )
+    learner = constant(RATE, steps=steps)
+    return build_strategy(config, (flat(0, 0, 0), buffers), learner, workers=workers, lease_s=10.0)
 
 
 def granted(strategy: Strategy, worker: str = "a", now: float = 0.0) -> Lease:
@@ -132,12 +125,8 @@ def test_sgd_has_the_momentum_that_the_delay_of_its_workers_lacks(
 ) -> None:
     strategy = build_strategy(
         ServerConfig(rule="sgd", momentum=own),
-        flat(0, 0, 0),
-        EMPTY,
-        steps=10,
-        rate=lambda step: 1.0,
-        peak_rate=1.0,
-        momentum=0.9,
+        (flat(0, 0, 0), EMPTY),
+        constant(1.0, steps=10, momentum=0.9),
         workers=workers,
         lease_s=10.0,
     )

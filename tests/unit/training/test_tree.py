@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from training.data.tree import HOST, Came, Event, Failed, Got, Heard, Left, Passed, Start, Stop, Tree
+from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Start, Stop, Tree
 
 NONE: frozenset[int] = frozenset()
 ALL = frozenset({0})
@@ -179,7 +179,7 @@ def test_whose_source_is_lost_comes_first_in_the_line_and_is_told() -> None:
 def test_a_silent_worker_is_lost_and_one_that_is_heard_is_not() -> None:
     tree = Tree(silent_s=10, busy_s=3)
     came(tree, "a", "b", now=0)
-    tree.on(Heard(worker="b"), 3)
+    came(tree, "b", now=3)
     assert tree.on(Passed(), 3) == []
     effects = tree.on(Passed(), 4)  # who copies has something to say more often
     assert "a" not in tree
@@ -295,10 +295,6 @@ class Spread(RuleBasedStateMachine):
     def leave(self, name: str) -> None:
         self.on(Left(worker=name))
 
-    @rule(name=NAMES)
-    def speak(self, name: str) -> None:
-        self.on(Heard(worker=name))
-
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -330,8 +326,6 @@ class Spread(RuleBasedStateMachine):
         """From whatever state: if nothing fails any more, all get what they lack."""
         for _ in range(200):
             self.now += 1
-            for name in list(self.tree):
-                self.on(Heard(worker=name))
             for name in list(self.tree):
                 copy = self.tree.copy_of(name)
                 if copy is not None:

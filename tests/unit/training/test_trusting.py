@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.schedules import constant
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
 from training.cheating import Cheat, Cheater, Plot
 from training.strategies.build import build_strategy
@@ -33,9 +34,7 @@ def server(rule: Any = "sgd", **changes: Any) -> ServerConfig:
 
 def start(config: StrategyConfig, *, steps: int = 100, workers: int = 4, values: int = 3) -> Strategy:
     zeros = np.zeros(values, np.float32)
-    return build_strategy(
-        config, zeros, NONE, steps=steps, rate=lambda step: RATE, peak_rate=RATE, workers=workers, lease_s=10.0
-    )
+    return build_strategy(config, (zeros, NONE), constant(RATE, steps=steps), workers=workers, lease_s=10.0)
 
 
 def granted(strategy: Strategy, worker: str, now: float = 0.0) -> Lease:
@@ -413,11 +412,8 @@ def test_running_statistics_that_are_poisoned_are_left_out_and_put_their_worker_
     trust = TrustConfig(centre=centre, quarantine=0.3)
     strategy = build_strategy(
         OuterConfig(period=1, workers=10, trust=trust),
-        np.zeros(50, np.float32),
-        honest,
-        steps=100,
-        rate=lambda step: RATE,
-        peak_rate=RATE,
+        (np.zeros(50, np.float32), honest),
+        constant(RATE, steps=100),
         workers=10,
         lease_s=100.0,
     )

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from tests.schedules import constant
 from tierkit.errors import InvalidInput, Unavailable
 from training.masking import Masking
 from training.strategies.build import build_strategy
@@ -63,11 +64,8 @@ def run(
     learner = Quadratic()
     strategy = build_strategy(
         config,
-        np.zeros(3, np.float32),
-        NONE,
-        steps=steps,
-        rate=lambda step: RATE,
-        peak_rate=RATE,
+        (np.zeros(3, np.float32), NONE),
+        constant(RATE, steps=steps),
         workers=len(workers),
         lease_s=lease_s,
     )

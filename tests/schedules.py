@@ -1,0 +1,14 @@
+"""The part of a learner that a strategy reads, without a network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["constant"]
+
+
+def constant(rate: float, *, steps: int, momentum: float = 0.0) -> Any:
+    """A run in which all steps have the same learning rate."""
+    config = SimpleNamespace(peak_rate=rate, momentum=momentum)
+    return SimpleNamespace(config=config, steps=steps, rate=lambda step: rate)
