@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
@@ -188,20 +189,13 @@ class GrantedLease(Frozen, extra="ignore"):
     @classmethod
     def of(cls, lease: Lease) -> GrantedLease:
         """What its worker is told of a lease."""
-        unit = lease.unit
-        return cls(
-            number=lease.number,
-            version=unit.version,
-            first=unit.first,
-            push=unit.steps,
-            rate=unit.rate,
-            segments=unit.segments,
-        )
+        unit = asdict(lease.unit)
+        return cls(number=lease.number, push=unit.pop("steps"), **unit)
 
     @property
     def unit(self) -> WorkUnit:
         """What to compute."""
-        return WorkUnit(version=self.version, first=self.first, steps=self.push, rate=self.rate, segments=self.segments)
+        return WorkUnit(steps=self.push, **self.model_dump(exclude={"number", "push"}))
 
     def check(self, spec: RunSpec, steps: int) -> None:
         """Whether a run of so many steps can grant this.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -155,22 +155,12 @@ def run_simulation(
         "seed": config.seed,
         "wire": wire,
         "accuracy": accuracy,
-        "virtual_seconds": found.virtual_seconds,
         "seconds": time.monotonic() - began,
         "epochs": config.all_epochs,
-        "updates": found.updates,
-        "bytes_sent": found.bytes_sent,
-        "bytes_received": found.bytes_received,
-        "faults": found.faults,
-        "twice": found.twice,
-        "missing": found.missing,
         "worker_step_s": statistics.fmean(seconds / steps for seconds, steps in found.spent.values()),
         "cheat": machines.cheat if machines.cheaters else None,
         "cheaters": machines.cheaters,
-        "quarantined": found.quarantined,
-        "rechecks": found.rechecks,
-        "staleness": found.staleness,
-        "loss": found.loss,
+        **{name: figure for name, figure in asdict(found).items() if name != "spent"},
         "step_s": step_s,
         "serve_s": serve_s,
     }

@@ -22,7 +22,6 @@ from models.training.data import TrainingData
 from tierkit.errors import DataError
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
-from training.messages import UpdateHead
 from training.simulation import Machines, run_simulation
 from training.strategies.config import Sends
 from training.virtual import Link
@@ -207,14 +206,6 @@ async def _exchange(worker: HostConnection, times: int) -> int:
         if granted == "none yet":
             continue
         lease, _ = granted
-        head = UpdateHead(
-            worker=worker.name,
-            incarnation=worker.incarnation,
-            lease=lease.number,
-            first=lease.unit.span.start,
-            stop=lease.unit.span.stop,
-            loss=0.0,
-        )
-        await worker.update(head, worker.packed(values, buffers, spec))
+        await worker.update(worker.head(lease, 0.0), worker.packed(values, buffers, spec))
         done += 1
     return done

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, Protocol
 
 from tierkit.errors import (
     InvalidAnswer,
@@ -94,57 +94,39 @@ class Copier:
             NotFound: the host has forgotten this worker, or gives no images away.
             TooLarge: there is no room for any segment.
         """
-        outcome: Outcome | None = None
-        last: DataAnswer | None = None
-        bytes_per_s = 0.0
+        news: dict[str, Any] = {}
         while True:
-            if outcome == "whole" and last is not None:
-                answer = await self._tell(got=last.segment, bytes_per_s=bytes_per_s, waits=False)
-            elif outcome in ("wrong", "lacks", "gone"):
-                assert last is not None
-                answer = await self._tell(failed=outcome, failing=(last.segment, last.source), waits=False)
-            else:
-                answer = await self._tell()
+            answer = await self._tell(news)
             self._look(answer)
-            outcome = None
-            if answer.segment is not None:
-                began, before = time.monotonic(), len(self.store.lacks(answer.segment))
-                outcome = await self._copy(answer)
-                size = before * self.store.manifest.chunk_bytes
-                bytes_per_s = size / max(1e-6, time.monotonic() - began)
-                self._look(answer)
-            else:
+            news = {}
+            if answer.segment is None:
                 await asyncio.sleep(_AGAIN_S)  # a host that is ending lets nobody wait
-            last = answer
+                continue
+            began, before = time.monotonic(), len(self.store.lacks(answer.segment))
+            outcome = await self._copy(answer)
+            if outcome == "whole":
+                size = before * self.store.manifest.chunk_bytes
+                news = {"got": answer.segment, "bytes_per_s": size / max(1e-6, time.monotonic() - began)}
+            elif outcome in ("wrong", "lacks", "gone"):
+                news = {"failed": outcome, "failed_segment": answer.segment, "failed_source": answer.source}
+            self._look(answer)
 
-    async def _tell(
-        self,
-        *,
-        got: int | None = None,
-        bytes_per_s: float = 0.0,
-        failed: Literal["wrong", "lacks", "gone"] | None = None,
-        failing: tuple[int | None, str | None] = (None, None),
-        copying: int | None = None,
-        waits: bool = True,
-    ) -> DataAnswer:
-        if time.monotonic() < self._full_until:
-            room = len(self.store.holds)
-        else:
-            room = await asyncio.to_thread(self.store.room)
+    async def _tell(self, news: Mapping[str, Any]) -> DataAnswer:
+        """Report to the host.
+
+        Args:
+            news: fields of `DataReport`. The answer may wait if there are none.
+        """
+        full = time.monotonic() < self._full_until
         report = DataReport(
             worker=self._host.name,
             incarnation=self._host.incarnation,
             url=self.url,
             keeps=self._keeps,
-            room=room,
+            room=len(self.store.holds) if full else await asyncio.to_thread(self.store.room),
             holds=self.store.holds,
-            got=got,
-            bytes_per_s=bytes_per_s,
-            failed=failed,
-            failed_segment=failing[0],
-            failed_source=failing[1],
-            share=0.0 if copying is None else self.store.share(copying),
-            waits=waits,
+            waits=not news,
+            **news,
         )
         answer = await self._have(lambda: self._host.data(report))
         parts = len(self.store.manifest.segments)
@@ -172,7 +154,7 @@ class Copier:
                 await asyncio.wait({copying}, timeout=_TOLD_S)
                 if copying.done():
                     return await copying
-                now = await self._tell(copying=answer.segment, waits=False)
+                now = await self._tell({"share": self.store.share(answer.segment)})
                 self.key = now.key
                 if (now.segment, now.source) != (answer.segment, answer.source):
                     return "ended"

@@ -17,16 +17,7 @@ from typing import Any
 
 from models.data import ImageSet
 from tierkit.access import TokenFile
-from tierkit.errors import (
-    Conflict,
-    InvalidInput,
-    NotFound,
-    SetupError,
-    TerraceError,
-    Unavailable,
-    UpstreamError,
-    UpstreamTimeout,
-)
+from tierkit.errors import Conflict, InvalidInput, NotFound, SetupError, TerraceError
 from tierkit.http.client import open_client
 from tierkit.settings import lasting_name
 from training.host.host import Host
@@ -35,7 +26,7 @@ from training.host.opening import dataset_of
 from training.host.run import Run
 from training.host.settings import HostSettings
 from training.learner import FlatLearner, foreign, learner_of
-from training.messages import GrantedLease, Progress, RunSpec, UpdateHead
+from training.messages import GrantedLease, RunSpec
 from training.simulation import read_images
 from training.strategies.build import build_strategy
 from training.strategies.config import find_strategy
@@ -44,14 +35,13 @@ from training.units import Flat, WorkUnit
 from training.wire import unpack
 from training.worker.connection import HostConnection
 from training.worker.finding import at
+from training.worker.node import SHOWN_SHARE
 from training.worker.patience import Patience
 
 __all__ = ["Aggregator", "open_aggregator"]
 
 log = logging.getLogger(__name__)
 
-_SHOWN_SHARE = 1 / 3
-"""Of the time of a lease, after which the parent hears how far its unit is."""
 _FAREWELL_S = 2.0
 _PAUSE_S = 0.05
 """Between two requests for work that were both in vain."""
@@ -168,14 +158,7 @@ class Aggregator(Host):
             log.info("the parent has given the steps from %d on to somebody else", lease.first)
             return
         after, buffers = await self._call(self._run.copies)
-        head = UpdateHead(
-            worker=connection.name,
-            incarnation=connection.incarnation,
-            lease=lease.number,
-            first=lease.unit.span.start,
-            stop=lease.unit.span.stop,
-            loss=self._run.loss,
-        )
+        head = connection.head(lease, self._run.loss)
         message = connection.packed(weights - after, buffers, self._above)
         answer = await patience.have(lambda: connection.update(head, message))
         if answer.verdict not in ("taken", "duplicate"):
@@ -189,7 +172,7 @@ class Aggregator(Host):
 
     async def _computed(self, connection: HostConnection, lease: GrantedLease) -> bool:
         """Wait until the workers have computed its steps; False where the parent has given them to somebody else."""
-        pause_s = max(_PAUSE_S, self._above.lease_s * _SHOWN_SHARE)
+        pause_s = max(_PAUSE_S, self._above.lease_s * SHOWN_SHARE)
         show_at = self._now() + pause_s
         while True:
             changed, strategy = self._changed, self._run.strategy
@@ -200,17 +183,8 @@ class Aggregator(Host):
                     await changed.wait()
                     continue
             show_at = self._now() + pause_s
-            progress = Progress(
-                worker=connection.name,
-                incarnation=connection.incarnation,
-                shown=lease.first + strategy.leases.done,
-            )
-            try:
-                await connection.renew(lease.number, progress)
-            except NotFound:
+            if not await connection.show(lease, lease.first + strategy.leases.done):
                 return False
-            except (Unavailable, UpstreamTimeout, UpstreamError):
-                pass  # the update that comes will find out
 
 
 class _Unwritten(Journal):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
@@ -13,9 +12,8 @@ from models.training.data import TrainingData
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from training.host.host import Host
 from training.learner import FlatLearner
-from training.messages import GrantedLease, Join, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
-from training.units import Flat
-from training.wire import pack
+from training.messages import GrantedLease, Join, Progress, UpdateAnswer, UpdateHead
+from training.worker.connection import HostConnection
 from training.worker.node import Worker
 
 __all__ = ["CHIEF", "compute_as_chief"]
@@ -36,7 +34,7 @@ async def compute_as_chief(host: Host, data: TrainingData) -> None:
     barred = False
     while not host.finished:
         try:
-            await Worker(host.spec, learner, _Inside(host), _have, lambda step: None).run()
+            await Worker(host.spec, _Inside(host), _have).run(learner)
             return
         except Conflict as error:
             log.error("the host computes no longer: %s", error)
@@ -56,15 +54,11 @@ async def _have(ask: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(_AGAIN_S)
 
 
-class _Inside:
-    """What `training.worker.connection.HostConnection` is to other workers."""
-
-    name = CHIEF
+class _Inside(HostConnection):
+    """The requests of other workers, made in this process."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self.incarnation = secrets.token_hex(8)
-        self._times: Times = {}
+        self.name, self.incarnation, self._host = CHIEF, secrets.token_hex(8), host
 
     async def join(self, data_sha256: str, *, fetches: bool = False) -> None:
         await self._host.join(Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256))
@@ -81,16 +75,6 @@ class _Inside:
         if not await self._host.renew(lease, progress):
             raise NotFound("this lease has expired")
 
-    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
-        return pack(values, buffers, spec.wire, sparse=True), {}
-
     async def update(self, head: UpdateHead, message: tuple[bytes, Mapping[str, str]]) -> UpdateAnswer:
         body, _ = message
         return await self._host.take(head, body, len(body))
-
-    def spend(self, name: str, began: float) -> None:
-        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
-
-    def take_times(self) -> Times:
-        times, self._times = self._times, {}
-        return times

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 class Host:
-    """Keeps a run, and answers its workers.
+    """Keeps a run, and answers its workers. What a worker asks raises Forbidden, NotFound or Conflict as `Run.check`.
 
     Args:
         spec: what is trained.
@@ -184,9 +184,6 @@ class Host:
     async def lease(self, name: str, incarnation: str) -> tuple[GrantedLease, bytes] | None:
         """The next unit of a worker and the weights to start from; None where there is none for some seconds, or the
         run has ended.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `Run.check`.
         """
         deadline = self._now() + self._wait_s
         while True:
@@ -253,11 +250,7 @@ class Host:
         return await sharing.answer(report, ended=lambda: self.finished or self._draining)
 
     async def renew(self, lease: int, progress: Progress) -> bool:
-        """A worker shows progress; whether the lease is still its own.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `Run.check`.
-        """
+        """A worker shows progress; whether the lease is still its own."""
 
         def call() -> bool:
             now, name, incarnation = self._now(), progress.worker, progress.incarnation
@@ -268,11 +261,7 @@ class Host:
         return await self._call(call)
 
     def expect(self, head: UpdateHead) -> bool:
-        """Whether an update is worth reading: its steps are due. What this says may be outdated by the time it comes.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `Run.check`.
-        """
+        """Whether an update is worth reading, because its steps are due. They may not be any more when it has come."""
         self._run.check(head.worker, head.incarnation)
         return self._run.expects(head, self._now())
 
@@ -317,11 +306,7 @@ class Host:
         return answer
 
     async def leave(self, name: str, incarnation: str) -> None:
-        """A worker goes.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `Run.check`.
-        """
+        """A worker goes."""
 
         def call() -> None:
             now = self._now()
@@ -377,7 +362,7 @@ class Host:
         """How the run is now."""
 
         def call() -> RunStatus:
-            run, totals = self._run, self._run.totals
+            run = self._run
             return RunStatus(
                 id=self.spec.id,
                 network=self.spec.network.name,
@@ -386,17 +371,11 @@ class Host:
                 done=run.strategy.leases.done,
                 steps=self.steps,
                 version=run.strategy.version,
-                seconds=run.seconds,
-                loss=run.loss,
                 accuracy=self._accuracy if self.result is None else self.result["accuracy"],
-                updates=totals.updates,
-                bytes_sent=totals.bytes_sent,
-                bytes_received=totals.bytes_received,
-                faults=totals.faults,
-                times=dict(totals.times),
                 workers=run.workers(self._now()),
                 result=self.result,
                 error=self.error or None,
+                **run.counted(),
             )
 
         return await self._call(call)
@@ -640,21 +619,15 @@ class Host:
             self.error = f"the updates, and the host's own one from these weights, are not finite: {_LOWER}"
 
     def _figures(self) -> dict[str, Any]:
-        run, totals, spec = self._run, self._run.totals, self.spec
+        spec = self.spec
         return {
             "strategy": spec.choice,
             "network": spec.network.name,
             "workers": spec.workers,
             "seed": spec.network.seed,
-            "seconds": run.seconds,
             "epochs": spec.network.all_epochs,
-            "updates": totals.updates,
-            "bytes_sent": totals.bytes_sent,
-            "bytes_received": totals.bytes_received,
-            "faults": totals.faults,
-            "staleness": run.staleness,
-            "loss": run.loss,
-            "times": dict(totals.times),
+            "staleness": self._run.staleness,
+            **self._run.counted(),
         }
 
     def _keep(self, result: dict[str, Any]) -> None:

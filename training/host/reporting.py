@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -18,7 +19,7 @@ from tierkit.http.address import reachable_url
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerCopies, WorkerReport
 from training.host.host import Host
 from training.host.settings import HostSettings
-from training.messages import WorkerData, WorkerStatus
+from training.messages import WorkerData
 
 __all__ = ["copies_of", "report_to_scheduler", "spans"]
 
@@ -41,7 +42,6 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
         tickets: of workers, by which the host's gate knows them.
     """
     assert settings.scheduler is not None
-    incarnation = secrets.token_hex(8)
     async with AsyncClient(
         ",".join(settings.scheduler),
         timeout_s=_BUDGET_S,
@@ -49,7 +49,7 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
         token=settings.own_token(),
         tls_ca=settings.tls_ca,
     ) as client:
-        reporter = _Reporter(host, settings, client, incarnation, listens_at, tickets)
+        reporter = _Reporter(host, settings, client, listens_at, tickets)
         while not await reporter.said_all():
             if host.over.is_set():
                 await asyncio.sleep(_PERIOD_S)
@@ -59,24 +59,20 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
                     await host.over.wait()
 
 
+@dataclass(slots=True)
 class _Reporter:
-    def __init__(
-        self,
-        host: Host,
-        settings: HostSettings,
-        client: AsyncClient,
-        incarnation: str,
-        listens_at: str,
-        tickets: Tickets,
-    ) -> None:
-        self._host, self._settings, self._client = host, settings, client
-        self._incarnation, self._listens_at, self._tickets = incarnation, listens_at, tickets
-        self._known = False
-        """Whether the scheduler knows this run and this incarnation."""
-        self._told_to_stop = False
-        self._news = ""
-        self._coming: set[str] = set()
-        """Workers that the scheduler has sent, and that are not here yet."""
+    _host: Host
+    _settings: HostSettings
+    _client: AsyncClient
+    _listens_at: str
+    _tickets: Tickets
+    _incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
+    _known: bool = False
+    """Whether the scheduler knows this run and this incarnation."""
+    _told_to_stop: bool = False
+    _news: str = ""
+    _coming: set[str] = field(default_factory=set)
+    """Workers that the scheduler has sent, and that are not here yet."""
 
     async def said_all(self) -> bool:
         """Report once; whether there is nothing more to say."""
@@ -156,7 +152,11 @@ class _Reporter:
             tickets=self._tickets.seen,
         )
         try:
-            workers = tuple(_reported(each, copies.get(each.name)) for each in status.workers[:_MOST_WORKERS])
+            known = set(WorkerReport.model_fields)
+            workers = tuple(
+                WorkerReport(**each.model_dump(include=known), copies=copies.get(each.name))
+                for each in status.workers[:_MOST_WORKERS]
+            )
             more = {"loss": status.loss, "accuracy": status.accuracy, "workers": workers, "result": status.result}
             return RunReport(**{**dict(least), **more, "error": status.error and status.error[:_MOST_ERROR]})
         except ValidationError as error:
@@ -168,12 +168,6 @@ class _Reporter:
         if news != self._news:
             self._news = news
             log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
-
-
-def _reported(worker: WorkerStatus, copies: WorkerCopies | None) -> WorkerReport:
-    """What the scheduler knows of a worker."""
-    told = worker.model_dump(include=set(WorkerReport.model_fields))
-    return WorkerReport.model_validate({**told, "copies": copies})
 
 
 def copies_of(data: WorkerData) -> WorkerCopies:

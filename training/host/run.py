@@ -67,7 +67,8 @@ class _Totals:
 
 
 class Run:
-    """Times are seconds on one clock for the whole run, which stands still while there is no host."""
+    """Times are seconds on one clock for the whole run, which stands still while there is no host. What a worker does
+    under its name and incarnation raises Forbidden, NotFound or Conflict as `check`."""
 
     def __init__(self, strategy: Strategy, *, most_workers: float = _MOST_WORKERS) -> None:
         self.strategy = strategy
@@ -156,11 +157,7 @@ class Run:
         del self._workers[name]
 
     def hold(self, name: str, incarnation: str, segments: list[int] | None, now: float) -> None:
-        """A worker has these segments of the training images, or all; the units that it is granted are drawn from them.
-
-        Raises:
-            NotFound, Conflict: as `check`.
-        """
+        """A worker has these segments of the training images, or all; its units are drawn from them."""
         self.check(name, incarnation)
         self._workers[name].heard_at = now
         self._draw_from(name, segments)
@@ -200,9 +197,6 @@ class Run:
 
         Args:
             size: bytes of the weights that go with it.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `check`.
         """
         self.check(name, incarnation)
         worker, totals = self._workers[name], self.totals
@@ -217,11 +211,7 @@ class Run:
         return lease
 
     def renew(self, name: str, incarnation: str, lease: int, shown: int, now: float) -> bool:
-        """A worker shows progress; whether the lease is still its own.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `check`.
-        """
+        """A worker shows progress; whether the lease is still its own."""
         self.check(name, incarnation)
         self._workers[name].heard_at = now
         return self.strategy.leases.renew(lease, name, shown, now)
@@ -244,9 +234,6 @@ class Run:
         Args:
             size: its bytes.
             times: that its worker has spent.
-
-        Raises:
-            Forbidden, NotFound, Conflict: as `check`.
         """
         self.check(update.worker, incarnation)
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
@@ -322,6 +309,12 @@ class Run:
     def loss(self) -> float | None:
         """Mean of the last 100 updates."""
         return statistics.fmean(self._losses) if self._losses else None
+
+    def counted(self) -> dict[str, Any]:
+        """Seconds, loss and totals, by the names of `RunStatus`."""
+        totals = asdict(self.totals)
+        names = ("updates", "bytes_sent", "bytes_received", "faults", "times")
+        return {"seconds": self.seconds, "loss": self.loss, **{name: totals[name] for name in names}}
 
     @property
     def staleness(self) -> float:

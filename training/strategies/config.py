@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -54,6 +54,7 @@ class _Judged(Strict):
 class ServerConfig(_Judged):
     """Asynchronous: each update goes into the weights as it comes."""
 
+    inner: ClassVar[Inner] = "sgd"
     family: Literal["server"] = "server"
     rule: Literal["sgd", "adagrad", "dc-constant", "dc-adaptive", "average"]
     period: Steps = 1
@@ -77,11 +78,6 @@ class ServerConfig(_Judged):
         return "change" if self.rule == "average" else "gradient"
 
     @property
-    def inner(self) -> Inner:
-        """What a worker's steps are made by."""
-        return "sgd"
-
-    @property
     def local_rate(self) -> float | None:
         """Highest learning rate of a worker's steps; None for the network's own."""
         return self.rate
@@ -96,6 +92,7 @@ class ServerConfig(_Judged):
 class OuterConfig(_Judged):
     """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
 
+    sends: ClassVar[Sends] = "change"
     family: Literal["outer"] = "outer"
     period: Steps = 50
     """H: steps of a worker in a round."""
@@ -117,11 +114,6 @@ class OuterConfig(_Judged):
     """What a worker's steps are made by."""
     inner_rate: PositiveFloat | None = None
     """Learning rate of a worker's steps at its highest. Default: the network's own."""
-
-    @property
-    def sends(self) -> Sends:
-        """What a worker's update holds."""
-        return "change"
 
     @property
     def local_rate(self) -> float | None:

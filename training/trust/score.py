@@ -83,10 +83,7 @@ class Scores:
             Overloaded: too many others are remembered, each with an operator's word.
         """
         self.check(worker)
-        known = self._of(worker)
-        if known is None:
-            raise self._full()
-        known.caller = caller
+        self._must(worker).caller = caller
 
     def judge(self, worker: str, valid: bool) -> None:
         """An update was like the others, or was not. Counts only where a run judges its updates."""
@@ -136,9 +133,7 @@ class Scores:
         Raises:
             Overloaded: as `admit`.
         """
-        known = self._of(worker)
-        if known is None:
-            raise self._full()
+        known = self._must(worker)
         former, known.standing = known.standing, STANDING_AFTER[order]
         if order == "trust":
             known.score = 1.0
@@ -185,9 +180,10 @@ class Scores:
         del self._known[next(harmless, names[0])]
         return True
 
-    @staticmethod
-    def _full() -> Overloaded:
-        return Overloaded(f"operators have said something of {_MOST:,} workers in this run", retry_after_s=60.0)
+    def _must(self, worker: str) -> _Known:
+        if (known := self._of(worker)) is None:
+            raise Overloaded(f"operators have said something of {_MOST:,} workers in this run", retry_after_s=60.0)
+        return known
 
 
 def are_valid(updates: Sequence[tuple[Flat, Flat]], centre: tuple[Flat, Flat], *, deviation: float) -> list[bool]:

@@ -19,6 +19,8 @@ from tierkit.errors import (
     NotFound,
     Unauthenticated,
     Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
     UpstreamUnavailable,
 )
 from tierkit.http.client import ask, authorization, calling, read_at_most
@@ -68,6 +70,9 @@ class HostConnection:
         token: gives what is shown to the host; None where it asks for none.
     """
 
+    _bytes_per_s: float | None = None
+    """Of the link, with the last update."""
+
     def __init__(
         self,
         name: str,
@@ -84,9 +89,6 @@ class HostConnection:
         self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
-        self._bytes_per_s: float | None = None
-        """Of the link, with the last update."""
-        self._times: Times = {}
 
     async def spec(self) -> RunSpec:
         """What is trained."""
@@ -190,12 +192,32 @@ class HostConnection:
         """Show progress; raises NotFound if the lease has expired."""
         await self._ask("PUT", f"/v1/leases/{lease}", progress.model_dump_json().encode(), _JSON)
 
-    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
-        """An update as it is sent, and the headers that say how."""
-        return self.message(pack(values, buffers, spec.wire, sparse=True))
+    async def show(self, lease: GrantedLease, shown: int) -> bool:
+        """Report the steps before `shown` as computed. False if the lease has expired; a host that is away hears of
+        them with the update."""
+        try:
+            await self.renew(lease.number, Progress(worker=self.name, incarnation=self.incarnation, shown=shown))
+        except NotFound:
+            return False
+        except (Unavailable, UpstreamTimeout, UpstreamError):
+            pass
+        return True
 
-    def message(self, body: bytes) -> tuple[bytes, dict[str, str]]:
-        """A body and the headers that say how it is sent: compressed where the link is slow."""
+    def head(self, lease: GrantedLease, loss: float | None, times: Times | None = None) -> UpdateHead:
+        """The head of the update of a lease."""
+        return UpdateHead(
+            worker=self.name,
+            incarnation=self.incarnation,
+            lease=lease.number,
+            first=lease.first,
+            stop=lease.first + lease.push,
+            loss=loss,
+            times=times or {},
+        )
+
+    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
+        """An update as it is sent, and the headers that say how: compressed where the link is slow."""
+        body = pack(values, buffers, spec.wire, sparse=True)
         if worth_compressing(self._bytes_per_s):
             return compress(body), {"Content-Encoding": "zstd"}
         return body, {}
@@ -212,15 +234,6 @@ class HostConnection:
         # A busy host is no slow link: compression would make it busier still.
         self._bytes_per_s = len(body) / max(1e-6, spent_s - answer.host_s)
         return answer
-
-    def spend(self, name: str, began: float) -> None:
-        """Count time since `began` (`time.perf_counter`)."""
-        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
-
-    def take_times(self) -> Times:
-        """What was counted since the last call."""
-        times, self._times = self._times, {}
-        return times
 
     async def _ask(
         self,

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
@@ -25,9 +25,6 @@ from tierkit.errors import (
     InvalidAnswer,
     NotFound,
     TerraceError,
-    Unavailable,
-    UpstreamError,
-    UpstreamTimeout,
 )
 from tierkit.http.address import reachable_url
 from tierkit.http.client import open_client
@@ -40,25 +37,25 @@ from training.data.serving import create_data_app
 from training.data.store import Store
 from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
-from training.messages import MOST_LOSS, GrantedLease, Keeps, Progress, RunSpec, Times, UpdateAnswer, UpdateHead
-from training.units import Computed, Flat
+from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
+from training.units import Computed
 from training.wire import unpack
 from training.worker.connection import HostConnection
 from training.worker.finding import FindHost
 from training.worker.patience import Patience
 
-__all__ = ["Asked", "Work", "Worker", "WorkerOptions", "work"]
+__all__ = ["SHOWN_SHARE", "Work", "Worker", "WorkerOptions", "work"]
 
 log = logging.getLogger(__name__)
 
-_SHOWN_SHARE = 1 / 3
+DrawFrom = Callable[[tuple[int, ...]], Awaitable[None]]
+
+SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which a worker that still computes says so."""
 _FAREWELL_S = 2.0
 _AGAIN_S = 0.2
 _PAUSE_S = 0.05
 """Between two looks whether there may be work."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +102,6 @@ class Work:
     """Segments of the training images that were fetched."""
 
 
-class Asked(Protocol):
-    """What a worker asks; see `training.worker.connection.HostConnection`."""
-
-    name: str
-    incarnation: str
-
-    async def join(self, data_sha256: str, *, fetches: bool = False) -> None: ...
-
-    async def lease(self) -> tuple[GrantedLease, bytes] | Literal["none yet"] | None: ...
-
-    async def renew(self, lease: int, progress: Progress) -> None: ...
-
-    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]: ...
-
-    async def update(self, head: UpdateHead, message: tuple[bytes, Mapping[str, str]]) -> UpdateAnswer: ...
-
-    def spend(self, name: str, began: float) -> None: ...
-
-    def take_times(self) -> Times: ...
-
-
 class _LeaseLost(Exception):
     """The steps are somebody else's by now."""
 
@@ -151,14 +127,11 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         patience = Patience(options.patience_s, connection, options.find_host)
         spec = await patience.have(connection.spec)
         log.info("the run is %s with %s", spec.network.name, spec.choice)
+        worker = Worker(spec, connection, patience.have, lambda step: watch(spec, step), options.may_work)
         try:
             if options.fetch is None:
-                learner = await asyncio.to_thread(_learner, options, spec)
-                worker = Worker(
-                    spec, learner, connection, patience.have, lambda step: watch(spec, step), may_work=options.may_work
-                )
-                return await worker.run()
-            return await _work_on_copies(options, spec, connection, patience, lambda step: watch(spec, step))
+                return await worker.run(await asyncio.to_thread(_learner, options, spec))
+            return await _work_on_copies(options, worker)
         finally:
             with suppress(TerraceError):
                 await connection.leave(budget_s=_FAREWELL_S)
@@ -172,26 +145,19 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
         return learner_of(spec, data)
 
 
-async def _work_on_copies(
-    options: WorkerOptions,
-    spec: RunSpec,
-    connection: HostConnection,
-    patience: Patience,
-    watch: Callable[[int], None],
-) -> Work:
+async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:
     """Fetch training images and pass them on, and compute meanwhile, from the first segment on."""
-    manifest = await patience.have(connection.manifest)
+    spec, connection = worker.spec, worker.host
+    manifest = await worker.have(connection.manifest)
     if manifest.data_sha256 != spec.data_sha256:
         raise InvalidAnswer("the segments of the host are not those of its own run: nothing was fetched")
     assert options.fetch is not None
     folder = options.cache.expanduser() / "segments" / spec.id / options.name
     store = await asyncio.to_thread(Store, folder, manifest)
-    await patience.have(lambda: connection.join(spec.data_sha256, fetches=True))
-    copier = Copier(connection, store, patience.have, keeps=options.fetch)
+    await worker.have(lambda: connection.join(spec.data_sha256, fetches=True))
+    copier = Copier(connection, store, worker.have, keeps=options.fetch)
     async with _passing_on(options, connection.url, copier):
-        computing = asyncio.create_task(
-            _compute_on_copies(options, spec, connection, patience, copier, watch), name="computing"
-        )
+        computing = asyncio.create_task(_compute_on_copies(options, worker, copier), name="computing")
         copying = asyncio.create_task(copier.run(), name="copies of the data")
         try:
             await asyncio.wait({computing, copying}, return_when=asyncio.FIRST_COMPLETED)
@@ -206,16 +172,9 @@ async def _work_on_copies(
     return done
 
 
-async def _compute_on_copies(
-    options: WorkerOptions,
-    spec: RunSpec,
-    connection: HostConnection,
-    patience: Patience,
-    copier: Copier,
-    watch: Callable[[int], None],
-) -> Work:
+async def _compute_on_copies(options: WorkerOptions, worker: Worker, copier: Copier) -> Work:
     await copier.ready()
-    store = copier.store
+    spec, store = worker.spec, copier.store
 
     def built() -> FlatLearner:
         RunOptions(device=options.device, threads=options.threads).prepare()
@@ -243,9 +202,7 @@ async def _compute_on_copies(
         learner.draw_from(await asyncio.to_thread(prepare))
         drawn, copier.in_use = segments, frozenset(segments)
 
-    return await Worker(
-        spec, learner, connection, patience.have, watch, fetches=True, draw_from=draw_from, may_work=options.may_work
-    ).run()
+    return await worker.run(learner, draw_from)
 
 
 @asynccontextmanager
@@ -272,69 +229,67 @@ async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> 
         yield
 
 
+@dataclass(slots=True)
 class Worker:
-    """Computes units until the run has ended.
+    """Computes units until the run has ended."""
 
-    Args:
-        have: repeats a request to the host while the host is away.
-        watch: called with the step that follows, from a thread.
-        fetches: whether its training images come from the run.
-        may_work: as in `WorkerOptions`.
-        draw_from: called before a unit with the segments that its batches come from.
-    """
+    spec: RunSpec
+    host: HostConnection
+    have: Callable[..., Awaitable[Any]]
+    """Repeats a request to the host while the host is away."""
+    watch: Callable[[int], None] = lambda step: None
+    """Called with the step that follows, from a thread."""
+    may_work: Callable[[], bool] = lambda: True
+    """See `WorkerOptions`."""
+    _learner: FlatLearner = field(init=False)
+    _draw_from: DrawFrom | None = None
+    _shown: int = 0
+    _lost: bool = False
+    _times: Times = field(default_factory=dict)
+    _noise: np.random.Generator = field(default_factory=lambda: np.random.default_rng(secrets.randbits(128)))
+    _done: Work = field(default_factory=Work)
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        learner: FlatLearner,
-        connection: Asked,
-        have: Callable[..., Awaitable[Any]],
-        watch: Callable[[int], None],
-        *,
-        fetches: bool = False,
-        draw_from: Callable[[tuple[int, ...]], Awaitable[None]] | None = None,
-        may_work: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._spec, self._learner = spec, learner
-        self._host, self._have = connection, have
-        self._watch = watch
-        self._fetches, self._draw_from = fetches, draw_from
-        self._may_work = may_work
-        self._shown = 0
-        self._lost = False
-        self._noise = np.random.default_rng(secrets.randbits(128))
-        self._done = Work()
+    async def run(self, learner: FlatLearner, draw_from: DrawFrom | None = None) -> Work:
+        """Compute to the end of the run.
 
-    async def run(self) -> Work:
-        if not self._fetches:  # such a one has joined to get its images
+        Args:
+            draw_from: called before a unit with the segments that its batches come from, if the images come from the
+                run; a worker that fetches them has joined to do so.
+        """
+        self._learner, self._draw_from = learner, draw_from
+        if draw_from is None:
             await self._join()
         while True:
-            if not self._may_work():
+            if not self.may_work():
                 await asyncio.sleep(_PAUSE_S)
                 continue
             began = time.perf_counter()
             try:
-                granted = await self._have(self._host.lease)
+                granted = await self.have(self.host.lease)
             except NotFound:  # a host that has forgotten us: it had no word of us for long
                 await asyncio.sleep(_PAUSE_S)
                 await self._join()
                 continue
-            self._host.spend("wait", began)
+            self._spend("wait", began)
             if granted is None:
                 return self._done
             if granted == "none yet":
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            granted[0].check(self._spec, self._learner.steps)
-            with foreign(self._spec.network.name):
+            granted[0].check(self.spec, self._learner.steps)
+            with foreign(self.spec.network.name):
                 await self._fulfil(*granted)
 
     async def _join(self) -> None:
-        await self._have(lambda: self._host.join(self._learner.data.sha256, fetches=self._fetches))
+        fetches = self._draw_from is not None
+        await self.have(lambda: self.host.join(self._learner.data.sha256, fetches=fetches))
+
+    def _spend(self, name: str, began: float) -> None:
+        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
 
     async def _fulfil(self, lease: GrantedLease, body: bytes) -> None:
         """Compute the unit of a lease, and bring its update."""
-        weights, buffers = unpack(body, values=self._spec.values, buffers=self._spec.buffers)
+        weights, buffers = unpack(body, values=self.spec.values, buffers=self.spec.buffers)
         if self._draw_from is not None:
             try:
                 await self._draw_from(lease.segments)
@@ -348,20 +303,13 @@ class Worker:
         except _LeaseLost:
             self._done.faults += 1
             return
-        head = UpdateHead(
-            worker=self._host.name,
-            incarnation=self._host.incarnation,
-            lease=lease.number,
-            first=lease.unit.span.start,
-            stop=lease.unit.span.stop,
-            loss=found.loss if abs(found.loss) <= MOST_LOSS else None,  # nor where it is no number
-            times=self._learner.take_times() | self._host.take_times(),
-        )
-        sent = masked(found, self._spec.strategy.masking, self._noise)
-        message = self._host.packed(sent.values, sent.buffers, self._spec)
-        began = time.perf_counter()
-        answer = await self._have(lambda: self._host.update(head, message))
-        self._host.spend("send", began)
+        loss = found.loss if abs(found.loss) <= MOST_LOSS else None  # nor where it is no number
+        head = self.host.head(lease, loss, self._learner.take_times() | self._times)
+        sent = masked(found, self.spec.strategy.masking, self._noise)
+        message = self.host.packed(sent.values, sent.buffers, self.spec)
+        self._times, began = {}, time.perf_counter()
+        answer = await self.have(lambda: self.host.update(head, message))
+        self._spend("send", began)
         if answer.verdict in ("taken", "duplicate"):
             self._done.updates += 1
         else:
@@ -373,19 +321,13 @@ class Worker:
         unit = lease.unit
         self._shown, self._lost = unit.first, False
         computing = asyncio.ensure_future(
-            asyncio.to_thread(self._learner.compute, unit.span, self._spec.strategy.sends, unit.rate, self._step)
+            asyncio.to_thread(self._learner.compute, unit.span, self.spec.strategy.sends, unit.rate, self._step)
         )
         try:
             while not computing.done():
-                await asyncio.wait({computing}, timeout=max(_PAUSE_S, self._spec.lease_s * _SHOWN_SHARE))
+                await asyncio.wait({computing}, timeout=max(_PAUSE_S, self.spec.lease_s * SHOWN_SHARE))
                 if not computing.done():
-                    progress = Progress(worker=self._host.name, incarnation=self._host.incarnation, shown=self._shown)
-                    try:
-                        await self._host.renew(lease.number, progress)
-                    except NotFound:
-                        self._lost = True
-                    except (Unavailable, UpstreamTimeout, UpstreamError):
-                        pass  # the update that comes will find out
+                    self._lost |= not await self.host.show(lease, self._shown)
             return await computing
         except asyncio.CancelledError:
             self._lost = True  # the thread is to end as well, and nobody wants to hear how
@@ -393,9 +335,9 @@ class Worker:
             raise
 
     def _step(self, following: int) -> None:
-        while not self._lost and not self._may_work():
+        while not self._lost and not self.may_work():
             time.sleep(_PAUSE_S)
         if self._lost:
             raise _LeaseLost
         self._shown = following
-        self._watch(following)
+        self.watch(following)

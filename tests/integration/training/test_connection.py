@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -17,6 +20,8 @@ from training.worker.connection import HostConnection
 __all__ = ["certificates"]  # the fixture
 
 BODY = bytes(8_000_000)
+UPDATE = np.zeros(8, np.float32), np.zeros(0, np.float32)
+SPEC: Any = SimpleNamespace(wire="fp32")
 ANSWER_S = 0.5
 """16 MB/s, if it were the link's."""
 
@@ -38,9 +43,9 @@ async def test_bodies_are_compressed_for_a_slow_link_and_not_for_a_busy_host(hos
         async with open_client() as http:
             worker = HostConnection("w", "0" * 16, http, url=site.name)
             head = UpdateHead(worker="w", incarnation="0" * 16, lease=1, first=0, stop=1, loss=0.0)
-            assert worker.message(BODY)[1] == {}
+            assert worker.packed(*UPDATE, SPEC)[1] == {}
             await worker.update(head, (BODY, {}))
-            assert bool(worker.message(BODY)[1]) is compressed
+            assert bool(worker.packed(*UPDATE, SPEC)[1]) is compressed
     finally:
         await runner.cleanup()
 

@@ -200,7 +200,7 @@ async def test_a_worker_takes_mutated_answers(
         if spec != usual:
             with foreign(spec.network.name):
                 own = learner_of(spec, TrainingData(spec.network, run.images, run.hierarchy))
-        await Worker(spec, own, connection, once, lambda step: None).run()
+        await Worker(spec, connection, once).run(own)
 
     async def copies(connection: HostConnection) -> None:
         own: Manifest = await connection.manifest()
