@@ -45,8 +45,8 @@ about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 async def get_sample(
     scheduler: Service, index: Annotated[int, Path(ge=0, le=999_999_999, description="Below `samples` of /v1/info.")]
 ) -> Response:
-    """One of the test pictures that come with Terrace, where the fleet answers their classes. Its class stands in the
-    header `Terrace-Sample`."""
+    """One of the test pictures that come with Terrace, where the fleet answers their classes. The header
+    `Terrace-Sample` holds its class."""
     if index >= (samples := _samples(scheduler)):
         raise NotFound(f"no sample {index}: there are {samples}")
     content, label = await asyncio.to_thread(_sample, index)
@@ -73,7 +73,7 @@ def _sample(index: int) -> tuple[bytes, str]:
 
 
 def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
-    """What a network sees of a picture."""
+    """The input size of a network and its resize rule."""
     height, width, rule, resize_to, resample = entry.fit
     return {
         "name": entry.name,

@@ -63,7 +63,7 @@ async def get_mapping(
 
 
 def _planned(placement: Placement, pilot: Pilot, now: float) -> list[Pair]:
-    """Where each end device would send a lone task of 50 images that came now."""
+    """The upstream nodes that each end device would use for a single task of 50 images now."""
     pairs = []
     for end in placement.alive_ends(now):
         ask = Ask(remaining=1, interactive=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 __all__ = ["OwnAddress"]
 
 _LOOKUP_S = 1.0
-"""For the name in a URL. One that takes longer is not ours: those of this machine are known to it."""
+"""Budget for a lookup. A name that takes longer is not ours, because this machine knows its own names."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -26,7 +26,7 @@ class OwnAddress:
         """Names that are looked up at a time: unknown names keep a thread busy for long."""
 
     async def is_at(self, url: str, *, port: int) -> bool:
-        """Whether `url` leads here.
+        """True if `url` leads here.
 
         Args:
             port: that the service listens on.
@@ -73,7 +73,7 @@ def _is_any(address: Address) -> bool:
 
 
 def _is_local(address: Address) -> bool:
-    """Whether it is an address of this machine: a socket can be bound to no other."""
+    """True if it is an address of this machine: a socket can be bound to no other."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -106,7 +106,7 @@ async def api_page(request: Request) -> Response:
 
 @pages.get("/")
 async def root(request: Request) -> Response:
-    """People go on to the page; programs learn that there is nothing here."""
+    """Browsers are redirected to the page; other clients get a 404."""
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse(f"{_root(request)}/ui", 307)
     raise NotFound("no such route: /; the page is at /ui, the API at /docs")

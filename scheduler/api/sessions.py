@@ -29,7 +29,7 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
     SESSION_PATH, response_model=WhoAmI, summary="Exchange a user's token for a session cookie, in a browser"
 )
 async def sign_in(request: Request, response: Response, given: SignIn) -> WhoAmI:
-    """The cookie is valid for 12 hours, and no longer than the token. Where no token is asked for there is none."""
+    """The cookie is valid for 12 hours, and no longer than the token. A scheduler without tokens sets no cookie."""
     gate: Gate | None = request.app.state.gate
     if gate is None:
         return WhoAmI()

@@ -17,7 +17,7 @@ from tierkit.types import Health, JobState, Scheme, Tier
 __all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
 
 _MOST_NODES = 1000
-"""That are shown, those that are not well first: more of them nobody reads, and a browser would stand still."""
+"""Nodes shown, unhealthy nodes first. More would be unreadable and would block a browser."""
 _MOST_JOBS = 100
 """Unfinished jobs that are shown, the newest."""
 _ENCODE = msgspec.json.Encoder().encode
@@ -33,14 +33,14 @@ class NodeNow:
     reason: str
     """Why the failure detector thinks so."""
     draining: bool
-    """Whether it was told to take no new tasks, by an operator or by itself."""
+    """True if an operator or the node itself wants no new tasks for it."""
     trusted: bool
-    """Whether it may see pixels."""
+    """True if it may see pixels."""
     models: tuple[str, ...]
     network: str
     """The model that tasks ask it for."""
     accuracy: float | None
-    """Of that network's own answers, on the images that the model set was measured on; null where unknown."""
+    """Accuracy of that network on the images that the model set was measured on; null if unknown."""
     version: str
     outstanding: int
     """Tasks that it has now."""
@@ -48,7 +48,7 @@ class NodeNow:
     images_per_s: float
     """That it answered in the last seconds."""
     ms_per_image: float | None
-    """As its answers show lately; null before the first."""
+    """Speed by its latest answers; null before the first."""
     own_ms_per_image: float
     """By its own measurement when it started."""
     images_per_minute: int | None
@@ -66,7 +66,7 @@ class LinkNow:
     end: str
     upper: str
     mapped: bool
-    """Whether the scheduler's own scheme sends the device's tasks there."""
+    """True if the scheduler's own scheme sends the device's tasks there."""
     images_per_s: float
     """That went there and were answered in the last seconds."""
 
@@ -93,9 +93,9 @@ class FleetSnapshot:
     at: float
     """Seconds since 1970."""
     scheme: Scheme
-    """Of jobs that name none."""
+    """Scheme of jobs that name none."""
     doubting: bool
-    """Whether the scheduler hears no node, and looks for the fault in itself."""
+    """True if the scheduler hears no node, and looks for the fault in itself."""
     nodes: tuple[NodeNow, ...]
     """At most 1,000, those that are not well before others."""
     known: int
@@ -127,7 +127,7 @@ class Snapshots:
         self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
     def json(self, owner: str | None = None) -> bytes:
-        """The newest one as JSON: made anew only if there is something new.
+        """The newest snapshot as JSON; made again only if something has changed.
 
         Args:
             owner: only their jobs are in it; None: all.
@@ -184,7 +184,7 @@ class Snapshots:
         )
 
     def _links(self, devices: Sequence[Device], now: float) -> tuple[LinkNow, ...]:
-        """Of the nodes that are shown."""
+        """Views of the nodes that are shown."""
         mapped = self._mapped_to(devices, now)
         shown = {device.node_id for device in devices}
         traffic = {link: images for link, images in self.record.traffic().items() if shown.issuperset(link)}
@@ -195,8 +195,7 @@ class Snapshots:
         )
 
     def _mapped_to(self, devices: Sequence[Device], now: float) -> Mapping[str, tuple[str, ...]]:
-        """Upstream nodes by end device, as the scheduler's own scheme has it; worked out anew where the fleet is
-        another."""
+        """Upstream nodes by end device under the scheduler's own scheme; computed again when the fleet has changed."""
         scheduler = self._scheduler
         scheme, changes = scheduler.settings.scheme, scheduler.devices.changes
         if scheme is Scheme.ADAPTIVE:

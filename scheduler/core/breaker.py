@@ -1,8 +1,8 @@
 """A circuit breaker for nodes that answer wrongly (Nygard, Release It!, 2007). Pure.
 
-Heartbeats say that a node is there, not that its answers are right. One whose answers are wrong is set aside for
-`base_s`, twice as long after each further wrong answer in a row, `LONGEST_S` at most; then it gets one task as a trial,
-and is set aside for as long again until that is answered. A right answer clears it.
+Heartbeats show that a node is there, not that its answers are right. After a wrong answer a node is set aside for
+`base_s`, and twice as long after each further one in a row, but at most `LONGEST_S`. Then it gets one task as a trial.
+It stays set aside for as long again until that task is answered. A right answer clears it.
 
     rest_s(n) = min(LONGEST_S, base_s * 2^(n - 1))
 """
@@ -25,13 +25,13 @@ def rest_s(count: int, base_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongAnswers:
-    """Those of a node since its last right one. Times are those of the scheduler's monotonic clock."""
+    """Wrong answers of a node since its last right one. Times are monotonic."""
 
     count: int = 0
     at: float = 0.0
-    """Of the last one, or of the trial after it."""
+    """Time of the last one, or of the trial after it."""
     reason: str = ""
-    """What was wrong with the last one."""
+    """Reason of the last one."""
 
     def one_more(self, reason: str, now: float) -> WrongAnswers:
         return WrongAnswers(count=self.count + 1, at=now, reason=reason)
@@ -41,15 +41,15 @@ class WrongAnswers:
         return replace(self, count=self.count - 1) if self.count > 1 else WrongAnswers()
 
     def again(self, now: float) -> WrongAnswers:
-        """The rest begins anew: its trial is on its way, or has failed without being its fault."""
+        """Restart the rest: its trial is in flight, or has failed through no fault of the node."""
         return replace(self, at=now) if self.count else self
 
     def sets_aside(self, now: float, base_s: float) -> bool:
-        """Whether the node is to be given nothing now."""
+        """True if the node is to be given nothing now."""
         return self.count > 0 and now < self.at + rest_s(self.count, base_s)
 
     def may_be_asked(self, now: float, base_s: float) -> bool:
-        """Whether the node may be given a task where all others are set aside as well."""
+        """True if the node may be given a task where all others are set aside as well."""
         return self.count > 0 and now >= self.at + min(base_s, LONGEST_S)
 
     @property

@@ -27,9 +27,9 @@ class Point(NamedTuple):
 
 
 def extended(curve: Sequence[Point], point: Point) -> tuple[Point, ...]:
-    """The curve with one more point. Once it has too many, time is cut into at most 250 equal spans, and of each span
-    the last point stays. What was measured at a point that goes passes on to the next one, where that has nothing of
-    its own."""
+    """The curve with one more point. Once it has too many, time is cut into at most 250 equal spans, and the last point
+    of each span stays. A measurement of a dropped point passes to the next point if that has
+    none."""
     longer = (*curve, point)
     if len(longer) <= MOST_POINTS:
         return longer

@@ -16,15 +16,15 @@ from tierkit.wire.messages import Heartbeat, Registration
 __all__ = ["NO_INTENT", "Device", "DeviceView", "Intent", "KnownNode", "Node", "SortKey", "natural_order"]
 
 SortKey = tuple[tuple[int, str | int], ...]
-"""Of a node in the device list, see `natural_order`."""
+"""Sort key of a node in the device list. See `natural_order`."""
 
 _BATCH = 64
-"""Images of a queue that a node takes up at a time, unless it says how many it is computing."""
+"""Default number of images that a node computes at a time, if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """What operators want with a node. It holds until they take it back, over restarts of the node and of the
+    """The wishes of operators about a node. They hold until taken back, over restarts of the node and of the
     scheduler."""
 
     drained: bool = False
@@ -32,13 +32,13 @@ class Intent:
     removed: bool = False
     """It may not register."""
     trusted: bool | None = None
-    """Whether it may see pixels; None: as the setting `trusted` says."""
+    """True if it may see pixels; None: the setting `trusted` decides."""
     by: str = ""
-    """Who said so last; "" where no tokens are asked for."""
+    """Name of the operator's token; "" without tokens."""
 
     @property
     def of_whom(self) -> str:
-        """For the end of a sentence."""
+        """ "by NAME", for the end of a sentence."""
         return f" by {self.by or 'an operator'}"
 
 
@@ -47,10 +47,10 @@ NO_INTENT = Intent()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNode:
-    """A node as the database remembers it."""
+    """A node as it is stored."""
 
     registration: Registration
-    """Its last one, without the key, which ends with its process."""
+    """Its last registration, without the key, which ends with its process."""
     intent: Intent = NO_INTENT
 
 
@@ -65,18 +65,18 @@ class Node:
     ms_per_image: float
     """Measured by the node at its start."""
     sha256: str = ""
-    """Of the model's weights."""
+    """Digest of the model's weights."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images there; empty for anywhere."""
 
     def may_ask(self, upper: Node) -> bool:
-        """Whether this node may send images to that one, by its own list."""
+        """True if this node's own list allows sending images to `upper`."""
         return is_allowed(upper.url, self.allowed_upstreams)
 
 
 @dataclass(slots=True, kw_only=True)
 class Device:
-    """What the scheduler knows of one node."""
+    """The record of one node."""
 
     registration: Registration
     node_id: str = field(init=False)
@@ -88,47 +88,47 @@ class Device:
     last_beat: float
     arrivals: Arrivals
     budget: TokenBucket | None
-    """Its power budget, in images. With a burst of 0 each task is paid for by a rest after it: work is spread evenly,
-    which is what heat and batteries care about."""
+    """Its power budget, in images. With a burst of 0 the node rests after each task, which spreads heat and battery
+    load evenly."""
     suspect_after_s: float
     """Silence that its heartbeats so far allow."""
     progress_at: float
     """When it last finished images or, having owed nothing, was given some."""
     leaving: bool = False
-    """It has said that it takes no tasks: it shuts down, or an operator has unloaded one of its models."""
+    """It has reported that it takes no tasks: it shuts down, or an operator has unloaded one of its models."""
     left: bool = False
-    """It has taken its leave, or an operator has removed it: that is no death."""
+    """It has deregistered, or an operator has removed it; neither counts as a death."""
     intent: Intent = NO_INTENT
     accusation: str | None = None
     wrong: WrongAnswers = field(default_factory=WrongAnswers)
     probe: Probe | None = None
     """Outcome of a probe since the last sign of life."""
     reached: bool = False
-    """Whether it has ever answered a probe."""
+    """True once it has answered a probe."""
     not_before: float = 0.0
-    """The node is left alone until then: it asked for that ("503, Retry-After"), or rests for its power budget."""
+    """The node gets no task until then: it asked for that ("503, Retry-After"), or rests for its power budget."""
     load: Heartbeat | None = None
-    """What the node said of itself last."""
+    """The load that the node reported last."""
     given: int = 0
-    """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
+    """Images of tasks that were sent to it and that it has not answered yet."""
     stalled: int = 0
-    """Images on which it got stuck; no new work clears that, only progress does."""
+    """Images on which it got stuck. Progress clears this; new work does not."""
     refusal: tuple[float, str] = (-math.inf, "")
-    """When and why it was last refused a place."""
+    """Time and reason of its last refused registration."""
     death: str | None = None
-    """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
+    """Reason why it is dead. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: tuple[str, ...] = ()
-    """The last incarnations before it of this node id: they cannot come back."""
+    """The previous incarnations of this node id. They cannot come back."""
     order: SortKey
-    """Place in the list."""
+    """Sort key in the list."""
     review_at: float = math.inf
-    """When time alone may change what is thought of it, or before."""
+    """The time at which its health may change without new evidence, or earlier."""
     listed: bool = False
-    """Whether it is among those that may receive tasks."""
+    """True while it may receive tasks."""
     node: Node | None = None
     """The node as the mapping sees it; `placement.routes` sets it."""
     told: tuple[Health, bool] = (Health.ALIVE, True)
-    """Its health, and whether it keeps its tasks, as the listeners know it."""
+    """The health that the listeners know, and whether it keeps its tasks."""
 
     def __post_init__(self) -> None:
         # Each decision asks for them many times.
@@ -137,12 +137,13 @@ class Device:
 
     @property
     def draining(self) -> bool:
-        """Whether it is about to leave, or an operator wants no new tasks for it."""
+        """True if it is about to leave, or an operator wants no new tasks for it."""
         return self.leaving or self.intent.drained
 
     @property
     def ms_per_image(self) -> float:
-        """By its own measurement, of the slowest of its models, of which as many copies as it says compute now."""
+        """Milliseconds per image of its slowest model by its own measurement, divided by the copies that compute
+        now."""
         return max(offer.ms_per_image for offer in self.registration.models) / self.replicas
 
     @property
@@ -158,12 +159,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView(Verdict):
-    """One node with the failure detector's opinion of it, at one moment."""
+    """One node with the failure detector's verdict, at one moment."""
 
     device: Device
     silent_s: float
     death: str | None = None
-    """Why it is gone."""
+    """Reason why it is gone."""
 
     @property
     def phi(self) -> float:

@@ -1,7 +1,7 @@
 """Escalation, a cascade of networks: which images of a job go up a tier, and by which thresholds. Pure.
 
-A job with `escalate` other than `always` gets its gates when it is submitted, out of the tuned ones that lie beside the
-weights, and keeps them: a chain of tiers, and for each step up the threshold below which an answer is unsure. The end
+A job with `escalate` other than `always` gets its gates at submission, from the tuned thresholds next to the weights,
+and keeps them. Gates form a chain of tiers; each has the threshold below which an answer is unsure. The end
 devices route image by image (`end_node.escalation`); the scheduler tells them the stages and checks what comes back.
 """
 
@@ -41,7 +41,7 @@ class JobGate(BaseModel):
     """The weights that the threshold was tuned for; None where there is none."""
     upper_sha256: str | None = None
     share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of the held-out images, those that went up,"""
+    """Held-out images that went up,"""
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     """and how often the answers were right then."""
 
@@ -80,7 +80,7 @@ def choose_gates(
         raise InvalidInput(f"scheme {scheme} sends nothing up: escalate={escalate} needs another scheme")
     if lowest == "edge" and len(chain) < 3:
         raise InvalidInput(
-            f"with scheme {scheme} no image goes on from the edge to the cloud: choose scheme mapping or adaptive, or "
+            f"with scheme {scheme} no image goes from the edge to the cloud: choose scheme mapping or adaptive, or "
             "escalate_from=end, with which a sure coarse answer stands"
         )
     if isinstance(tuning, TerraceError):
@@ -123,13 +123,13 @@ def _settled(gate: Gate, point: Point) -> JobGate:
 
 
 def stages_of(gates: Sequence[JobGate], escalate: Escalate, end_sha256: str) -> tuple[Stage, ...]:
-    """What an end device is told of the steps up.
+    """The steps up for an end device.
 
     Args:
         end_sha256: of the weights that the device answers with. A threshold for others is not used: it sends up all.
 
-    With a budget, images that the edge failed to answer do not go on to the cloud: that would break the budget just
-    when much is lost.
+    With a budget, images that the edge failed to answer do not go to the cloud, because that would break the budget
+    just when many are lost.
     """
     return tuple(
         Stage(
@@ -161,7 +161,7 @@ def _weights(gate: JobGate) -> tuple[tuple[Tier, str | None], ...]:
 
 
 def asks(event: RoutedEvent) -> dict[Tier, int]:
-    """How many images were sent to each tier."""
+    """The number of images sent to each tier."""
     sent = {answer.tier: len(answer.indices) for answer in event.answers}
     return {**sent, **{loss.tier: len(loss.indices) for loss in event.losses if loss.tried}}
 
@@ -195,7 +195,7 @@ def check_routed(
     unsure: Sequence[int] | None = None,
     damaged: Collection[int] = (),
 ) -> str | None:
-    """What is wrong with which images an end device says to have sent where; None when it is as it was told.
+    """The first contradiction between the images that a device reports as sent and the gates; None without one.
 
     Whether the answers themselves are sound (node, labels) is not looked at.
 

@@ -49,7 +49,7 @@ _MOST_SAID = 500
 """Characters of a reason."""
 
 MOST_NODES = 250_000
-"""Of the list, those included that are dead and still shown."""
+"""Nodes on the list, including dead ones that are still shown."""
 
 MOST_DEAD = 10_000
 """Dead nodes that stay on the list, so that people see who is missing. When there are more, the list forgets those that
@@ -58,7 +58,7 @@ died first. It keeps nodes that an operator has drained, removed or trusted."""
 _LIST_FULL_S = 60.0
 
 _REFUSED_S = 60.0
-"""How long it is told that a node was refused; one that goes on asking does so every few seconds."""
+"""Seconds for which a refusal is shown. A node that keeps asking does so every few seconds."""
 
 _MOST_STRANGERS = 64
 """Refused nodes that are remembered although they are not on the list."""
@@ -73,13 +73,14 @@ _AGAIN_S = 1e-6
 class DeviceList:
     """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
 
-    A node's health changes by evidence, which arrives at a method of this class, or by time: a heap of the moments at
-    which that may next happen says which nodes to judge anew.
+    A node's health changes by evidence, which arrives at a method of this class, or by time. A heap holds the times
+    at which nodes must be judged again.
 
     Args:
         times: of the failure detector.
-        sweep_s: how often `sweep` is called. Where it was not for twice as long, the scheduler itself stood still, and
-            no node could be heard: that time counts against no node.
+        sweep_s: seconds between calls of `sweep`. After a gap of twice as long, the scheduler itself stood still and
+            could
+            hear no node: that time counts against no node.
     """
 
     def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
@@ -89,7 +90,7 @@ class DeviceList:
         self._unheard_since: float | None = None
         """The first sweep since which no node is heard."""
         self.doubting = False
-        """Whether the scheduler looks for the fault in itself, because it hears no node. No node dies of silence then,
+        """True while the scheduler suspects itself, because it hears no node. No node dies of silence then,
         but one that refuses connections does."""
         self._sure_since = -math.inf
         """When it last stopped doing so."""
@@ -105,7 +106,7 @@ class DeviceList:
         """Another number whenever another set of nodes may receive tasks, by the last `alive`, or a node's speed is
         another one."""
         self._reviews: list[tuple[float, str]] = []
-        """A heap: when to judge whom anew."""
+        """A heap of (time, node id) at which nodes are judged again."""
         self._untold: set[str] = set()
         """Nodes whose health is another than the listeners know."""
         self._dead: dict[str, None] = {}
@@ -201,7 +202,7 @@ class DeviceList:
         self._in_order = sorted(self._devices.values(), key=_order)
 
     def take_unsaved(self, most: int | None = None) -> dict[str, KnownNode | None]:
-        """What is to be written of nodes that have changed, `most` at a time, by id; None: forget it."""
+        """Changed nodes to be written, by id, at most `most`; None means delete."""
         taken = set(itertools.islice(self._unsaved, most))
         self._unsaved -= taken
         return {node_id: self.known(node_id) for node_id in taken}
@@ -211,7 +212,7 @@ class DeviceList:
         self._unsaved.update(node_ids)
 
     def known(self, node_id: str) -> KnownNode | None:
-        """What is to be kept of a node; None for one that is not on the list."""
+        """The part of a node that is stored; None if it is not on the list."""
         device = self._devices.get(node_id)
         return None if device is None else KnownNode(registration=device.registration, intent=device.intent)
 
@@ -299,7 +300,7 @@ class DeviceList:
             self.set_aside(node_id, device.incarnation, now + device.budget.take(now, images), now)
 
     def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
-        """What came of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
+        """Note the outcome of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
         device = self._current(node_id, incarnation)
         if device is None:
             return
@@ -328,7 +329,7 @@ class DeviceList:
         self._change_wrong(node_id, incarnation, now, change)
 
     def give_up(self, node_id: str, incarnation: str, exc: Exception, now: float) -> None:
-        """Nothing can be done with this node, for an error of ours: it is dead, and may register again."""
+        """Declare a node dead because of an error of ours; it may register again."""
         device = self._current(node_id, incarnation)
         if device is not None:
             self._give_up(device, exc)
@@ -378,11 +379,11 @@ class DeviceList:
         self, node_id: str, why: str, now: float, claim: Registration | None = None, *, tier: Tier | None = None
     ) -> None:
         """Note that a node was refused a place, or a heartbeat. A known node that is gone is shown with the reason; of
-        any other, the name alone proves nothing.
+        any other, the name proves nothing.
 
         Args:
             claim: what an unknown node has said of itself; it is shown for a minute.
-            tier: that a node wanted to join whose token is for others; `why_none` tells of the last one.
+            tier: of a refused node whose token is for other names; `why_none` reports the last one.
         """
         if (device := self._devices.get(node_id)) is not None:
             device.refusal = now, why[:_MOST_SAID]
@@ -441,7 +442,7 @@ class DeviceList:
         return self._devices.get(node_id)
 
     def has_left(self, node_id: str) -> bool:
-        """Whether a node is gone by its own or an operator's word, or unknown."""
+        """True if a node has deregistered, was removed, or is unknown."""
         device = self._devices.get(node_id)
         return device is None or device.left
 
@@ -466,7 +467,7 @@ class DeviceList:
         return self._alive[tier]
 
     def place(self, tier: Tier, order: SortKey) -> int:
-        """How many nodes of a tier that may receive new tasks stand before this place in the list, by the last
+        """The number of nodes of a tier before this place in the list that may receive new tasks, by the last
         `alive`."""
         return bisect_left(self._alive[tier], order, key=_order)
 
@@ -497,8 +498,7 @@ class DeviceList:
         return [self._view(device, now) for device in sorted(self._present.values(), key=_order)]
 
     def why_none(self, tier: Tier, now: float) -> str:
-        """What is known of the nodes of a tier, in words, of a few of them, those included that were refused a place a
-        moment ago; "" where there are none."""
+        """A sentence about a few nodes of a tier, including recently refused ones; "" without nodes."""
         here = [device for device in self._in_order if device.tier is tier]
         refused = [view for view in self.strangers(now) if view.device.tier is tier]
         told = sorted(here, key=lambda device: device.death is not None)[:_MOST_TOLD]
@@ -510,12 +510,12 @@ class DeviceList:
         return "; ".join([*(f"{view.device.node_id}: {view.health}: {view.reason}" for view in views), *more])
 
     def keeps_tasks(self, node_id: str, now: float) -> bool:
-        """Whether work given to this node still counts: it is on the list, neither dead nor stuck."""
+        """True if work given to this node still counts: it is on the list, neither dead nor stuck."""
         device = self._devices.get(node_id)
         return device is not None and self._view(device, now).keeps_tasks
 
     def sweep(self, now: float) -> list[DeviceView]:
-        """Judge all nodes anew, and tell the listeners of changes.
+        """Judge all nodes again, and notify the listeners of changes.
 
         Returns:
             All changes since the last call, those included that evidence has brought in between.
@@ -553,7 +553,7 @@ class DeviceList:
                     self._refresh(device, now)
 
     def _may_recover(self, device: Device, now: float) -> bool:
-        """Whether less silence may change what is thought of a node. To judge thousands for which it cannot would be
+        """True if less silence may change a node's health. Judging thousands for which it cannot would cause
         the next pause."""
         health, keeps_tasks = device.told
         silent_s = now - device.last_seen
@@ -566,7 +566,7 @@ class DeviceList:
             device.progress_at = min(now, device.progress_at + pause_s)
 
     def healths(self) -> Counter[tuple[Tier, Health]]:
-        """How many nodes of each tier are how well, by the last `sweep`."""
+        """The number of nodes by tier and health, by the last `sweep`."""
         return Counter((device.tier, device.told[0]) for device in self._devices.values())
 
     def _current(self, node_id: str, incarnation: str) -> Device | None:
@@ -657,7 +657,7 @@ class DeviceList:
     # --- who may receive tasks, kept up to date ---------------------------------------------------------------------
 
     def _review(self, now: float) -> None:
-        """Judge the nodes anew whose time has come."""
+        """Judge the nodes whose time has come."""
         while self._reviews and self._reviews[0][0] <= now:
             at, node_id = heapq.heappop(self._reviews)
             device = self._devices.get(node_id)
@@ -685,7 +685,7 @@ class DeviceList:
         return view
 
     def _next_review(self, device: Device, now: float) -> float:
-        """When time alone may change what `judge` says, or the node may have tasks again."""
+        """The time at which the verdict may change without evidence, or the node may get tasks again."""
         if device.death is not None:
             return math.inf
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
@@ -732,5 +732,5 @@ def _order(device: Device) -> SortKey:
 
 
 def _place(devices: list[Device], device: Device) -> int:
-    """Where a device stands in a list in the order of the device list."""
+    """Index of a device in a list in the order of the device list."""
     return bisect_left(devices, device.order, key=_order)

@@ -43,9 +43,10 @@ _WINDOW = 100
 _MOST_DEVIATIONS = -NormalDist().inv_cdf(10**-PHI_THRESHOLD)
 _LARGEST_PHI = 300.0
 _DOUBT_NODES = 3
-"""Fewer nodes than this may well fall silent together, each for a reason of its own."""
+"""Fewer nodes than this may well fall silent together, for different reasons."""
 _STALL_FACTOR = 10.0
-"""How much slower than measured at its start a busy node may be: as many processes may share its core."""
+"""Factor by which a busy node may be slower than measured at its start, because that many processes may share its
+core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class DetectorTimes:
 
 
 class Probe(Enum):
-    """What came of the scheduler's own question to a node."""
+    """Outcome of a probe of the scheduler."""
 
     ANSWERED = "answers the scheduler's probe"
     REFUSED = "refuses connections"
@@ -119,7 +120,7 @@ def stalled_after_s(images: int, ms_per_image: float, times: DetectorTimes) -> f
 
 
 def hears_nobody(nodes: Iterable[tuple[float, float]]) -> bool:
-    """Whether the scheduler itself, its processor or its network, is the likely fault: every node is late, and there
+    """True if the scheduler itself, its processor or its network, is the likely fault: every node is late, and there
     are at least three. One node that is heard shows that it can hear.
 
     Args:
@@ -144,7 +145,7 @@ class Evidence:
     probe: Probe | None = None
     """Outcome of a probe that began after that sign of life."""
     reached: bool = False
-    """Whether this incarnation has ever answered a probe."""
+    """True once this incarnation has answered a probe."""
     accusation: str | None = None
     """Why an attempt on the node failed after that sign of life."""
     wrong: str | None = None
@@ -160,7 +161,7 @@ class Evidence:
     death: str | None = None
     """Why it was given up before."""
     removed: bool = False
-    """Given up by an operator, for good."""
+    """Given up by an operator; final."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class JobImages(Protocol):
-    """The images of a job: `len` says how many, and a slice is a tensor of some of them."""
+    """The images of a job: `len` is their number, and a slice is a tensor of some of them."""
 
     def __len__(self) -> int: ...
 
@@ -35,44 +35,44 @@ class JobImages(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What is known of a job's images besides their pixels."""
+    """Facts about a job's images other than their pixels."""
 
     labels: NDArray[np.int32] | None = None
     """True fine class per image, -1 where unknown."""
     names: Sequence[str | None] | None = None
     resized: dict[int, tuple[int, int]] = field(default_factory=dict)
     damaged: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the images that could not be read when they came."""
+    """Damage of images that could not be read at submission, by number."""
     mended: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the images that are answered from what can be decoded of them."""
+    """Damage of images that are answered from the part that can be decoded, by number."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Files in archives that are no pictures, by reason; not stored."""
+    """Number of files in archives that are not pictures, by reason; not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A job as the database has it, without what grows with the number of images."""
+    """A job as stored, without the parts that grow with the number of images."""
 
     id: str
     owner: str | None = None
-    """Name of the token that submitted it; None where none was asked for."""
+    """Name of the token that submitted it; None without tokens."""
     state: JobState = JobState.QUEUED
     reason: str = "waiting for its first task to be sent"
     policy: JobPolicy
     images: int
     input_sha256: str
     hierarchy: str | None = None
-    """Digest of the classes that its labels and results are of."""
+    """Digest of the class hierarchy of its labels and results."""
     resized_images: int
     fingerprint: str
     traceparent: str | None = None
-    """Of the trace that it belongs to."""
+    """Traceparent of the trace that it belongs to."""
     created_at: float
-    """Wall clock, as `started_at` and `finished_at`."""
+    """Seconds since 1970; so are `started_at` and `finished_at`."""
     started_at: float | None = None
     finished_at: float | None = None
     deadline_elapsed: float
-    """Elapsed time, as `started_elapsed` and `finished_elapsed`."""
+    """Seconds of elapsed time; so are `started_elapsed` and `finished_elapsed`."""
     started_elapsed: float | None = None
     finished_elapsed: float | None = None
     summary: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ class JobRow:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace that it belongs to; a scheduler that takes it up again goes on with that."""
+        """The trace that it belongs to; a scheduler that resumes it continues the trace."""
         return read_traceparent(self.traceparent or "")
 
     @property
@@ -117,7 +117,7 @@ class Answer:
 
 
 FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
-"""Of attempts that count among those that a task may fail; `AttemptReport.outcome` explains them."""
+"""Outcomes that count as failed attempts of a task. See `AttemptReport.outcome`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +132,17 @@ class AttemptReport:
     incarnation: str
     tier: Tier
     upstream: str | None
-    """The upstream node that the device was to ask first."""
+    """The upstream node that the device asks first."""
     stage: str
-    """all | fine: whether the coarse answer was known already"""
+    """all, or fine if the coarse answer was known already"""
     hedge: bool
-    """Whether it was made beside one that took too long."""
+    """True for a hedge: a second attempt while a straggler runs."""
     outcome: str
-    """`running`, or as `attempt_state` explains."""
+    """`running`, or an outcome listed in `attempt_state`."""
     reason: str
-    """Why; "" for ok."""
+    """Reason of the outcome; "" for ok."""
     why: str
-    """Why it was sent to this device, with these upstream nodes."""
+    """Reason of the choice of this device and these upstream nodes."""
     started_at: float
-    """Wall clock, seconds since 1970."""
+    """Seconds since 1970."""
     ended_at: float | None

@@ -20,61 +20,61 @@ Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)]
 
 
 class PolicyRequest(BaseModel):
-    """What a user says of a job. What is None falls back to the scheduler's settings when the job is submitted."""
+    """A user's wishes for a job. The scheduler's settings replace None at submission."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(max_length=200)] | None = None
-    """A word for people; need not be unique."""
+    """A name for people; need not be unique."""
 
     scheme: Scheme | None = None
-    """Who serves a task after the end device: end, end-cloud, end-edge, mapping or adaptive. Default: the scheduler's
-    setting."""
+    """Tiers that serve a task after the end device: end, end-cloud, end-edge, mapping or adaptive. Default: the
+    scheduler's setting."""
 
     batch_size: Annotated[int, Field(ge=1, le=256)] = 50
     """Images per task."""
 
     deadline_s: Seconds | None = None
-    """Seconds from submission; what has no answer by then gets none. Default: the scheduler's setting (a day)."""
+    """Seconds from submission; images without an answer by then get none. Default: the scheduler's setting (a day)."""
 
     task_deadline_s: Seconds | None = None
-    """Seconds from the first dispatch of a task to its final answer; then the coarse answer stands. Default: the
-    scheduler's setting, and no bound but the job's own with on_upstream_loss=wait."""
+    """Seconds from the first dispatch of a task to its final answer; then the coarse answer is final. Default: the
+    scheduler's setting, or the job's own deadline with on_upstream_loss=wait."""
 
     privacy: Privacy = Privacy.AUTO
-    """In which form images may leave the end device: auto (pixels to trusted nodes, features to the others), none
-    (pixels alone), conv1 or bottleneck (the features of that encoder, to every upstream node)."""
+    """The form in which images may leave the end device: auto (pixels to trusted nodes, features to the others), none
+    (only pixels), conv1 or bottleneck (the features of that encoder, to every upstream node)."""
 
     encode_on: Literal["end", "edge"] = "end"
-    """Where images are encoded: on the end device, or on a trusted edge node, which gets their pixels and passes the
-    features on; one that is the upstream node itself answers from the pixels, even if `privacy` asks for features."""
+    """The place where images are encoded: the end device, or a trusted edge node, which gets their pixels and forwards
+    the features. A trusted edge node that is itself the upstream node answers from the pixels."""
 
     feature_form: FeatureForm = FeatureForm.UINT8
-    """How features are written: uint8, float16 or float32."""
+    """Encoding of features: uint8, float16 or float32."""
 
     weight: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
-    """Share of the fleet beside other jobs: a job of weight 2 gets twice the images of one of weight 1 in the same
+    """Share of the fleet relative to other jobs: a job of weight 2 gets twice the images of one of weight 1 in the same
     time."""
 
     recovery: Recovery = Recovery.MONITOR
-    """What follows a failed attempt: none (the job fails), reassign (the task goes round again over the devices of the
+    """Reaction to a failed attempt: none (the job fails), reassign (the task goes round again over the devices of the
     job's beginning) or monitor (another device of the live list)."""
 
     on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
-    """What follows when no upstream node answers: fallback (the coarse answer stands) or wait (until one is back)."""
+    """Reaction when no upstream node answers: fallback (keep the coarse answer) or wait (until one is back)."""
 
     on_bad_input: OnBadInput = OnBadInput.FAIL
-    """What becomes of a job some of whose pictures are damaged or cannot be read: fail (the upload is refused, or the
-    job fails in the end where a node finds it out), skip (they are listed with the reason, and the others are answered)
-    or answer (as skip, and a damaged JPEG is answered from what can be decoded of it)."""
+    """Reaction to pictures that are damaged or cannot be read: fail (the upload is refused, or the job fails if a node
+    finds the damage), skip (they are listed with the reason, and the others are answered) or answer (like skip, but a
+    damaged JPEG is answered from the part that can be decoded)."""
 
     escalate: Escalate = Escalate.ALWAYS
-    """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
+    """Images that go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
     accuracy (threshold) or a share of the images (budget)."""
 
     escalate_from: Literal["edge", "end"] = "edge"
-    """The lowest tier whose answer may stand: edge (every image gets a fine answer, the unsure ones go on to the cloud)
-    or end (a sure coarse answer is enough)."""
+    """The lowest tier whose answer may stand: edge (every image gets a fine answer, the unsure ones go to the cloud) or
+    end (a sure coarse answer is enough)."""
 
     escalate_accuracy: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
     """With escalate=threshold: share of the upper network's accuracy to keep. Default: as tuned (0.99)."""
@@ -96,19 +96,19 @@ class JobPolicy(PolicyRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyRules:
-    """In which forms the images of a job may go up."""
+    """The forms in which the images of a job may go up."""
 
     privacy: Privacy = Privacy.AUTO
     encode_on: Tier = Tier.END
-    """Where they are encoded: end or edge."""
+    """Tier on which they are encoded: end or edge."""
     feature_form: FeatureForm = FeatureForm.UINT8
     as_tuned: bool = False
-    """Whether only encoders that are cut from a network itself may take part: thresholds were tuned on its answers, and
-    behind a learned encoder is another network."""
+    """True if only encoders that are cut from the network itself may be used: thresholds were tuned on its answers, and
+    a learned encoder has another network behind it."""
 
     @classmethod
     def of(cls, policy: JobPolicy) -> PrivacyRules:
-        """Those that the job was accepted with."""
+        """The rules of an accepted policy."""
         return cls(
             privacy=policy.privacy,
             encode_on=Tier(policy.encode_on),
@@ -134,7 +134,7 @@ def settle(
         tuning: the thresholds that there are, or why there are none.
 
     Raises:
-        InvalidInput: as `choose_gates`; or features of a learned encoder are asked for.
+        InvalidInput: see `choose_gates`; or features of a learned encoder are requested.
     """
     given: dict[str, Any] = request.model_dump(exclude_none=True)
     if request.on_upstream_loss is UpstreamLoss.WAIT:

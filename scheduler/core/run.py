@@ -14,21 +14,21 @@ __all__ = ["RunDetails", "RunRow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run without what may be long."""
+    """A run without its long fields."""
 
     id: str
     owner: str | None
-    """Name of the token of its host; None where none was asked for."""
+    """Name of its host's token; None without tokens."""
     network: str
     strategy: str
     steps: int
     url: str
     incarnation: str
     state: RunState = RunState.RUNNING
-    """Never `interrupted`, which is worked out."""
+    """Never `interrupted`, which is derived from silence."""
     reason: str = ""
     created_at: float
-    """Seconds since 1970, whole microseconds, as the other times are seconds since 1970."""
+    """Seconds since 1970, in whole microseconds; the other times are seconds since 1970 as well."""
     heard_at: float
     heard_elapsed: float
     """The same moment in elapsed time."""
@@ -42,13 +42,13 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetails:
-    """The rest of a run."""
+    """The long fields of a run."""
 
     config: Mapping[str, Any]
     workers: Sequence[Mapping[str, Any]] = ()
-    """As `tierkit.wire.runs.WorkerReport`."""
+    """See `tierkit.wire.runs.WorkerReport`."""
     curve: tuple[Point, ...] = ()
     result: Mapping[str, Any] | None = None
     more_urls: Sequence[str] = ()
     wants: Mapping[str, Any] = field(default_factory=dict)
-    """As `tierkit.wire.runs.RunWants`."""
+    """See `tierkit.wire.runs.RunWants`."""

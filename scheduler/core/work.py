@@ -34,12 +34,12 @@ __all__ = [
 _LOOK_AHEAD = 64
 """Ready tasks among which one is looked for that may go before one that waits for another device."""
 _SUSPECT_NODES = 2
-"""A task that this many nodes died with is a suspect. The suspects of a job go one at a time: a task that was merely
-beside the one that kills is answered then, and only the one that kills can lose its third node."""
+"""A task that this many nodes died with is a suspect. The suspects of a job go one at a time: an innocent
+task is answered then, and only the poison task can lose its third node."""
 
 
 class Recipient(Protocol):
-    """Where the answers of a job go: the database for a job, the waiting client for an interactive request."""
+    """A receiver of a job's answers: the database for a job, the waiting client for an interactive request."""
 
     def started(self) -> None:
         """The first task is on its way."""
@@ -71,12 +71,12 @@ class ActiveTask:
     running: list[Attempt] = field(default_factory=list)
     """Those under way; more than one when a straggler has been hedged."""
     moves: int = 0
-    """How often it was taken from an upstream node that had become slow."""
+    """Number of times it was taken from an upstream node that had become slow."""
     failed_attempts: int = 0
     trials: int = 0
-    """Failed attempts beside those: each the first on a device whose last answer, to another task, was wrong."""
+    """Further failed attempts, each the trial of a device whose last answer, to another task, was wrong."""
     errors: int = 0
-    """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
+    """Failed attempts that are the device's own fault: it answered nonsense, or not in time."""
     wrong: dict[str, str] = field(default_factory=dict)
     """End devices that answered it wrongly, with their incarnations."""
     wrong_above: dict[str, str] = field(default_factory=dict)
@@ -89,9 +89,10 @@ class ActiveTask:
     """When it was sent for the first time."""
     not_before: float = 0.0
     upstream_waits: int = 0
-    """How often it came back without a fine answer that its job wants to wait for."""
+    """Number of times it came back without the fine answer that its job waits for."""
     refused: str = ""
-    """Why end devices refused it until its attempts were used up: it asks for the coarse answer alone now. Else ""."""
+    """Reason why end devices refused it until its attempts were used up: it now asks only for the coarse answer. Else
+    ""."""
     has_coarse: bool = False
     coarse: Answer | None = None
     """The coarse answer, as long as it may have to be withdrawn."""
@@ -100,8 +101,7 @@ class ActiveTask:
     damaged: frozenset[int] = frozenset()
     """Positions of the images that cannot be read, by the coarse answer."""
     partial: tuple[RoutedEvent, str] | None = None
-    """What there is of the finer answers of a task whose images go up one by one, and how it came: it stands if no more
-    comes."""
+    """Finer answers so far of a task whose images go up one by one, with their line; final if no more arrive."""
     closed: bool = False
 
     def knows(self, event: CoarseEvent) -> None:
@@ -123,8 +123,8 @@ class ActiveJob:
         deadline: monotonic time at which the job ends, complete or not.
         interactive: whether a user waits for the answer right now.
         request_id: of the caller, where there is one task for it.
-        trace: that the job belongs to; a new one unless given.
-        created_at: wall clock, seconds since 1970; now unless given.
+        trace: of the job; default: a new one.
+        created_at: seconds since 1970; default: now.
     """
 
     def __init__(
@@ -153,23 +153,23 @@ class ActiveJob:
         self.keeps_window = not (
             interactive or policy.scheme is Scheme.ADAPTIVE or policy.recovery is Recovery.REASSIGN
         )
-        """Whether its tasks go to end devices that are alive and have room in their window, and to no others."""
+        """True if its tasks go only to end devices that are alive and have room in their window."""
         self.ready = deque(tasks)
         self.delayed: list[ActiveTask] = []
         """A heap by `not_before`."""
         self.held: list[ActiveTask] = []
         """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
         self.retries = TokenBucket(per_s=1.0, burst=math.inf)
-        """What retries are paid from; the dispatcher sets the limit."""
+        """The retry budget; the dispatcher sets its limit."""
         self.sending = False
-        """Whether a task is being sent and nothing else may be, with recovery `reassign`."""
+        """True while a task is being sent and no other may be, with recovery `reassign`."""
         self.open = {task.index: task for task in self.ready}
         self.regardless: frozenset[str] | None = None
-        """End devices of the job's beginning, for recovery `reassign`."""
+        """End devices at the start of the job, used by recovery `reassign`."""
         self.started = False
         self.ending = False
         self.finish_tag = 0.0
-        """Of the task sent last, see `dispatch.tags`."""
+        """Finish tag of the task sent last. See `dispatch.choice.tags`."""
         self.held_back = ""
         """Why the scheme `adaptive` sends nothing of it at the moment."""
         self.sent = 0
@@ -187,7 +187,7 @@ class ActiveJob:
 
     @property
     def trace_id(self) -> str:
-        """Of the trace that it belongs to."""
+        """Id of the trace that it belongs to."""
         return "" if self.span.trace is None else self.span.trace.trace_id
 
     def task_id(self, task: ActiveTask) -> str:
@@ -224,7 +224,7 @@ class ActiveJob:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing of it is on its way."""
+        """True if none of its tasks is in flight."""
         return len(self.open) <= self.waiting
 
     def begin(self, now: float, task: ActiveTask | None = None) -> ActiveTask:
@@ -282,7 +282,7 @@ class ActiveJob:
 
     @property
     def waits_for_upstream(self) -> bool:
-        """Whether a task lacks nothing but a fine answer for which there is no upstream node now."""
+        """True if a task lacks only a fine answer for which there is no upstream node now."""
         return any(task.has_coarse for task in self.held)
 
     def deadline_of(self, task: ActiveTask, now: float) -> float:
@@ -319,12 +319,12 @@ def elapsed_ms(task: ActiveTask, now: float) -> float:
 
 
 def is_suspect(deaths: Collection[str]) -> bool:
-    """Whether a task may be what killed these nodes."""
+    """True if a task may be a poison task, given the nodes that died with it."""
     return len(deaths) >= _SUSPECT_NODES
 
 
 class Phase(StrEnum):
-    """Where an attempt stands: acknowledging -> coarse -> fine -> answered -> ended. `attempt_state` moves it on."""
+    """The phase of an attempt: acknowledging -> coarse -> fine -> answered -> ended. `attempt_state` advances it."""
 
     ACKNOWLEDGING = "acknowledging"
     COARSE = "coarse"
@@ -343,7 +343,7 @@ class Attempt:
     upstreams: tuple[Upstream, ...] = ()
     """In the order in which the device asks them, with the form in which each gets the images."""
     incarnations: dict[str, str] = field(default_factory=dict)
-    """Of the upstream nodes."""
+    """Incarnations of the upstream nodes, by id."""
     stages: tuple[Stage, ...] = ()
     hedge: bool = False
     why: str = ""
@@ -363,7 +363,7 @@ class Attempt:
     leaving: str = ""
     """An upstream node that has left the list while the coarse answer was still to come."""
     fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
-    """What the device said of upstream nodes that failed, and how it came."""
+    """The device's report on upstream nodes that failed, with its line."""
     gave_coarse: bool = False
     """The coarse answer that its task has is from it."""
     reported: bool = False
@@ -389,12 +389,13 @@ class Attempt:
 
     @property
     def owed(self) -> bool:
-        """Whether the device itself owes its answer; what it waits for from an upstream node is not its own work."""
+        """True if the device itself owes its answer; an answer that it awaits from an upstream node is not its own
+        work."""
         return self.phase is Phase.COARSE or (self.phase is Phase.ACKNOWLEDGING and not self.fine_only)
 
     @property
     def lacks_fine(self) -> bool:
-        """Whether it has said all that it will, and the task waits for a fine answer."""
+        """True if it has sent all its answers, and the task waits for a fine answer."""
         return self.phase is Phase.ANSWERED and not self.task.closed
 
     def report(self, outcome: str = "running", reason: str = "", ended_at: float | None = None) -> AttemptReport:

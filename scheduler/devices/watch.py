@@ -93,7 +93,7 @@ class Watch:
             self._watched[node_id][1].set()
 
     async def _watch(self, device: Device) -> None:
-        """Until the node is dead, or off the list, or has registered anew."""
+        """Until the node is dead, or off the list, or has registered again."""
         node_id, incarnation = device.node_id, device.incarnation
         changed = self._watched[node_id][1]
         closed_soon = 0
@@ -191,7 +191,7 @@ class Watch:
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
 
     def _view(self, device: Device) -> DeviceView | None:
-        """What is thought of it now; None once it has left the list or has registered anew."""
+        """The current view of it; None once it has left the list or has registered again."""
         view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
         return view if view is not None and view.device is device else None
 
@@ -237,7 +237,7 @@ async def _closed(reader: asyncio.StreamReader) -> None:
 
 
 async def _within(task: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]], budget_s: float) -> bool:
-    """Whether `task` ends within the budget. A pause of this whole process uses up one slice of it at most: an answer
+    """True if `task` ends within the budget. A pause of this whole process uses up one slice of it at most: an answer
     that came meanwhile must not be missed."""
     for _ in range(_SLICES):
         done, _pending = await asyncio.wait((task,), timeout=budget_s / _SLICES)

@@ -1,7 +1,7 @@
 """One attempt of a task on one end device over HTTP: sends the body, checks each line of the answer as it arrives.
 
-The device is believed nothing: an answer for another task, with a wrong number of labels, with a label that does not
-exist, or from a node that was not asked, is an `UpstreamError`, and so is a stream that breaks off or goes on and on.
+No answer is trusted. An answer for another task, with a wrong number of labels, with an unknown label, or from a node
+that was not asked is an `UpstreamError`, and so is a stream that breaks off or does not end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MAX_REFUSAL_BYTES = 1000
 _MOST_SAID = 500
 """Characters of what a device says that go into reasons, which are told for each image."""
 _NOT_ITS_OWN = ("no_upstream", "quarantined")
-"""Reasons of a fallback that the scheduler alone can give."""
+"""Reasons of a fallback that only the scheduler gives."""
 _NDJSON = "application/x-ndjson"
 
 
@@ -75,7 +75,7 @@ class TaskRequest:
     model: str
     """That the device has registered for its coarse answers."""
     sha256: str
-    """Of that model."""
+    """Digest of that model's weights."""
     images: Array
     """UINT8 pixels `[n, h, w, 3]`, or files `[n]`."""
     upstreams: tuple[Upstream, ...]
@@ -84,11 +84,11 @@ class TaskRequest:
     stages: tuple[Stage, ...] = ()
     """Tiers to which the unsure images go up; none where all images go up together."""
     coarse_known: bool = False
-    """Whether only the fine answer is wanted; there must be `upstreams` then."""
+    """True if only the fine answer is wanted; this needs `upstreams`."""
     damaged: frozenset[int] = frozenset()
     """Positions of the images that cannot be read, where the coarse answer is known."""
     interactive: bool = False
-    """Whether a user waits for the answer, so that the task overtakes batch work in the nodes' queues."""
+    """True if a user waits, so that the task overtakes batch work in the nodes' queues."""
     key: str = field(default="", repr=False)
     """Opens the device's gate."""
 
@@ -171,7 +171,7 @@ class HttpTransport:
 
 
 def may_have_held(error: Exception | None) -> bool:
-    """Whether the connection broke when the device may have had the task; a refused one never brought it there."""
+    """True if the connection broke while the device may have had the task; a refused connection never delivered it."""
     refused = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
     return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
 
@@ -197,10 +197,10 @@ class _Lines:
         self._node_id = node_id
         self._begun: list[bytes] = []
         self._idle_bytes = 0
-        """What has come since the end of the last line that says something."""
+        """Bytes since the end of the last line that is not blank."""
 
     def of(self, piece: bytes) -> list[str]:
-        """The lines that end in this piece; blank ones are none."""
+        """The lines that end in this piece, without blank ones."""
         *ended, begun = piece.split(b"\n")
         if ended:
             ended[0] = b"".join([*self._begun, ended[0]])
@@ -225,7 +225,7 @@ class _Lines:
 
 
 class _Expected:
-    """What may come next in the answer to a request."""
+    """The lines that may come next in the answer to a request."""
 
     def __init__(self, request: TaskRequest) -> None:
         self._request = request
@@ -244,7 +244,7 @@ class _Expected:
         try:
             event = read_event(line)
         except ValueError as exc:
-            raise self._wrong(f"a line that is no answer ({exc})") from exc
+            raise self._wrong(f"an invalid line ({exc})") from exc
         if event.task_id != request.task_id:
             raise self._wrong(f"an answer for another task, {event.task_id!r}")
         match event:
@@ -303,12 +303,12 @@ class _Expected:
         if not request.stages or request.stages[0].below is None:
             raise self._wrong("which images are unsure, where there is no threshold")
         if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(request.images)):
-            raise self._wrong(f"positions of unsure images that are none of {len(request.images)} images")
+            raise self._wrong(f"positions of unsure images outside {len(request.images)} images")
 
     def _check_damaged(self, event: CoarseEvent) -> None:
         indices = [damage.index for damage in event.damaged]
         if indices != sorted(set(indices)) or (indices and indices[-1] >= len(self._request.images)):
-            raise self._wrong(f"positions of damaged images that are none of {len(self._request.images)} images")
+            raise self._wrong(f"positions of damaged images outside {len(self._request.images)} images")
         self._damaged = frozenset(indices)
 
     def _need_coarse(self) -> None:

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1024**2
 MAX_FIELDS_BYTES = 4 * 1024**2
-"""Form fields that are no files stay in memory; the largest honest one is the list of labels, 40 bytes for each of
+"""Form fields other than files stay in memory; the largest honest one is the list of labels, 40 bytes for each of
 100,000."""
 _MAX_FIELDS = 64
 
@@ -71,7 +71,7 @@ class StagedUpload:
 
     @contextmanager
     def as_file(self, part: Part) -> Iterator[IO[bytes]]:
-        """A copy of a part on the disk, for readers that want a file of their own."""
+        """A copy of a part on the disk, for readers that need a separate file."""
         with tempfile.TemporaryFile(dir=self._folder) as file:
             file.write(self.view(part))
             file.seek(0)
@@ -120,7 +120,7 @@ async def receive_form(
         await _pump(stream, parser.write)
         parser.finalize()
     except FormParserError as exc:
-        raise MalformedMessage(f"this is no valid multipart form: {exc}") from exc
+        raise MalformedMessage(f"this is not a valid multipart form: {exc}") from exc
     if not reader.complete:
         raise MalformedMessage("the multipart form is cut short: its closing boundary is missing")
 

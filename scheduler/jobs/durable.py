@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DurableRecipient:
-    """A job's answers on their way into the database; its figures count what is durable, and nothing else.
+    """A recipient that writes a job's answers into the database; its figures count only durable answers.
 
     Args:
         job: as stored.
@@ -79,7 +79,7 @@ class DurableRecipient:
 
     def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
         """Completed when at least one image has an answer, failed when none has, or when one is damaged that must not
-        be; `reason` says what is missing."""
+        be; `reason` names what is missing."""
         if state is not None:
             return JobState(state), reason
         failed, late = self.progress.failed_images, self.progress.late_images

@@ -93,6 +93,6 @@ async def cancel(scheduler: Scheduler, job_id: str) -> Job:
         raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
     while job_id in scheduler.recipients:
         if not scheduler.leads:
-            raise Standby("another scheduler leads now, and may have gone on with the job: ask it")
+            raise Standby("another scheduler leads now, and may have continued the job: ask it")
         await scheduler.news.of(job_id).wait()
     return await get_job(scheduler, job_id)

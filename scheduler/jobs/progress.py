@@ -32,7 +32,7 @@ _END = _TIERS.index(Tier.END)
 
 
 def sent_of(event: TaskEvent) -> list[Sent]:
-    """What went to upstream nodes for the answers of an event, and in which form, where the devices say so."""
+    """The bytes sent to upstream nodes for the answers of an event, by form, as far as devices report them."""
     match event:
         case FineEvent():
             answers: tuple[FineEvent | StageAnswer, ...] = (event,)
@@ -81,7 +81,7 @@ class Progress:
     ) -> None:
         self._mended = mended
         self.damaged = dict(damaged or {})
-        """What is wrong with the images that cannot be read, by number; they have no answers."""
+        """Damage of the images that cannot be read, by number; they have no answers."""
         self._labels = labels
         self._parents = parents
         self.answered_coarse = 0
@@ -89,13 +89,13 @@ class Progress:
         self.fallback = 0
         self.failed_images = 0
         self.late_images = 0
-        """Whose coarse (or lower tier's) answer stands because the time for a finer one was over."""
+        """Images that keep the coarse (or lower tier's) answer because the time for a finer one was over."""
         self._quarantined: list[tuple[int, int]] = []
         """First image and number of images of each task that is given to no node any more."""
         self._sent_up: dict[str, int] = {}
         self._final_tier = dict.fromkeys(Tier, 0)
         self._coarse_labels: dict[int, tuple[int, ...]] = {}
-        """Of the tasks without a final answer, by their first image."""
+        """Coarse answers of tasks without a final answer, by first image."""
         self._by_node: dict[str, dict[str, Any]] = {}
         self._sent: dict[str, dict[str, float]] = {}
         self._latencies: dict[str, list[tuple[float, int]]] = {"coarse": [], "fine": []}
@@ -195,7 +195,7 @@ class Progress:
                 standing[at] = coarse
 
     def quarantined_ranges(self) -> str:
-        """Which images are quarantined, such as "50-99, 200-249"; "" for none."""
+        """Ranges of quarantined images, such as "50-99, 200-249"; "" for none."""
         shown = [f"{first}-{first + images - 1}" for first, images in sorted(self._quarantined)]
         more = len(shown) - _RANGES_SHOWN
         return ", ".join(shown[:_RANGES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -46,8 +46,9 @@ UNLIMITED = Allowance("everybody")
 
 @dataclass(eq=False, kw_only=True)
 class Scheduler:
-    """The parts of a scheduler that leads, and its jobs under way. Each use case is a module beside this one: `submit`,
-    `recover`, `query`, `follow` and `classify`. `scheduler.runtime` puts the parts together and runs the loops."""
+    """The parts of a scheduler that leads, and its jobs under way. Each use case is a module next to this one:
+    `submit`, `recover`, `query`, `follow` and `classify`. `scheduler.runtime` puts the parts together and runs the
+    loops."""
 
     settings: SchedulerSettings
     manifest: Manifest
@@ -77,7 +78,7 @@ class Scheduler:
         self.turns = Turns(self.settings.decoders)
         self.served = self.manifest.hierarchy.digest
         self.hierarchies = {self.served: self.manifest.hierarchy}
-        """Classes by digest; those of the jobs in the database as well, once they are recovered."""
+        """Class hierarchies by digest; after recovery also the hierarchies of stored jobs."""
         self.showing = asyncio.Semaphore(self.settings.decoders)
         """Bounds the thumbnails made at a time, so that uploads do not wait behind a page of them."""
         self._submissions = 0

@@ -26,7 +26,7 @@ from tierkit.wire.trace import Trace
 __all__ = ["Renderer", "Rows", "attempt", "decision", "grouped", "job"]
 
 _MOST_SAID = 500
-"""Characters of what a node says of a task that went wrong; they are told for each of its images."""
+"""Most characters of a node's error message, which is repeated for each image of the task."""
 
 Rows = list[dict[str, Any]]
 
@@ -121,8 +121,8 @@ class Renderer:
 
         Args:
             coarse, final: what there is.
-            unanswered: shown where an answer is missing that will not come: as the error without any answer, as the
-                reason of the fallback where the coarse one is there and a fine one was to follow.
+            unanswered: reason shown for an answer that will not come. Without any answer it is the error; with a coarse
+                answer it is the reason of the fallback.
         """
         known, event = final or coarse, final.event if final else None
         fallback = error = None
@@ -176,13 +176,13 @@ class Renderer:
         return np.array([place for place in range(images) if place not in damaged], np.int64)
 
     def _damaged(self, coarse: Answer | None, first_image: int) -> Mapping[int, str]:
-        """What is wrong with the images that cannot be read, by number."""
+        """Damage of the images that cannot be read, by number."""
         event = coarse.event if coarse else None
         found = event.damaged if isinstance(event, CoarseEvent) else ()
         return {first_image + item.index: item.reason for item in found} | self._facts.damaged
 
     def _about(self, image: int) -> dict[str, Any]:
-        """What is known of an image without any answer."""
+        """The result of an image without any answer."""
         facts, names = self._facts, self._hierarchy
         label = -1 if facts.labels is None else int(facts.labels[image])
         return {
@@ -225,7 +225,7 @@ class Renderer:
 
 
 def grouped(answer: Answer, rows: Rows) -> dict[str, Any]:
-    """What an event says of an answer, with the results of its images."""
+    """The event of an answer, with the results of its images."""
     sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
     return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 

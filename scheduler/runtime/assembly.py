@@ -240,7 +240,7 @@ async def _stop_streams(scheduler: Scheduler, lifecycle: Lifecycle) -> None:
 
 
 def _tuning(weights: Path | None, manifest: Manifest) -> Tuning | TerraceError:
-    """The thresholds of escalation for these very weights, or why there are none; jobs that need none go on."""
+    """The escalation thresholds for exactly these weights, or the error that explains why there are none."""
     try:
         tuning = load_tuning(weights)
         tuning.check(manifest)

@@ -32,7 +32,7 @@ _AGAIN_S = 1.0
 
 
 class _Leadership:
-    """What the process is now.
+    """The role of the process: standby or leader.
 
     Args:
         lease: of the database.
@@ -78,7 +78,7 @@ class _Leadership:
         self.decided.set()
 
     async def run(self) -> None:
-        """Lead whenever nobody else does, until cancelled.
+        """Lead whenever no other scheduler does, until cancelled.
 
         Raises:
             SetupError: something that a leader needs is wrong.
@@ -170,7 +170,7 @@ async def _outlive(running: asyncio.Task[None]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The state folder, created, for this process alone. The lock goes with the process, however it ends."""
+    """Create the state folder and lock it for this process. The lock goes with the process, however it ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "scheduler.lock").touch(mode=0o600)
