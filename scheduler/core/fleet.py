@@ -79,8 +79,7 @@ class DeviceList:
     Args:
         times: of the failure detector.
         sweep_s: seconds between calls of `sweep`. After a gap of twice as long, the scheduler itself stood still and
-            could
-            hear no node: that time counts against no node.
+            could hear no node: that time counts against no node.
     """
 
     def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
