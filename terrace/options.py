@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_URL",
     "PATIENCE_S",
+    "Credentials",
     "Data",
     "DatasetName",
     "Json",
@@ -35,16 +37,16 @@ __all__ = [
     "TokenFile",
     "Untrusted",
     "check_tls_ca",
-    "connect",
     "connected",
     "on_command_line",
     "optional_plain_name",
     "plain_name",
     "token_from",
+    "with_options",
 ]
 
 DEFAULT_PORT = 8070
-"""Where `terrace up` puts the scheduler, and so where the other commands look for it."""
+"""Port at which `terrace up` starts the scheduler and the other commands look for it."""
 
 PATIENCE_S = 10.0
 
@@ -65,6 +67,31 @@ TlsCa = Annotated[
     ),
 ]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Options that prove who the user is and which certificates the user trusts."""
+
+    token_file: TokenFile = None
+    tls_ca: TlsCa = None
+
+    def connect(self, url: str) -> Client:
+        """Return a client for one command, which gives up early because a person waits.
+
+        Uploads, and following a job, have bounds of their own.
+        """
+        # /v1: as the routes in the documentation begin.
+        urls = (each.strip().rstrip("/").removesuffix("/v1") for each in url.split(","))
+        return Client(
+            ",".join(urls),
+            timeout_s=PATIENCE_S,
+            backoff=Backoff(attempts=2),
+            token=token_from(self.token_file),
+            tls_ca=self.tls_ca,
+            on_wait=_tell_wait,
+        )
+
+
 ModelSet = Annotated[
     Path | None,
     typer.Option(
@@ -84,18 +111,18 @@ _DATASET = typer.Option(
 )
 DatasetName = Annotated[str, _DATASET]
 OtherDataset = Annotated[str | None, _DATASET]
-"""The configuration's unless given."""
+"""A data set that replaces the configuration's."""
 
 
 LowestTier = Literal["end", "edge"]
-"""A tier whose answer may stand: an upper one gives the next."""
+"""A tier that may give the final answer although a higher tier exists."""
 
 _HELD_BACK = (Tier.EDGE, Tier.CLOUD)
-"""Tiers that may be kept from pixels; end devices hold them anyway."""
+"""Tiers that may get features instead of pixels; end devices always hold the pixels."""
 
 
 def _upper_tiers(values: list[str] | None) -> list[str]:
-    """The tiers of one or more lists with commas."""
+    """Split comma-separated lists of tiers."""
     names = [name.strip() for value in values or () for name in value.split(",")]
     for name in names:
         if name not in _HELD_BACK:
@@ -114,21 +141,6 @@ Untrusted = Annotated[
 ]
 
 
-def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None) -> Client:
-    """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
-    bounded by other means."""
-    # /v1: as the routes in the documentation begin.
-    urls = (each.strip().rstrip("/").removesuffix("/v1") for each in url.split(","))
-    return Client(
-        ",".join(urls),
-        timeout_s=PATIENCE_S,
-        backoff=Backoff(attempts=2),
-        token=token_from(token_file),
-        tls_ca=tls_ca,
-        on_wait=_tell_wait,
-    )
-
-
 Scheduler = Annotated[
     str,
     typer.Option(
@@ -139,38 +151,57 @@ Scheduler = Annotated[
 ]
 
 
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give typer a flat signature: each parameter that is a dataclass of options becomes one option per field."""
+    signature = inspect.signature(command, eval_str=True)
+    taken = {name: each.annotation for name, each in signature.parameters.items()}
+    groups = {name: kind for name, kind in taken.items() if isinstance(kind, type) and is_dataclass(kind)}
+    fields = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        made = {name: group(**{field: given.pop(field) for field in fields[name]}) for name, group in groups.items()}
+        command(**given, **made)
+
+    flat = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        for each in (fields[name].values() if name in fields else [parameter])
+    ]
+    _show_to_typer(call, flat)
+    return call
+
+
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of a connection, which it takes as a client, its first argument."""
+    """Add the options of a connection to a command, whose first argument is the client."""
 
     def call(
-        *,
-        context: typer.Context,
-        scheduler: Scheduler = DEFAULT_URL,
-        token_file: TokenFile = None,
-        tls_ca: TlsCa = None,
-        **own: Any,
+        *, context: typer.Context, scheduler: Scheduler = DEFAULT_URL, credentials: Credentials, **own: Any
     ) -> None:
         check_tls_ca(context, scheduler)
-        with connect(scheduler, token_file, tls_ca) as client:
+        with credentials.connect(scheduler) as client:
             command(client, **own)
 
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     *options, _ = inspect.signature(call, eval_str=True).parameters.values()
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *options)]
     functools.update_wrapper(call, command)
-    call.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # what typer reads
-    call.__annotations__ = {each.name: each.annotation for each in keywords}
-    return call
+    _show_to_typer(call, [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *options])
+    return with_options(call)
+
+
+def _show_to_typer(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 def on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether a parameter was given there, and not by the environment or as a default."""
+    """True if a parameter was given there, and not by the environment or as a default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def check_tls_ca(context: typer.Context, url: str) -> None:
-    """Refuse certificates for a connection that has none. Those of the environment may be meant for other commands."""
+    """Refuse `--tls-ca` for a URL without TLS. The environment may set it for other commands."""
     if on_command_line(context, "tls_ca") and "https://" not in url:
         raise typer.BadParameter(
             f"it goes with a URL that begins with https://, and not with {url}", param_hint="--tls-ca"
@@ -182,8 +213,9 @@ def _tell_wait(reason: str, wait_s: float) -> None:
 
 
 def token_from(token_file: Path | None) -> Callable[[], str] | None:
-    """Gives the user's token: from the file, which is read again when it changes, or, without one, from TERRACE_TOKEN.
-    No flag holds it: command lines are public.
+    """Return a function that gives the user's token: from the file, or without a file from TERRACE_TOKEN.
+
+    The file is read again when it changes. No flag holds a token, because other users can read command lines.
 
     Raises:
         SetupError: the file cannot be read, holds no token, or others may read it; TERRACE_TOKEN holds none.
@@ -197,7 +229,7 @@ def token_from(token_file: Path | None) -> Callable[[], str] | None:
 
 
 def plain_name(name: str) -> str:
-    """The name of a network, or of its run: no path, and nothing that a URL would take for something else."""
+    """Check the name of a network or of its run: not a path, and safe in a URL."""
     from models.manifest import PlainName  # most commands have no use for it
 
     try:
@@ -210,5 +242,5 @@ def plain_name(name: str) -> str:
 
 
 def optional_plain_name(name: str | None) -> str | None:
-    """As `plain_name`, where one may be left out."""
+    """Check a name with `plain_name` if there is one."""
     return None if name is None else plain_name(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,101 @@ _LISTED_IMAGES = 20
 _NAME_WIDTH = 32
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of `terrace classify`: the policy of the job, its labels, and where the results go."""
+
+    scheme: Annotated[
+        Scheme | None, typer.Option(help="Who serves after the end device. Default: as the scheduler says.")
+    ] = None
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="True classes, to report accuracy: a file (.json list, .csv with name,label, or one per line),"
+            f" or '{FOLDER_LABELS}' for the name of each image's folder."
+        ),
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None
+    task_deadline_s: Annotated[
+        float | None,
+        typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
+    ] = None
+    privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave the end device.")] = None
+    encode_on: Annotated[
+        LowestTier | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
+    ] = None
+    feature_form: Annotated[FeatureForm | None, typer.Option(help="How encoded images are written.")] = None
+    weight: Annotated[
+        float | None, typer.Option(min=0.01, max=100, help="Share of the fleet beside other jobs. Default: 1.")
+    ] = None
+    recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None
+    on_upstream_loss: Annotated[
+        UpstreamLoss | None, typer.Option(help="What happens when no upstream node answers.")
+    ] = None
+    on_bad_input: Annotated[
+        OnBadInput | None,
+        typer.Option(
+            help="What happens when pictures are damaged: fail, skip them and answer the others, or answer a JPEG from"
+            " what can be decoded of it."
+        ),
+    ] = None
+    escalate: Annotated[
+        Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")
+    ] = None
+    escalate_from: Annotated[
+        LowestTier | None, typer.Option(help="The lowest tier whose answer may stand, with --escalate.")
+    ] = None
+    escalate_accuracy: Annotated[
+        float | None, typer.Option(help="With --escalate threshold: share of the upper network's accuracy to keep.")
+    ] = None
+    escalate_budget: Annotated[
+        float | None, typer.Option(help="With --escalate budget: share of the images that may go up.")
+    ] = None
+    name: Annotated[str | None, typer.Option(help="A name for the job.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one result per image to this file (.jsonl or .csv), which appears when all are there. A source"
+            " too large for one upload is sent as several jobs; after a cut the same command goes on where it stopped.",
+            dir_okay=False,
+        ),
+    ] = None
+    bom: Annotated[
+        bool, typer.Option("--bom", help="With --out FILE.csv: begin with a byte order mark, as spreadsheets want it.")
+    ] = False
+    data: Annotated[
+        Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.", file_okay=False)
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            _check_out(self.out)
+        if self.bom and (self.out is None or self.out.suffix.lower() != ".csv"):
+            raise typer.BadParameter("it goes with --out FILE.csv", param_hint="--bom")
+
+    def policy(self, title: str) -> PolicyFields:
+        """Return the policy fields of a job, which is named `title` by default."""
+        return {
+            "scheme": self.scheme,
+            "batch_size": self.batch_size,
+            "deadline_s": self.deadline_s,
+            "task_deadline_s": self.task_deadline_s,
+            "privacy": self.privacy,
+            "encode_on": self.encode_on,
+            "feature_form": self.feature_form,
+            "weight": self.weight,
+            "recovery": self.recovery,
+            "on_upstream_loss": self.on_upstream_loss,
+            "on_bad_input": self.on_bad_input,
+            "escalate": self.escalate,
+            "escalate_from": self.escalate_from,
+            "escalate_accuracy": self.escalate_accuracy,
+            "escalate_budget": self.escalate_budget,
+            "name": self.name or title,
+        }
+
+
 @app.command()
 @connected
 def classify(
@@ -44,99 +140,18 @@ def classify(
             show_default=False,
         ),
     ],
-    scheme: Annotated[
-        Scheme | None, typer.Option(help="Who serves after the end device. Default: as the scheduler says.")
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="True classes, to report accuracy: a file (.json list, .csv with name,label, or one per line),"
-            f" or '{FOLDER_LABELS}' for the name of each image's folder."
-        ),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None,
-    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None,
-    task_deadline_s: Annotated[
-        float | None,
-        typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
-    ] = None,
-    privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave the end device.")] = None,
-    encode_on: Annotated[
-        LowestTier | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
-    ] = None,
-    feature_form: Annotated[FeatureForm | None, typer.Option(help="How encoded images are written.")] = None,
-    weight: Annotated[
-        float | None, typer.Option(min=0.01, max=100, help="Share of the fleet beside other jobs. Default: 1.")
-    ] = None,
-    recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None,
-    on_upstream_loss: Annotated[
-        UpstreamLoss | None, typer.Option(help="What happens when no upstream node answers.")
-    ] = None,
-    on_bad_input: Annotated[
-        OnBadInput | None,
-        typer.Option(
-            help="What happens when pictures are damaged: fail, skip them and answer the others, or answer a JPEG from"
-            " what can be decoded of it."
-        ),
-    ] = None,
-    escalate: Annotated[
-        Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")
-    ] = None,
-    escalate_from: Annotated[
-        LowestTier | None, typer.Option(help="The lowest tier whose answer may stand, with --escalate.")
-    ] = None,
-    escalate_accuracy: Annotated[
-        float | None, typer.Option(help="With --escalate threshold: share of the upper network's accuracy to keep.")
-    ] = None,
-    escalate_budget: Annotated[
-        float | None, typer.Option(help="With --escalate budget: share of the images that may go up.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write one result per image to this file (.jsonl or .csv), which appears when all are there. A source"
-            " too large for one upload is sent as several jobs; after a cut the same command goes on where it stopped.",
-            dir_okay=False,
-        ),
-    ] = None,
-    bom: Annotated[
-        bool, typer.Option("--bom", help="With --out FILE.csv: begin with a byte order mark, as spreadsheets want it.")
-    ] = False,
-    data: Annotated[
-        Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.", file_okay=False)
-    ] = None,
+    options: JobOptions,
     json: Json = False,
 ) -> None:
     """Classify images: a coarse answer at once, the fine one a little later."""
-    if out is not None:
-        _check_out(out)
-    if bom and (out is None or out.suffix.lower() != ".csv"):
-        raise typer.BadParameter("it goes with --out FILE.csv", param_hint="--bom")
-    source = open_source(sources, labels=labels, data=data)
+    out, bom = options.out, options.bom
+    source = open_source(sources, labels=options.labels, data=options.data)
     for remark in (told(source.left_out), *source.remarks):
         _say(remark)
-    # An upload may take minutes; whether anybody is there shows within seconds.
+    # An upload may take minutes; this fails within seconds if no scheduler answers.
     info = client.info()
     true = source.labels_for(info["hierarchy"]["fine"])
-    policy: PolicyFields = {
-        "scheme": scheme,
-        "batch_size": batch_size,
-        "deadline_s": deadline_s,
-        "task_deadline_s": task_deadline_s,
-        "privacy": privacy,
-        "encode_on": encode_on,
-        "feature_form": feature_form,
-        "weight": weight,
-        "recovery": recovery,
-        "on_upstream_loss": on_upstream_loss,
-        "on_bad_input": on_bad_input,
-        "escalate": escalate,
-        "escalate_from": escalate_from,
-        "escalate_accuracy": escalate_accuracy,
-        "escalate_budget": escalate_budget,
-        "name": name or source.title,
-    }
+    policy = options.policy(source.title)
     if isinstance(source.images, Mapping):
         parts = Parts(client, source.images, true, bounds_of(info["limits"]), policy)
         if parts.several(out):
@@ -168,7 +183,7 @@ def classify(
 
 
 def _say(text: str) -> None:
-    """A line beside the results; nothing for ""."""
+    """Print a note on standard error, unless it is empty."""
     if text:
         screen(stderr=True).print(one_line(text), style="yellow", soft_wrap=True, markup=False)
 
@@ -191,7 +206,7 @@ def _show_several(answered: Answered, out: Path | None, left_out: Mapping[str, i
 
 
 def _check_out(out: Path) -> None:
-    """Before anything is sent: it would be a pity about the answers."""
+    """Check that `--out` is writable before anything is sent."""
     if out.suffix.lower() not in (".jsonl", ".csv"):
         raise typer.BadParameter("the name of the file must end in .jsonl or .csv", param_hint="--out")
     folder = out.absolute().parent
@@ -221,14 +236,14 @@ def _show(job: Job, results: list[ImageResult], out: Path | None, seen: str) -> 
 
 
 def answers_table(results: list[ImageResult], *, flat: bool = False) -> Listing:
-    """One line per image: its coarse and its fine answer.
+    """Return one line per image: its coarse and its fine answer.
 
     Args:
-        flat: where both name the same classes, the one that stands comes first, and then what the end device said.
+        flat: true if both name the same classes. The final answer then comes first, and the end device's after it.
     """
     if flat:
         return _flat_table(results)
-    # Where the coarse answer is all that an image has, no terminal is too narrow for it.
+    # Never drop the column of coarse answers if some image has no other.
     alone = any(result.coarse and not result.fine for result in results)
     table = Listing(
         Column(title="image", max_width=_NAME_WIDTH),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from terrace.cli import INTERRUPTED
 from terrace.commands.up import trusted_tiers, with_models, without_pixels
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
-from terrace.options import Json, ModelSet, Untrusted
+from terrace.options import Json, ModelSet, Untrusted, with_options
 from terrace.report import answer_names, job_summary, tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job, NodeShare
@@ -38,25 +39,34 @@ _REPORTED = {
     *("coarse_accuracy", "fine_accuracy", "coarse_from_fine_accuracy"),
     *("coarse_p50_ms", "coarse_p99_ms", "fine_p50_ms", "fine_p99_ms"),
 }
-"""What the report takes over from the job."""
+"""Fields of the job that the report repeats."""
 _JOB_BUDGET_S = 120.0
 _JOIN_BUDGET_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoNodes:
+    """Options of `terrace demo` for the number of nodes and the tiers that must not see pixels."""
+
+    end: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="End nodes.")] = 2
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1
+    untrusted: Untrusted = None
+
+
 @app.command()
+@with_options
 def demo(
     images: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Images of the bundled sample.")] = 300,
-    end: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="End nodes.")] = 2,
-    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1,
-    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1,
-    untrusted: Untrusted = None,
+    *,
+    nodes: DemoNodes,
     models: ModelSet = None,
     json: Json = False,
 ) -> None:
     """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
-    counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
+    counts = {Tier.END: nodes.end, Tier.EDGE: nodes.edge, Tier.CLOUD: nodes.cloud}
     console = Console(quiet=True) if json else screen()
-    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], models, console))
+    report = run_stoppable(lambda: _demo(counts, images, nodes.untrusted or [], models, console))
     if report is None:
         raise typer.Exit(INTERRUPTED)
     if json:
@@ -133,7 +143,7 @@ def _opening(counts: Mapping[Tier, int], untrusted: Sequence[str]) -> str:
 
 
 def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the report that `--json` prints."""
     nodes = []
     for service in fleet.services.values():
         if service.plan.kind != SCHEDULER:

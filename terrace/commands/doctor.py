@@ -1,4 +1,4 @@
-"""`terrace doctor`: is everything as it should be, and if not, what to do."""
+"""`terrace doctor` checks the installation and the fleet, and says how to repair them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from terrace import checks
 from terrace.checks import Check, Verdict
 from terrace.console import print_json, screen
-from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, ModelSet, TlsCa, TokenFile, connect
+from terrace.options import DEFAULT_PORT, DEFAULT_URL, Credentials, Json, ModelSet, with_options
 
 __all__ = ["app"]
 
@@ -23,11 +23,13 @@ app = typer.Typer(add_completion=False)
 _MARKS = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "bold red")}
 
 _NAME_WIDTH = 18
-"""Of the longest usual name, so that the groups line up."""
+"""Width of the longest usual name, so that the groups line up."""
 
 
 @app.command()
+@with_options
 def doctor(
+    *,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -38,13 +40,14 @@ def doctor(
     ] = None,
     models: ModelSet = None,
     data: Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.")] = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
+    credentials: Credentials,
     json: Json = False,
 ) -> None:
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
-    with connect(scheduler or DEFAULT_URL, token_file, tls_ca) as client:
-        fleet = list(checks.check_fleet(client, asked_for=scheduler is not None, models=models, tls_ca=tls_ca))
+    with credentials.connect(scheduler or DEFAULT_URL) as client:
+        fleet = list(
+            checks.check_fleet(client, asked_for=scheduler is not None, models=models, tls_ca=credentials.tls_ca)
+        )
     # Only a scheduler that answers is followed by findings on its nodes.
     answers = any(check.name != "scheduler" for check in fleet)
     running = answers and any(checks.listens_here(url, DEFAULT_PORT) for url in client.urls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 
 from terrace.commands.training import say
 from terrace.console import percent, print_json, screen
-from terrace.options import Json, optional_plain_name
+from terrace.options import Json, optional_plain_name, with_options
 from terrace.stoppable import interruptible
 from tierkit.errors import MissingExtra
 from tierkit.types import Tier
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["import_network"]
 
 
-@interruptible
-def import_network(
-    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="The network.", exists=True, dir_okay=False)],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """Arguments and options of `terrace models import`."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="The network.", exists=True, dir_okay=False)]
     models: Annotated[
         Path, typer.Option(metavar="SET", help="Model set: a folder; begun if it is not there.", file_okay=False)
-    ],
-    tier: Annotated[Tier, typer.Option(help="Where it is to run.")],
+    ]
+    tier: Annotated[Tier, typer.Option(help="Where it is to run.")]
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -36,23 +38,23 @@ def import_network(
             exists=True,
             dir_okay=False,
         ),
-    ] = None,
+    ] = None
     hierarchy: Annotated[
         Path | None,
         typer.Option(help="Superclasses (TOML), if an end network answers those.", exists=True, dir_okay=False),
-    ] = None,
+    ] = None
     preprocess: Annotated[
         Path | None,
         typer.Option(help="What the network expects of its pixels (TOML).", exists=True, dir_okay=False),
-    ] = None,
+    ] = None
     name: Annotated[
         str | None, typer.Option(help="Name of the network. Default: that of the file.", callback=optional_plain_name)
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise it to INT8; needs --calibrate.")] = False,
+    ] = None
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise it to INT8; needs --calibrate.")] = False
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Folder of pictures like those to come, to quantise with.", exists=True, file_okay=False),
-    ] = None,
+    ] = None
     validate: Annotated[
         Path | None,
         typer.Option(
@@ -60,30 +62,23 @@ def import_network(
             exists=True,
             file_okay=False,
         ),
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.int8 != (self.calibrate is not None):
+            raise typer.BadParameter("--int8 and --calibrate go together", param_hint="--int8")
+
+
+@interruptible
+@with_options
+def import_network(options: ImportOptions, json: Json = False) -> None:
     """Enter an ONNX network of your own into a model set, with its preprocessing inside."""
-    if int8 != (calibrate is not None):
-        raise typer.BadParameter("--int8 and --calibrate go together", param_hint="--int8")
     try:
         from models.importing.run import Wish, import_network as run
     except ImportError as exc:
         raise MissingExtra("import", "importing a network") from exc
-    report = run(
-        Wish(
-            file=file,
-            models=models,
-            tier=tier,
-            labels=labels,
-            hierarchy=hierarchy,
-            preprocess=preprocess,
-            name=name,
-            calibrate=calibrate,
-            validate=validate,
-        ),
-        say,
-    )
+    wish = {key: value for key, value in asdict(options).items() if key != "int8"}
+    report = run(Wish(**wish), say)
     if report.mistake is not None:
         found = report.mistake
         say(
@@ -118,7 +113,7 @@ def import_network(
     if report.assumed:
         said = f"assumed, as nothing says otherwise: {'; '.join(report.assumed)} (--validate tells whether it fits)"
         screen().print(said, style="dim", markup=False, soft_wrap=True)
-    screen().print(str(models / entry.file), style="dim", markup=False, soft_wrap=True)
+    screen().print(str(options.models / entry.file), style="dim", markup=False, soft_wrap=True)
 
 
 def _facts(report: ImportReport) -> dict[str, Any]:

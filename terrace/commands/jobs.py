@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Literal
 
@@ -27,8 +28,15 @@ _LEAST_WHY_WIDTH = 40
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 Cursor = Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")]
-AttemptLimit = Annotated[int, typer.Option(min=1, max=1000, help="How many, by task.")]
-Task = Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRange:
+    """Options that choose one page of the attempts of a job."""
+
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, by task.")] = 200
+    cursor: Cursor = None
+    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None
 
 
 @app.command("list")
@@ -85,11 +93,9 @@ def show(client: Client, job: JobId, json: Json = False) -> None:
 
 @app.command()
 @connected
-def attempts(
-    client: Client, job: JobId, limit: AttemptLimit = 200, cursor: Cursor = None, task: Task = None, json: Json = False
-) -> None:
+def attempts(client: Client, job: JobId, chosen: AttemptRange, json: Json = False) -> None:
     """Who tried which task of a job, and what came of it."""
-    page = client.attempts(job, limit=limit, cursor=cursor, task=task)
+    page = client.attempts(job, limit=chosen.limit, cursor=chosen.cursor, task=chosen.task)
     if json:
         print_json(page)
         return
@@ -120,11 +126,9 @@ def attempts(
 
 @app.command()
 @connected
-def explain(
-    client: Client, job: JobId, limit: AttemptLimit = 200, cursor: Cursor = None, task: Task = None, json: Json = False
-) -> None:
+def explain(client: Client, job: JobId, chosen: AttemptRange, json: Json = False) -> None:
     """Why each task of a job went where it went."""
-    page = client.explain(job, limit=limit, cursor=cursor, task=task)
+    page = client.explain(job, limit=chosen.limit, cursor=chosen.cursor, task=chosen.task)
     if json:
         print_json(page)
         return

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,17 +45,16 @@ from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import (
+    Credentials,
     Data,
     DatasetName,
     Json,
     ModelSet,
     OtherDataset,
-    TlsCa,
-    TokenFile,
     check_tls_ca,
-    connect,
     on_command_line,
     plain_name,
+    with_options,
 )
 from terrace.stoppable import interruptible
 from tierkit.distribution import install_command
@@ -90,6 +89,7 @@ _RUNS = Path("runs") / "models"
 
 
 @app.command("list")
+@with_options
 def list_models(
     context: typer.Context,
     models: ModelSet = None,
@@ -97,8 +97,8 @@ def list_models(
         str | None,
         typer.Option(metavar="URL", help="Show the networks that this scheduler offers, not those of a folder."),
     ] = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
+    *,
+    credentials: Credentials,
     json: Json = False,
 ) -> None:
     """The networks of the manifest."""
@@ -108,7 +108,7 @@ def list_models(
         raise typer.BadParameter("name a folder (--models) or a scheduler, not both", param_hint="--scheduler")
     else:
         check_tls_ca(context, scheduler)
-        with connect(scheduler, token_file, tls_ca) as client:
+        with credentials.connect(scheduler) as client:
             manifest = parse_manifest(dumps(client.models()).encode(), f"of {client.url}")
     if json:
         print_json(manifest.content())
@@ -196,43 +196,64 @@ def verify(models: ModelSet = None, provider: Provider = Processor.CPU, json: Js
         raise typer.Exit(1)
 
 
-@app.command("eval")
-@interruptible
-def evaluate_models(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to measure.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False,
-    data: Data = None,
-    dataset: OtherDataset = None,
-    models: ModelSet = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Options for the processor and threads of a network."""
+
+    provider: Provider = Processor.CPU
+    threads: Threads = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Options of `terrace models eval` that choose the networks and the pictures."""
+
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to measure.")] = None
+    all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False
+    data: Data = None
+    dataset: OtherDataset = None
+    models: ModelSet = None
     runs: Annotated[
         Path | None,
         typer.Option(
             help="Folder of training runs: those named are measured as they were trained, in place of a model set.",
             file_okay=False,
         ),
-    ] = None,
-    provider: Provider = Processor.CPU,
-    threads: Threads = 1,
+    ] = None
+
+
+@app.command("eval")
+@interruptible
+@with_options
+def evaluate_models(
+    chosen: Measured,
+    computing: Computing,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per run of an ONNX file.")] = 50,
     json: Json = False,
 ) -> None:
     """Accuracy, calibration and speed on the whole test set, or on your labelled pictures, measured now."""
-    if runs is not None:
-        if all_ or not names:
+    if chosen.runs is not None:
+        if chosen.all_ or not chosen.names:
             raise typer.BadParameter("name the runs to measure.")
-        found, flat = _evaluate_runs([runs / plain_name(name) for name in names], dataset, data, provider, threads)
+        found, flat = _evaluate_runs(chosen, [chosen.runs / plain_name(name) for name in chosen.names], computing)
         _print_evaluations(found, json=json, flat=flat)
         return
     import_runtime()
-    folder = models or weights_folder()
+    folder = chosen.models or weights_folder()
     manifest = load_manifest(folder)
-    entries = _chosen(manifest, names or [], all_)
-    source = Dataset.open(dataset or CIFAR100, data, hierarchy=manifest.hierarchy)
+    entries = _chosen(manifest, chosen.names or [], chosen.all_)
+    source = Dataset.open(chosen.dataset or CIFAR100, chosen.data, hierarchy=manifest.hierarchy)
     manifest.check_hierarchy(source.hierarchy)
     found = []
     with progress_bars("image") as progress:
         for entry in entries:
-            model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
+            model = load_model(
+                entry,
+                folder,
+                provider=computing.provider,
+                threads=computing.threads,
+                labels=manifest.labels(entry),
+            )
             test = source.read_for(entry, "test")
             bar = progress.add_task(entry.name, total=len(test))
             result = evaluate(
@@ -249,18 +270,17 @@ def evaluate_models(
     _print_evaluations(found, json=json, flat=manifest.hierarchy.is_flat)
 
 
-def _evaluate_runs(
-    folders: list[Path], dataset: str | None, data: Path | None, provider: Processor, threads: int
-) -> tuple[list[dict[str, Any]], bool]:
-    """A row for each run, and whether their hierarchies have no superclasses."""
+def _evaluate_runs(chosen: Measured, folders: list[Path], computing: Computing) -> tuple[list[dict[str, Any]], bool]:
+    """Return a row for each run, and true if their hierarchies have no superclasses."""
     with training_extra("measuring a training run"):
         from models.training.record import TrainingRecord, read_record
         from models.training.run import RunOptions, measure_run
     found, flat = [], True
     for folder in folders:
         config = read_record(TrainingRecord, folder).config
-        source = Dataset.open(dataset or config.dataset, data)
-        parameters, result = measure_run(folder, source, RunOptions(device=provider, threads=threads))
+        source = Dataset.open(chosen.dataset or config.dataset, chosen.data)
+        options = RunOptions(device=computing.provider, threads=computing.threads)
+        parameters, result = measure_run(folder, source, options)
         facts = {"name": folder.name, "tier": config.tier, "precision": config.precision, "parameters": parameters}
         found.append({**facts, "temperature": 1.0, **asdict(result)})
         flat = flat and source.hierarchy.is_flat
@@ -288,43 +308,57 @@ def _print_evaluations(found: list[dict[str, Any]], *, json: bool, flat: bool) -
     screen().print(table)
 
 
-@app.command()
-@interruptible
-def speed(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Options of `terrace models speed` that choose the networks and the batches."""
+
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None
     batches: Annotated[
         list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; give several.")
-    ] = None,
-    models: ModelSet = None,
+    ] = None
+    models: ModelSet = None
     runs: Annotated[
         Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
-    ] = None,
+    ] = None
     fp32: Annotated[
         bool, typer.Option("--fp32", help="Each INT8 network also in FP32, its weights taken back from INT8.")
-    ] = False,
-    provider: Provider = Processor.CPU,
-    threads: Threads = 1,
+    ] = False
+
+
+@app.command()
+@interruptible
+@with_options
+def speed(
+    chosen: Timed,
+    computing: Computing,
     json: Json = False,
 ) -> None:
     """Milliseconds per image by batch size."""
-    if fp32:
+    runs = chosen.runs
+    if chosen.fp32:
         with training_extra("the FP32 form of a network"):
             from models.export import dequantize  # noqa: F401  # told before anything is measured
-    folder = models or weights_folder()
+    folder = chosen.models or weights_folder()
     manifest = load_manifest(folder)
-    sizes = batches or [1, 50, 256]
-    chosen = _chosen(manifest, names or [], not names)
-    for entry in chosen:
+    sizes = chosen.batches or [1, 50, 256]
+    entries = _chosen(manifest, chosen.names or [], not chosen.names)
+    for entry in entries:
         if runs is not None and not (runs / entry.name / FP32_NAME).is_file():
             raise WeightsError(
                 f"{runs / entry.name} has no {FP32_NAME}: 'terrace models export {entry.name} --runs {runs}' writes it"
             )
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for entry in chosen:
-            for file, place in _precisions(entry, folder, runs, Path(scratch) if fp32 else None):
+        for entry in entries:
+            for file, place in _precisions(entry, folder, runs, Path(scratch) if chosen.fp32 else None):
                 say(f"measuring {file.name} ({file.precision}) in batches of {', '.join(map(str, sizes))}")
-                model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
+                model = load_model(
+                    file,
+                    place,
+                    provider=computing.provider,
+                    threads=computing.threads,
+                    labels=manifest.labels(entry),
+                )
                 pace = measure_ms_per_image(model, probe_images(entry.input_shape), sizes)
                 facts = {"name": entry.name, "precision": file.precision, "size_bytes": file.size_bytes}
                 found.append({**facts, "ms_per_image": pace})
@@ -340,16 +374,26 @@ def speed(
     screen().print("[dim]milliseconds per image[/dim]")
 
 
-@contextmanager
-def _writing(out: Path, weights: Path | None) -> Iterator[Manifest]:
-    """The manifest of the folder that is written into; a new one goes again if the command fails."""
-    new = not (out / MANIFEST_NAME).is_file()
-    manifest = begin_weights(out, weights or weights_folder())
-    with ExitStack() as undo:
-        if new:
-            undo.callback(shutil.rmtree, out, ignore_errors=True)
-        yield manifest
-        undo.pop_all()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """Options of a command that measures a model set and writes into it."""
+
+    out: Out
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+    models: ModelSet = None
+    records: Records = None
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[Manifest, Dataset]]:
+        """Give the manifest of the folder and the pictures; remove a new folder if the command fails."""
+        new = not (self.out / MANIFEST_NAME).is_file()
+        manifest = begin_weights(self.out, self.models or weights_folder())
+        with ExitStack() as undo:
+            if new:
+                undo.callback(shutil.rmtree, self.out, ignore_errors=True)
+            yield manifest, Dataset.open(self.dataset, self.data, hierarchy=manifest.hierarchy)
+            undo.pop_all()
 
 
 app.command("import")(import_network)
@@ -357,29 +401,25 @@ app.command("import")(import_network)
 
 @app.command("cut-encoder")
 @interruptible
+@with_options
 def cut_encoder(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all with fine answers unless given.")
     ] = None,
     *,
-    out: Out,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    models: ModelSet = None,
-    records: Records = None,
+    rewritten: Rewritten,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Cut the first convolution off networks, measure its features and enter it into the manifest as an encoder."""
     import_runtime()
-    with _writing(out, models) as manifest, progress_bars("image") as progress:
-        wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
-        source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
+    out = rewritten.out
+    with rewritten.open() as (manifest, source), progress_bars("image") as progress:
         made = add_conv1(
-            wanted,
+            names or [entry.name for entry in manifest.models if entry.target == "fine"],
             out,
             source,
-            records or records_folder(out),
+            rewritten.records or records_folder(out),
             threads=threads,
             report=_Bars(progress),
         )
@@ -390,45 +430,55 @@ def cut_encoder(
     _print_paths(out / name for name in (*(encoder.head.file for encoder in made), MANIFEST_NAME))
 
 
-@app.command("tune-escalation")
-@interruptible
-def tune_escalation(
-    *,
-    out: Out,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    models: ModelSet = None,
-    records: Records = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """Options of `terrace models tune-escalation` for the accuracy and the budget of the thresholds."""
+
     relative_accuracy: Annotated[
         float | None,
         typer.Option(min=0.01, help="Accuracy to aim at, as a share of the upper network's own; 0.99 unless given."),
-    ] = None,
+    ] = None
     target_accuracy: Annotated[
         float | None, typer.Option(min=0.01, max=1, help="In place of that, the fine accuracy itself.")
-    ] = None,
-    budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5,
+    ] = None
+    budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5
+
+    def target(self) -> Target:
+        """Return the accuracy and the budget to aim at."""
+        if self.relative_accuracy is not None and self.target_accuracy is not None:
+            raise typer.BadParameter(
+                "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
+            )
+        return Target(
+            accuracy=self.target_accuracy or self.relative_accuracy or 0.99,
+            relative=self.target_accuracy is None,
+            budget=self.budget,
+        )
+
+
+@app.command("tune-escalation")
+@interruptible
+@with_options
+def tune_escalation(
+    *,
+    rewritten: Rewritten,
+    aim: Aim,
     test: Annotated[bool, typer.Option(help="Measure the chosen thresholds on the test set.")] = True,
-    provider: Provider = Processor.CPU,
-    threads: Threads = 1,
+    computing: Computing,
     json: Json = False,
 ) -> None:
     """Choose how sure an answer must be to stand, on images that the networks have not seen, and store it with them."""
-    if relative_accuracy is not None and target_accuracy is not None:
-        raise typer.BadParameter(
-            "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
-        )
+    target = aim.target()
     import_runtime()
-    with _writing(out, models) as manifest, progress_bars("image") as progress:
+    with rewritten.open() as (manifest, source), progress_bars("image") as progress:
         report = tune_weights(
-            out,
-            Dataset.open(dataset, data, hierarchy=manifest.hierarchy),
-            records or records_folder(out),
-            Target(
-                accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
-            ),
+            rewritten.out,
+            source,
+            rewritten.records or records_folder(rewritten.out),
+            target,
             test=test,
-            provider=provider,
-            threads=threads,
+            provider=computing.provider,
+            threads=computing.threads,
             report=_Bars(progress),
         )
     if warning := caution(report.tuning):
@@ -473,11 +523,10 @@ def export(
     screen().print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
 
 
-@app.command()
-@interruptible
-def quantize(
-    name: Name,
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantised:
+    """Options of `terrace models quantize`."""
+
     out: Annotated[
         Path,
         typer.Option(
@@ -485,29 +534,27 @@ def quantize(
             file_okay=False,
             show_default=False,
         ),
-    ],
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    runs: Runs = _RUNS,
-    records: Records = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Nodes with a GPU shall serve it by default, no others.")] = False,
-    json: Json = False,
-) -> None:
+    ]
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+    runs: Runs = _RUNS
+    records: Records = None
+    gpu: Annotated[bool, typer.Option("--gpu", help="Nodes with a GPU shall serve it by default, no others.")] = False
+
+
+@app.command()
+@interruptible
+@with_options
+def quantize(name: Name, *, options: Quantised, json: Json = False) -> None:
     """Export a trained network, quantise it to INT8, calibrate it, measure it and enter it into a manifest."""
     with training_extra("quantising a network"):
         from models.export.pipeline import quantize_run
-    place = records or records_folder(out)
-    entry = quantize_run(
-        runs / name,
-        Dataset.open(dataset, data),
-        out,
-        records=place,
-        gpu=gpu,
-        say=say,
-    )
+    out, place = options.out, options.records or records_folder(options.out)
+    source = Dataset.open(options.dataset, options.data)
+    entry = quantize_run(options.runs / name, source, out, records=place, gpu=options.gpu, say=say)
     if entry.target == "fine":
         say("cutting its encoder off")
-        add_conv1([name], out, Dataset.open(dataset, data), place)
+        add_conv1([name], out, source, place)
     if json:
         print_json(entry.model_dump(mode="json"))
         return
@@ -615,7 +662,7 @@ def _print_paths(paths: Iterable[Path]) -> None:
 
 
 class _Bars:
-    """A bar for each thing that a command goes through; a `models.tuning` report."""
+    """Progress bars, one for each step of a command; called with the number of images done."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

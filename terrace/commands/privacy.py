@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from models.manifest import EncoderEntry, Manifest, ModelEntry, load_manifest, w
 from terrace.commands.privacy_training import export, front, train
 from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import Data, DatasetName, Json, ModelSet
+from terrace.options import Data, DatasetName, Json, ModelSet, with_options
 from terrace.stoppable import interruptible
 from tierkit.extras import training_extra
 from tierkit.types import EncoderKind, Privacy
@@ -59,51 +59,58 @@ def _one_of(names: Iterable[str], what: str, given: str) -> str:
     raise typer.BadParameter(f"there is no {what} {given!r}{guess} There is: {', '.join(names)}.")
 
 
-@app.command()
-@interruptible
-def audit(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """Options of `terrace privacy audit`."""
+
     encoder: Annotated[
         str | None, typer.Option(metavar="KIND", help="none (pixels), conv1 or bottleneck.", show_default=False)
-    ] = None,
+    ] = None
     network: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Whose encoder. Default: the first that has one.", show_default=False),
-    ] = None,
+    ] = None
     form: Annotated[
         str | None, typer.Option(metavar="FORM", help="uint8 (as sent unless asked otherwise), float16 or float32.")
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every encoder of the manifest, conv1 in two forms.")] = False,
-    images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200,
+    ] = None
+    all_: Annotated[bool, typer.Option("--all", help="Every encoder of the manifest, conv1 in two forms.")] = False
+    images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200
     out: Annotated[
         Path | None,
         typer.Option(
             help="Folder for record, table and pictures; runs/privacy-TIME unless given. The page shows SET/privacy.",
             file_okay=False,
         ),
-    ] = None,
+    ] = None
     page: Annotated[
         Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
-    ] = None,
+    ] = None
     queries: Annotated[
         int, typer.Option(min=1, help="Pictures that a learned attack may send through the encoder; --quick has fewer.")
-    ] = 100_000,
+    ] = 100_000
     thorough: Annotated[
         bool, typer.Option("--thorough", help=f"{_THOROUGH:,} queries, whatever --queries says. With --all: an hour.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
-    threads: TorchThreads = None,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    models: ModelSet = None,
-    json: Json = False,
-) -> None:
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0
+    quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False
+    threads: TorchThreads = None
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+    models: ModelSet = None
+
+    def __post_init__(self) -> None:
+        if self.thorough and self.quick:
+            raise typer.BadParameter("--quick and --thorough contradict each other.")
+
+
+@app.command()
+@interruptible
+@with_options
+def audit(options: AuditOptions, json: Json = False) -> None:
     """Attack encoders with all that is known, and show how much of the pictures comes back."""
-    if thorough and quick:
-        raise typer.BadParameter("--quick and --thorough contradict each other.")
-    folder = models or weights_folder()
+    folder = options.models or weights_folder()
     manifest = load_manifest(folder)
-    subjects = _subjects(manifest, encoder, network, form, everything=all_)
+    subjects = _subjects(manifest, options.encoder, options.network, options.form, everything=options.all_)
     attacked = _of_one_size([subject.network for subject in subjects])
     with training_extra("attacking an encoder"):
         import torch
@@ -111,16 +118,17 @@ def audit(
         from encryption.audit.run import Budget, run_audit
         from encryption.audit.sheet import draw_sheet
 
-    source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
+    source = Dataset.open(options.dataset, options.data, hierarchy=manifest.hierarchy)
     manifest.check_hierarchy(source.hierarchy)
     train, test = source.decoded_for(attacked, "train"), source.decoded_for(attacked, "test")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    # First: what an hour of attacks has found must not be lost for want of a place.
-    place = made_folder(out or Path("runs") / f"privacy-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}")
-    if page is not None:
-        place_in(page, _EXPERIMENT)
-    budget = Budget.quick(images) if quick else Budget.standard(images, _THOROUGH if thorough else queries)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    # First, so that an hour of attacks is not lost because the folder cannot be written to.
+    place = made_folder(options.out or Path("runs") / f"privacy-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}")
+    if options.page is not None:
+        place_in(options.page, _EXPERIMENT)
+    queries = _THOROUGH if options.thorough else options.queries
+    budget = Budget.quick(options.images) if options.quick else Budget.standard(options.images, queries)
     with progress_bars("step") as progress:
         bars: dict[str, TaskID] = {}
 
@@ -131,20 +139,25 @@ def audit(
                 bars[what] = progress.add_task(what, total=of)
             progress.update(bars[what], completed=done, total=of)
 
-        found = run_audit(subjects, manifest, folder, train, test, budget, seed=seed, tell=tell)
+        found = run_audit(subjects, manifest, folder, train, test, budget, seed=options.seed, tell=tell)
     rows = [asdict(row) for row in found.rows]
     record = RunRecord(
         experiment=_EXPERIMENT,
-        config={"budget": asdict(budget), "quick": quick, "data": source.name, "threads": torch.get_num_threads()},
+        config={
+            "budget": asdict(budget),
+            "quick": options.quick,
+            "data": source.name,
+            "threads": torch.get_num_threads(),
+        },
         samples={},
         results={"rows": rows},
-        seed=seed,
+        seed=options.seed,
     )
     written = record.write(place)
     table = _table(found.rows)
     kept = KeptAudit(
         measured_at=datetime.fromisoformat(record.measured_at),
-        quick=quick,
+        quick=options.quick,
         heads={entry.name: entry.head.sha256 for entry in manifest.encoders if _attacked(entry, found.rows)},
         rows=found.rows,
     )
@@ -155,8 +168,8 @@ def audit(
     sheet = place / "reconstructions.png"
     shown = [(label, pictures[:_SHOWN]) for label, pictures in strips if "\npixels" not in label]
     draw_sheet([("what was photographed", found.originals[:_SHOWN]), *shown], sheet)
-    if page is not None:
-        fill(page, _EXPERIMENT, table.markdown())
+    if options.page is not None:
+        fill(options.page, _EXPERIMENT, table.markdown())
     if json:
         print_json(rows)
         return
@@ -219,7 +232,7 @@ def _no_encoder(kind: str) -> str:
 
 
 def _of_one_size(networks: Sequence[ModelEntry]) -> ModelEntry:
-    """The first network, if all see the same of a picture: they are attacked on the same pixels."""
+    """Return the first network if all take pictures in the same way: they are attacked on the same pixels."""
     if len({network.fit for network in networks}) > 1:
         names = ", ".join(dict.fromkeys(network.name for network in networks))
         raise typer.BadParameter(
@@ -229,7 +242,7 @@ def _of_one_size(networks: Sequence[ModelEntry]) -> ModelEntry:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """The rows for a page, the strongest attack of each encoder in bold."""
+    """Return the rows for a page."""
     return Table(
         headings="encoder | network | form | attack | SSIM | PSNR | recognised | fine | lost | bytes | ms | counts",
         rows=[_cells(row, rows) for row in rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
-from terrace.options import Data, DatasetName, Json, ModelSet
+from terrace.options import Data, DatasetName, Json, ModelSet, with_options
 from terrace.stoppable import interruptible
 from tierkit.extras import training_extra
 
@@ -47,35 +48,34 @@ def train(
     )
 
 
-@interruptible
-def export(
-    name: Name,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    runs: Runs = _RUNS,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Options of `terrace privacy export`."""
+
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+    runs: Runs = _RUNS
     out: Annotated[
         Path | None,
         typer.Option(
             help="Weights folder to enter it into, begun as a copy of the bundled one. Default: one in the run folder.",
             file_okay=False,
         ),
-    ] = None,
+    ] = None
     noise: Annotated[
         float | None, typer.Option(min=0, help="Noise on the device in place of the configuration's; hides more.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+
+
+@interruptible
+@with_options
+def export(name: Name, options: Exported, json: Json = False) -> None:
     """Write a trained encoder as INT8 head and tail, measure it and enter it into a manifest."""
     with training_extra("exporting an encoder"):
         from encryption.training.export import export_encoder
-    place = out or runs / name / "weights"
-    entry = export_encoder(
-        runs / name,
-        Dataset.open(dataset, data),
-        place,
-        noise=noise,
-        say=say,
-    )
+    place = options.out or options.runs / name / "weights"
+    source = Dataset.open(options.dataset, options.data)
+    entry = export_encoder(options.runs / name, source, place, noise=options.noise, say=say)
     if json:
         print_json(entry.model_dump(mode="json"))
         return
@@ -89,23 +89,31 @@ def export(
         screen().print(str(place / file), style="dim", markup=False, soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """Options of `terrace privacy front`."""
+
+    out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)]
+    network: Annotated[str, typer.Option(metavar="NAME", help="Whose encoders are compared.")] = "resnet-34"
+    images: Annotated[int, typer.Option(min=8, max=10_000, help="Held-out images to attack.")] = 200
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0
+    queries: Annotated[int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")] = (
+        160_000
+    )
+    threads: TorchThreads = None
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+
+
 @interruptible
+@with_options
 def front(
     places: Annotated[
         list[Path],
         typer.Argument(metavar="FOLDER...", help="Weights folders, of 'terrace privacy export'.", show_default=False),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)],
-    network: Annotated[str, typer.Option(metavar="NAME", help="Whose encoders are compared.")] = "resnet-34",
-    images: Annotated[int, typer.Option(min=8, max=10_000, help="Held-out images to attack.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
-    queries: Annotated[
-        int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")
-    ] = 160_000,
-    threads: TorchThreads = None,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
+    options: FrontOptions,
     json: Json = False,
 ) -> None:
     """Attack several learned encoders of one network, and draw what each gives away against how well it answers."""
@@ -114,18 +122,18 @@ def front(
 
         from encryption.front import save_front, undominated
         from encryption.training.compare import compare_encoders
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     found = compare_encoders(
         places,
-        network,
-        Dataset.open(dataset, data),
-        images=images,
-        queries=queries,
-        seed=seed,
+        options.network,
+        Dataset.open(options.dataset, options.data),
+        images=options.images,
+        queries=options.queries,
+        seed=options.seed,
         say=say,
     )
-    written = save_front(found, out)
+    written = save_front(found, options.out)
     if json:
         print_json(found.model_dump(mode="json"))
         return
@@ -148,7 +156,7 @@ def front(
         )
     screen().print(table)
     screen().print(
-        f"{network} on pixels: fine {percent(found.plain_accuracy)}; {found.end_network} takes "
+        f"{options.network} on pixels: fine {percent(found.plain_accuracy)}; {found.end_network} takes "
         f"{found.end_ms_per_image:.3f} ms per image here",
         soft_wrap=True,
         markup=False,

@@ -1,4 +1,4 @@
-"""What a network runs on, as an option."""
+"""Option for the processor of a network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Processor", "within_cores"]
 
 
 class Processor(StrEnum):
-    """What a network runs on."""
+    """Processor of a network."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 def within_cores(threads: int | None) -> int | None:
-    """So many threads, if there are cores for them."""
+    """Check that there are as many cores as threads."""
     if threads is not None:
         try:
             check_threads(threads)

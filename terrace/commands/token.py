@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from terrace.console import Column, Listing, print_json, screen
-from terrace.options import Json
+from terrace.options import Json, with_options
 from tierkit.access import TokenEntry, TokenRole, digest_of, new_token, read_book
 from tierkit.access.editing import added, editing, revoked, rotated, write_private
 from tierkit.errors import SetupError
@@ -47,9 +48,11 @@ Expires = Annotated[
 ]
 
 
-@app.command()
-def create(
-    name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions:
+    """Options of `terrace token create`."""
+
+    name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)]
     role: Annotated[
         TokenRole,
         typer.Option(
@@ -57,50 +60,58 @@ def create(
             "node: registration; worker: to compute for training runs.",
             show_default=False,
         ),
-    ],
-    tokens: TokensFile = DEFAULT_TOKENS,
-    expires: Expires = None,
-    out: Out = None,
+    ]
+    tokens: TokensFile = DEFAULT_TOKENS
+    expires: Expires = None
+    out: Out = None
     node: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
             help="Node, worker: an id that it may take; may be repeated. Default: NAME and NAME-*.",
         ),
-    ] = None,
+    ] = None
     tier: Annotated[
         list[Tier] | None, typer.Option(help="Node: a tier that it may join; may be repeated. Default: all.")
-    ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of requests.")] = None,
-    upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of bytes sent.")] = None,
-    unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="People: limit of jobs at a time.")] = None,
-    uploads: Annotated[int | None, typer.Option(min=1, help="People: limit of uploads at a time.")] = None,
-    streams: Annotated[int | None, typer.Option(min=1, help="People: limit of event streams at a time.")] = None,
-) -> None:
+    ] = None
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of requests.")] = None
+    upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of bytes sent.")] = None
+    unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="People: limit of jobs at a time.")] = None
+    uploads: Annotated[int | None, typer.Option(min=1, help="People: limit of uploads at a time.")] = None
+    streams: Annotated[int | None, typer.Option(min=1, help="People: limit of event streams at a time.")] = None
+
+    def entry(self, token: str, now: datetime) -> TokenEntry:
+        """Return what the file of tokens keeps about a token: its rights and its hash."""
+        try:
+            return TokenEntry(
+                name=self.name,
+                role=self.role,
+                sha256=digest_of(token.encode()).hex(),
+                created=now,
+                expires=None if self.expires is None else now + span(self.expires),
+                requests_per_minute=self.requests_per_minute,
+                upload_bytes_per_minute=self.upload_bytes_per_minute,
+                unfinished_jobs=self.unfinished_jobs,
+                uploads=self.uploads,
+                streams=self.streams,
+                nodes=tuple(self.node or ()),
+                tiers=tuple(self.tier or ()),
+            )
+        except ValidationError as exc:
+            raise typer.BadParameter(_sentence(exc)) from exc
+
+
+@app.command()
+@with_options
+def create(options: TokenOptions) -> None:
     """Make a token, show it this once or write it into a file of its own, and add its hash to the file of tokens."""
-    token, now = new_token(), _now()
-    try:
-        entry = TokenEntry(
-            name=name,
-            role=role,
-            sha256=digest_of(token.encode()).hex(),
-            created=now,
-            expires=None if expires is None else now + span(expires),
-            requests_per_minute=requests_per_minute,
-            upload_bytes_per_minute=upload_bytes_per_minute,
-            unfinished_jobs=unfinished_jobs,
-            uploads=uploads,
-            streams=streams,
-            nodes=tuple(node or ()),
-            tiers=tuple(tier or ()),
-        )
-    except ValidationError as exc:
-        raise typer.BadParameter(_sentence(exc)) from exc
-    with editing(tokens) as entries:
+    token, out = new_token(), options.out
+    entry = options.entry(token, _now())
+    with editing(options.tokens) as entries:
         entries[:] = added(entries, entry)
         _hand_over(token, out)
     where = "it is shown this once" if out is None else f"it is in {out} and nowhere else"
-    _say(f"{name} has a token of the role {role} now; {where}, for {tokens} keeps only its hash")
+    _say(f"{entry.name} has a token of the role {entry.role} now; {where}, for {options.tokens} keeps only its hash")
 
 
 @app.command()
@@ -169,7 +180,7 @@ def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None
 
 
 def _scope(entry: TokenEntry) -> str:
-    """What a token is for, or how much, in a few words."""
+    """Return what a token is for, or its limits, in a few words."""
     if entry.run is not None:
         return f"{len(entry.used)} of {entry.uses} workers of run {entry.run}"
     if entry.role in ("node", "worker"):
@@ -185,7 +196,7 @@ def _scope(entry: TokenEntry) -> str:
 
 
 def _hand_over(token: str, out: Path | None) -> None:
-    """Before its hash is kept: a token that was never handed out is of no use."""
+    """Print the token or write it to a file, before its hash is kept: a token that was never shown is useless."""
     if out is None:
         sys.stdout.write(f"{token}\n")
         sys.stdout.flush()

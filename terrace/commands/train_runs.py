@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from pydantic_core import to_json
 
 from terrace.commands.token import span
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import DEFAULT_URL, Json, Scheduler, TlsCa, TokenFile, check_tls_ca, connect, connected
+from terrace.options import DEFAULT_URL, Credentials, Json, Scheduler, check_tls_ca, connected, with_options
 from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
 from tierkit.plaintext import harmless, one_line
 from tierkit.wire.runs import LONGEST_INVITATION_S
@@ -159,14 +160,15 @@ def stop(client: Client, run: RunId, json: Json = False) -> None:
         _print_run(stopped)
 
 
-@app.command()
-def worker(
-    context: typer.Context,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """Arguments of `terrace train worker`."""
+
     run: Annotated[
         str,
         typer.Argument(metavar="RUN", help="Id of the run, or the URL of its host.", show_default=False),
-    ],
-    name: Annotated[str, typer.Argument(metavar="WORKER", help="Name of the worker.", show_default=False)],
+    ]
+    name: Annotated[str, typer.Argument(metavar="WORKER", help="Name of the worker.", show_default=False)]
     order: Annotated[
         Literal["pause", "drop", "trust", "resume"],
         typer.Argument(
@@ -174,21 +176,29 @@ def worker(
             help="No work for it; or none ever; or its updates count whatever they are; or they are judged again.",
             show_default=False,
         ),
-    ],
+    ]
+
+
+@app.command()
+@with_options
+def worker(
+    context: typer.Context,
+    order: WorkerOrder,
     scheduler: Scheduler = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
+    *,
+    credentials: Credentials,
     json: Json = False,
 ) -> None:
     """Pause, drop, trust or resume a worker of a training run, by its host or through the scheduler."""
+    run, name = order.run, order.name
     at_host = "://" in run
     url = run if at_host else scheduler
     check_tls_ca(context, url)
-    with connect(url, token_file, tls_ca) as client:
+    with credentials.connect(url) as client:
         if at_host:
-            found = client.order_at_host(name, order)
+            found = client.order_at_host(name, order.order)
         else:
-            found = next(each for each in client.order_worker(run, name, order).workers if each.name == name)
+            found = next(each for each in client.order_worker(run, name, order.order).workers if each.name == name)
     if json:
         print_json(found)
         return
@@ -206,7 +216,7 @@ def _print_run(run: RunSummary) -> None:
 
 
 def _print_workers(run: RunProgress) -> None:
-    """Who has contributed what, also of those who have left."""
+    """Print what each worker has contributed, even if it has left."""
     table = Listing(
         Column(title="worker", max_width=_NAME_WIDTH),
         Column(title="updates", right=True),

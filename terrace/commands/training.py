@@ -1,9 +1,8 @@
-"""What the commands that train have in common: their options, and what they show."""
+"""Options and output that the commands for training share."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from models.dataset import Dataset
 from terrace.commands.processors import Processor, within_cores
 from terrace.console import print_json, progress_bars, screen
-from terrace.options import Data, Json, OtherDataset
+from terrace.options import Data, Json, OtherDataset, with_options
 from terrace.stoppable import interruptible
 from tierkit.errors import InvalidInput, SetupError
 
@@ -60,7 +59,7 @@ class Training:
         find_config: Callable[[str, Path | None], Config],
         train: Callable[[Config, Dataset, RunOptions], TrainingRecord],
     ) -> None:
-        """Train the configuration of the run folder's name, and show what has come of it."""
+        """Train the configuration that the run folder is named after, and print the result."""
         from models.training.run import RunOptions
 
         try:
@@ -94,23 +93,12 @@ class Training:
 
 
 def training_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose last parameter is a `Training`, with the fields of that as options of its own."""
-    *own, last = inspect.signature(command, eval_str=True).parameters.values()
-    common = inspect.signature(Training, eval_str=True).parameters
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        training = Training(**{name: given.pop(name) for name in common})
-        command(**given, **{last.name: training})
-
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *common.values())]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return _told(interruptible(with_options))
+    """Make a command that Ctrl-C stops cleanly, with the fields of its `Training` as options."""
+    return _told(interruptible(with_options(command)))
 
 
 def _told(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that says what Ctrl-C costs."""
+    """Make a command report what Ctrl-C costs."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -124,5 +112,5 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def say(text: str) -> None:
-    """Tell what is going on."""
+    """Print a note on standard error."""
     screen(stderr=True).print(text, style="dim", markup=False, soft_wrap=True)

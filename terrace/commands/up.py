@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,15 @@ from models.manifest import load_manifest
 from models.source import chosen_entries
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
-from terrace.options import DEFAULT_PORT, ModelSet, TlsCa, TokenFile, Untrusted, on_command_line, token_from
+from terrace.options import (
+    DEFAULT_PORT,
+    Credentials,
+    ModelSet,
+    Untrusted,
+    on_command_line,
+    token_from,
+    with_options,
+)
 from terrace.report import tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
@@ -56,57 +65,74 @@ _JOIN_BUDGET_S = 10.0
 _NOT_WITH_A_FILE = ("end", "edge", "cloud", "port", "untrusted", "n_map", "state")
 
 
-@app.callback(invoke_without_command=True)
-def up(
-    context: typer.Context,
-    end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="End nodes.")] = 2,
-    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1,
-    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT,
-    untrusted: Untrusted = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """Options of `terrace up` that choose the services."""
+
+    end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="End nodes.")] = 2
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT
+    untrusted: Untrusted = None
     n_map: Annotated[
         int | None, typer.Option("--n-map", min=1, help="End nodes per edge node in the scheme mapping.")
-    ] = None,
-    models: ModelSet = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the scheduler's database.", file_okay=False)
-    ] = None,
+    ] = None
+    models: ModelSet = None
+    state: Annotated[Path | None, typer.Option(help="Folder that keeps the scheduler's database.", file_okay=False)] = (
+        None
+    )
     fleet: Annotated[
         Path | None, typer.Option(help="Start what this fleet file (TOML) says instead.", dir_okay=False, exists=True)
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Which machine of the fleet file this one is.")] = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
+    ] = None
+    host: Annotated[str | None, typer.Option(help="Which machine of the fleet file this one is.")] = None
+
+    def plan(self) -> FleetPlan:
+        """Return the fleet to start, with the chosen model set."""
+        if self.fleet is not None:
+            plan = read_fleet_file(self.fleet, self.host)
+        elif self.host is not None:
+            raise typer.BadParameter("goes with --fleet", param_hint="--host")
+        else:
+            untrusted = self.untrusted or []
+            plan = local_plan(
+                {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud},
+                scheduler={
+                    "port": self.port,
+                    "trusted": trusted_tiers(untrusted),
+                    "n_map": self.n_map,
+                    "state": self.state,
+                },
+                tiers=without_pixels(untrusted),
+            )
+        return with_models(plan, self.models)
+
+
+@app.callback(invoke_without_command=True)
+@with_options
+def up(
+    context: typer.Context,
+    options: FleetOptions,
+    credentials: Credentials,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Logs for people or for programs.")] = "text",
 ) -> None:
     """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
     if context.invoked_subcommand is not None:
         return
-    if fleet is not None:
+    if options.fleet is not None:
         _check_alone(context)
-        plan = read_fleet_file(fleet, host)
-        tls_ca = tls_ca or _trusted_there(plan)
-    elif host is not None:
-        raise typer.BadParameter("goes with --fleet", param_hint="--host")
-    else:
-        plan = local_plan(
-            {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud},
-            scheduler={"port": port, "trusted": trusted_tiers(untrusted or []), "n_map": n_map, "state": state},
-            tiers=without_pixels(untrusted or []),
-        )
-    plan = with_models(plan, models)
-    networks = None  # what the nodes of a fleet file serve, the file says
-    if fleet is None:
+    plan = options.plan()
+    networks = None  # of a fleet file, whose text names what the nodes serve
+    if options.fleet is None:
         tiers = dict.fromkeys(node.kind for node in plan.nodes)
-        networks = tier_networks(load_manifest(models), tiers, untrusted or [])
+        networks = tier_networks(load_manifest(options.models), tiers, options.untrusted or [])
+    elif credentials.tls_ca is None:
+        credentials = replace(credentials, tls_ca=_trusted_there(plan))
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
-        finished = run_stoppable(
-            lambda: _run(plan, networks, raw=log_format == "json", token_file=token_file, tls_ca=tls_ca)
-        )
+        finished = run_stoppable(lambda: _run(plan, networks, credentials, raw=log_format == "json"))
     except ServiceFailed as exc:
-        source = "" if fleet is None else f"the fleet file {fleet}: "
+        source = "" if options.fleet is None else f"the fleet file {options.fleet}: "
         typer.echo(harmless(f"terrace up: {source}{exc}"), err=True)
         raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
@@ -128,7 +154,7 @@ def kill(
 
 
 def _check_alone(context: typer.Context) -> None:
-    """Refuse what a fleet file says in its own way, rather than pass over it."""
+    """Refuse options that a fleet file replaces."""
     for name in _NOT_WITH_A_FILE:
         if on_command_line(context, name):
             raise typer.BadParameter(
@@ -137,7 +163,7 @@ def _check_alone(context: typer.Context) -> None:
 
 
 def _trusted_there(plan: FleetPlan) -> Path | None:
-    """What the services of a fleet file trust: it does for our own questions to their scheduler."""
+    """Return the certificates that the services of a fleet file trust; this command uses them as well."""
     if plan.scheduler_url is None or "https://" not in plan.scheduler_url:
         return None
     named = (service.settings.get("tls_ca") for service in plan.services)
@@ -145,17 +171,17 @@ def _trusted_there(plan: FleetPlan) -> Path | None:
 
 
 def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
-    """A fleet on one machine is its user's own: all of it is trusted but for what is named."""
+    """Return the trusted tiers of a fleet on one machine: all but the named ones, as it belongs to one user."""
     return [tier for tier in Tier if tier not in untrusted]
 
 
 def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Settings of the tiers that get features alone: they need no whole network."""
+    """Return settings of the tiers that only get features and therefore need no whole network."""
     return {tier: {"only_features": True} for tier in untrusted}
 
 
 def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
-    """The plan with a model set for all services that name none, which has what each of the nodes serves.
+    """Return the plan with this model set for all services that name none, after checking that it serves each node.
 
     Raises:
         SetupError: the set cannot be read, or lacks something; says which command makes it.
@@ -177,13 +203,11 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
     return plan
 
 
-async def _run(
-    plan: FleetPlan, networks: RenderableType | None, *, raw: bool, token_file: Path | None, tls_ca: Path | None
-) -> int:
-    """Until every service has ended; exit code 1, since that is a failure."""
+async def _run(plan: FleetPlan, networks: RenderableType | None, credentials: Credentials, *, raw: bool) -> int:
+    """Run the fleet until every service has ended; return exit code 1, since that is a failure."""
     console, notes = screen(), screen(stderr=True)
     # What the user said to get in here, so that the command of the greeting works as it stands.
-    given = {"--token-file": token_file, "--tls-ca": tls_ca}
+    given = {"--token-file": credentials.token_file, "--tls-ca": credentials.tls_ca}
     access = "".join(f" {flag} {shlex.quote(str(file))}" for flag, file in given.items() if file)
 
     kinds = {service.name: service.kind for service in plan.services}
@@ -227,14 +251,14 @@ async def _run(
                 on_line=show_line,
                 on_exit=show_exit,
                 on_ready=show_ready,
-                token=token_from(token_file),
-                tls_ca=tls_ca,
+                token=token_from(credentials.token_file),
+                tls_ca=credentials.tls_ca,
             ) as fleet,
             asyncio.TaskGroup() as tasks,
         ):
             starting = False
             welcome = tasks.create_task(
-                _welcome(fleet, notes, access, own_token=token_file is not None), name="welcome"
+                _welcome(fleet, notes, access, own_token=credentials.token_file is not None), name="welcome"
             )
             while fleet.alive:
                 fleet.changed.clear()
@@ -245,8 +269,10 @@ async def _run(
 
 
 async def _welcome(fleet: Fleet, notes: Console, access: str, *, own_token: bool) -> None:
-    """Whoever reads the greeting may use the fleet: it comes when all nodes have joined, however long that takes. Where
-    that cannot be seen, it says no more than that they have been started."""
+    """Print the greeting when all nodes have joined, so that its reader can use the fleet at once.
+
+    If the device list cannot be read, the greeting only says that the nodes have been started.
+    """
     told, joined = "", False
     while True:
         try:
