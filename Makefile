@@ -72,7 +72,7 @@ test-ray: $(RAY)/.ray
 
 test-peers: $(VENV)/.dev $(TRAIN)/.ready
 	$(VENV)/bin/python -m pytest -m peers tests/integration/engines
-	$(TRAIN)/bin/python -m pytest -m peers tests/integration/experiments
+	$(TRAIN)/bin/python -m pytest -m peers tests/integration/benchmarks
 
 # Somebody else's `models/` and `scheduler/` stand where the command is called, and must not be taken for ours.
 wheel:

@@ -126,14 +126,14 @@ def terrace(
         typer.echo(context.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
-    command = typer.main.get_command(app)
+def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "terrace") -> int:
+    """Run one command line of `commands`; returns the exit code."""
+    command = typer.main.get_command(commands)
     try:
-        code = command.main(list(arguments), prog_name="terrace", standalone_mode=False)
+        code = command.main(list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except UsageError as exc:
-        called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
+        called = " ".join([name, *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else name
         path = exc.ctx.command_path if exc.ctx else called
         message = exc.format_message().replace("Value error, ", "")
         if not message:
@@ -142,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except TerraceError as exc:
         hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(exc, kind)), "")
-        typer.echo(harmless(f"terrace: {as_sentence(f'{exc}{hint}')}"), err=True)
+        typer.echo(harmless(f"{name}: {as_sentence(f'{exc}{hint}')}"), err=True)
         return 2 if asked_wrongly(exc) else 1
     except BrokenPipeError:
         _drop_output()  # the reader has closed the pipe and knows it
@@ -151,7 +151,7 @@ def run(arguments: Sequence[str]) -> int:
         if exc.errno not in NO_ROOM:
             raise
         _drop_output()
-        typer.echo(harmless(f"terrace: cannot write {exc.filename or 'the output'}: {exc.strerror}."), err=True)
+        typer.echo(harmless(f"{name}: cannot write {exc.filename or 'the output'}: {exc.strerror}."), err=True)
         return 1
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)

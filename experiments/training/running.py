@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.peers.processes import serving
+from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from models.dataset import Dataset
-from models.held_out import hold_out
-from models.training.batches import statistics as pixel_statistics
 from models.training.config import CONFIGS, TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError
@@ -28,7 +26,7 @@ from training.virtual import Link
 from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
-__all__ = ["NETWORK", "Bench", "serve_s", "write_task"]
+__all__ = ["NETWORK", "Bench", "serve_s"]
 
 NETWORK = "mnist-64-64"
 
@@ -137,35 +135,6 @@ class Bench:
             return time.thread_time() - began
 
         return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
-
-
-def write_task(data: Path | None, network: Path, seeds: Iterable[int], folder: Path) -> None:
-    """Write what others need to train a network as Terrace does, as `contenders/common.py` reads it.
-
-    Args:
-        network: its configuration.
-
-    Raises:
-        DataError: CIFAR-100 is missing.
-    """
-    config = find_config(network.stem, network)
-    dataset = Dataset.open(config.dataset, data)
-    images = dataset.read("train")
-    assert images.fine is not None  # CIFAR-100 has labels
-    assert images.coarse is not None
-    split = hold_out(images.fine, config.held_out_per_class)
-    known = pixel_statistics(images.images[split.train])
-    labels = images.coarse if config.target == "coarse" else images.fine
-    parts = {
-        f"{name}_{what}": values[chosen]
-        for name, chosen in (("train", split.train), ("held_out", split.held_out))
-        for what, values in (("images", images.images), ("labels", labels))
-    }
-    np.savez(folder / "images.npz", mean=known.mean, std=known.std, **parts)
-    training = TrainingData(config, images, dataset.hierarchy)
-    for seed in seeds:
-        learner = FlatLearner(config.model_copy(update={"seed": seed}), training)
-        np.save(folder / f"{seed}.npy", learner.weights())
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:

@@ -25,14 +25,7 @@ from terrace.options import Json
 from terrace.stoppable import run_stoppable
 from tierkit.errors import MissingExtra, TerraceError
 
-__all__ = ["app"]
-
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Measure the paper's tables and figures, and other costs.",
-)
+__all__ = ["app", "experiment_app"]
 
 
 def _run_folder(text: str) -> Path:
@@ -74,9 +67,9 @@ def _all(options: Mapping[str, Any], common: dict[str, Any]) -> None:
     _run(ALL, None, **common)
 
 
-def _command(name: str) -> Callable[[Mapping[str, Any], dict[str, Any]], None]:
+def _command(experiments: Mapping[str, Experiment], name: str) -> Callable[[Mapping[str, Any], dict[str, Any]], None]:
     def command(options: Mapping[str, Any], common: dict[str, Any]) -> None:
-        experiment = EXPERIMENTS[name]
+        experiment = experiments[name]
         if experiment.profile is None and common["profile"] != "native":
             read_profile(common["profile"])  # one that does not exist is refused all the same
             _note(
@@ -86,12 +79,13 @@ def _command(name: str) -> Callable[[Mapping[str, Any], dict[str, Any]], None]:
             common["profile"] = "native"
         _run([experiment], experiment.options.model_validate(options), **common)
 
-    summary = EXPERIMENTS[name].summary
+    summary = experiments[name].summary
     command.__doc__ = f"{summary[0].upper()}{summary[1:]}."
     return command
 
 
 def _add(
+    app: typer.Typer,
     name: str,
     run: Callable[[Mapping[str, Any], dict[str, Any]], None],
     options: type[Options] = Options,
@@ -130,31 +124,33 @@ def _add(
     app.command(name)(command)
 
 
-_add("all", _all, ignores={"tasks"})
+def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typer.Typer:
+    """A command for each of these experiments, and one for the report of their runs."""
+    app = typer.Typer(add_completion=False, no_args_is_help=True, help=help_text)
 
+    @app.command()
+    def report(
+        folder: Annotated[
+            Path,
+            typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", parser=_report_folder),
+        ],
+    ) -> None:
+        """Make tables and plots of all records in a folder again, and one HTML page of them."""
+        page, warnings = write_report(folder, experiments)
+        for warning in warnings:
+            _note(warning)
+        screen().print(str(page), soft_wrap=True, markup=False)
 
-@app.command("report")
-def report_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", parser=_report_folder),
-    ],
-) -> None:
-    """Make tables and plots of all records in a folder again, and one HTML page of them."""
-    page, warnings = write_report(folder, EXPERIMENTS)
-    for warning in warnings:
-        _note(warning)
-    screen().print(str(page), soft_wrap=True, markup=False)
-
-
-for _experiment in EXPERIMENTS.values():
-    _add(
-        _experiment.name,
-        _command(_experiment.name),
-        _experiment.options,
-        ignores=_experiment.ignores,
-        profile=_experiment.profile or "native",
-    )
+    for experiment in experiments.values():
+        _add(
+            app,
+            experiment.name,
+            _command(experiments, experiment.name),
+            experiment.options,
+            ignores=experiment.ignores,
+            profile=experiment.profile or "native",
+        )
+    return app
 
 
 def _note(text: str) -> None:
@@ -248,3 +244,7 @@ def _show(experiment: Experiment, outcome: Outcome) -> None:
     made = "record, table and plots" if outcome.figures is not None and outcome.figures.shown() else "record and table"
     console.print(extent(experiment, outcome.record), style="dim", soft_wrap=True, markup=False)
     console.print(f"{made}: {outcome.folder}", style="dim", soft_wrap=True, markup=False)
+
+
+app = experiment_app(EXPERIMENTS, "Measure the paper's tables and figures, and other costs.")
+_add(app, "all", _all, ignores={"tasks"})

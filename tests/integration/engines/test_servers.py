@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.peers.contenders import MLSERVER_JSON, choose
-from experiments.peers.environments import interpreter_of
-from experiments.peers.processes import ServerProcesses, running
+from benchmarks.peers.contenders import MLSERVER_JSON, choose
+from benchmarks.peers.environments import interpreter_of
+from experiments.processes import ServerProcesses, running
 from models.manifest import load_manifest, weights_folder
 from tests.integration.engines.running import NETWORK, agree, cloud, local, sample
 from tierkit.errors import SetupError, UpstreamUnavailable

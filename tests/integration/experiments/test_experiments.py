@@ -152,13 +152,6 @@ def test_figure3(profile: str, tmp_path: Path) -> None:
     assert [point["tasks_by_form"] for point in points] == [{}, *[{"conv1": 12}] * 5]
 
 
-def test_photographs(profile: str, tmp_path: Path) -> None:
-    """Without a model set, Terrace's own network classifies them, and no target is judged."""
-    few = ["--photographs", "6", "--rounds", "1", "--end", "1", "--out", str(tmp_path / "run")]
-    row = run("photographs", "--quick", *few)
-    assert (row["photographs"], row["equal"], row["missed"]) == (6, 6, [])
-
-
 def test_escalation(profile: str, tmp_path: Path) -> None:
     options = ["--profile", profile, "--tasks", "8", "--budget", "0.5", "--out", str(tmp_path / "run")]
     rows = run("escalation", *options)

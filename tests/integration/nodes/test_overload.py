@@ -1,6 +1,6 @@
 """Far more is asked of a node than it can do: what has room is answered, the rest refused at once, memory is bounded.
 
-In small, for every run of the tests; `terrace experiment overload` measures it for a minute with real networks.
+In small, for every run of the tests; `python -m benchmarks overload` measures it for a minute with real networks.
 """
 
 import asyncio

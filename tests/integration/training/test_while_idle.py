@@ -19,11 +19,11 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
+from benchmarks.peers.measuring import loaded
 from experiments.bench.inputs import InputPlan
 from experiments.bench.levels import Open, Plan
 from experiments.bench.summary import OK, percentile
 from experiments.bench.targets import Target, oip_target
-from experiments.peers.measuring import loaded
 from models.manifest import load_manifest, weights_folder
 from tierkit.testing import service_process, wait_for
 from tierkit.types import Tier

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tables import RECORDS
 from experiments.catalog import EXPERIMENTS
 from experiments.chaos.faults import Kind
 from experiments.figure3 import LOOKS, SERIES
 from experiments.plots import Figures, averaged, counted, measured
 from experiments.record import read_record
-from experiments.tables import RECORDS
 
 pytest.importorskip("matplotlib")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tables import RECORDS
 from experiments.catalog import EXPERIMENTS
 from experiments.harness import RECORD, Request, execute
 from experiments.profile import read_profile
 from experiments.report import REPORT, write_report
-from experiments.tables import RECORDS
 from tierkit.errors import InvalidInput, SetupError
 
 REQUEST = Request(profile_name="native", profile=read_profile("native"))

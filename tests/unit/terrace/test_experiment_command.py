@@ -13,12 +13,12 @@ import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
+from benchmarks.tables import RECORDS
 from experiments.catalog import EXPERIMENTS
 from experiments.harness import RECORD, Experiment, Run, Table
 from experiments.plots import Figures
 from experiments.profile import NodeNumbers
 from experiments.table5 import TABLE5
-from experiments.tables import RECORDS
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
 from tierkit.distribution import install_command

@@ -158,7 +158,7 @@ def test_the_name_of_a_run_is_no_markup(
 
 def test_the_kept_record_holds_what_the_page_shows() -> None:
     root = Path(__file__).parents[3]
-    (newest,) = sorted((root / "experiments/records").glob("privacy-audit-*.json"))[-1:]
+    (newest,) = sorted((root / "benchmarks/records").glob("privacy-audit-*.json"))[-1:]
     record = json.loads(newest.read_text(encoding="utf-8"))
     rows = [Row(**row) for row in record["results"]["rows"]]
     assert _table(rows).markdown() in (root / "docs/results/privacy.md").read_text(encoding="utf-8")

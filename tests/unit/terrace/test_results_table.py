@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.tables import RECORDS
 from experiments.catalog import EXPERIMENTS
-from experiments.tables import RECORDS
 from terrace.cli import run
 from terrace.console import results_table
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tables import RECORDS
 from experiments.scale.experiment import _check_comparable, _check_points
-from experiments.tables import RECORDS
 
 FIGURE3: dict[str, Any] = json.loads((RECORDS / "figure3-2026-11-26T151215Z.json").read_text())
 

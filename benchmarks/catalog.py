@@ -1,0 +1,20 @@
+"""All benchmarks by name."""
+
+from __future__ import annotations
+
+from benchmarks.durability import DURABILITY
+from benchmarks.main_job import MAIN_JOB
+from benchmarks.overload import OVERLOAD
+from benchmarks.peers.duel import DUEL
+from benchmarks.peers.engines import ENGINES
+from benchmarks.peers.experiment import PEERS
+from benchmarks.photographs import PHOTOGRAPHS
+from benchmarks.rivals.experiment import RIVALS
+from experiments.harness import Experiment
+
+__all__ = ["BENCHMARKS"]
+
+BENCHMARKS: dict[str, Experiment] = {
+    benchmark.name: benchmark
+    for benchmark in (PEERS, DUEL, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS)
+}

@@ -1,0 +1,1 @@
+"""Training by Terrace compared with training by other programs."""
