@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from models import wire
-from models.wire import Field, encode, fields, first
+from models import protobuf
+from models.protobuf import Field, encode, fields, first
 from tierkit.errors import WeightsError
 
 __all__ = ["FEATURES", "HEAD_NODES_KEY", "Part", "extract_part"]
@@ -35,7 +35,7 @@ def extract_part(model: bytes, part: Part) -> bytes:
         parts = list(fields(memoryview(model)))
         head_nodes = _head_nodes(parts)
         return b"".join(
-            encode(number, _cut_graph(value, part, head_nodes)) if number == wire.MODEL_GRAPH else whole
+            encode(number, _cut_graph(value, part, head_nodes)) if number == protobuf.MODEL_GRAPH else whole
             for number, value, whole in parts
         )
     except (IndexError, ValueError) as error:
@@ -44,29 +44,31 @@ def extract_part(model: bytes, part: Part) -> bytes:
 
 def _head_nodes(parts: Iterable[Field]) -> int:
     for number, entry, _ in parts:
-        if number == wire.MODEL_METADATA and first(entry, wire.ENTRY_KEY) == HEAD_NODES_KEY.encode():
-            return int(first(entry, wire.ENTRY_VALUE))
+        if number == protobuf.MODEL_METADATA and first(entry, protobuf.ENTRY_KEY) == HEAD_NODES_KEY.encode():
+            return int(first(entry, protobuf.ENTRY_VALUE))
     raise ValueError(f"the file has no {HEAD_NODES_KEY!r} in its metadata")
 
 
 def _cut_graph(graph: memoryview, part: Part, head_nodes: int) -> bytes:
     parts = list(fields(graph))
-    nodes = [(value, whole) for number, value, whole in parts if number == wire.GRAPH_NODE]
+    nodes = [(value, whole) for number, value, whole in parts if number == protobuf.GRAPH_NODE]
     kept = nodes[:head_nodes] if part == "head" else nodes[head_nodes:]
-    used = {bytes(name) for node, _ in kept for number, name, _ in fields(node) if number == wire.NODE_INPUT}
+    used = {bytes(name) for node, _ in kept for number, name, _ in fields(node) if number == protobuf.NODE_INPUT}
     features = FEATURES.encode()
     cut = [
-        value for number, value, _ in parts if number == wire.GRAPH_VALUE and first(value, wire.VALUE_NAME) == features
+        value
+        for number, value, _ in parts
+        if number == protobuf.GRAPH_VALUE and first(value, protobuf.VALUE_NAME) == features
     ]
     if not cut or not kept:
         raise ValueError(f"the graph has no tensor {FEATURES!r} between two groups of nodes")
-    replaced = wire.GRAPH_OUTPUT if part == "head" else wire.GRAPH_INPUT
+    replaced = protobuf.GRAPH_OUTPUT if part == "head" else protobuf.GRAPH_INPUT
     out = [bytes(whole) for _, whole in kept]
     for number, value, whole in parts:
-        if number in (wire.GRAPH_NODE, wire.GRAPH_VALUE, replaced):
+        if number in (protobuf.GRAPH_NODE, protobuf.GRAPH_VALUE, replaced):
             continue
         # ONNX Runtime warns about weights that no node uses, and would keep them in memory.
-        if number == wire.GRAPH_INITIALIZER and first(value, wire.TENSOR_NAME) not in used:
+        if number == protobuf.GRAPH_INITIALIZER and first(value, protobuf.TENSOR_NAME) not in used:
             continue
         out.append(bytes(whole))
     out.append(encode(replaced, bytes(cut[0])))

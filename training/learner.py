@@ -16,18 +16,19 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.data import ImageSet
+from models.dataset import Dataset
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, groups_of, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
-from tierkit.errors import InvalidAnswer, WeightsError
+from tierkit.errors import InvalidAnswer, InvalidInput, WeightsError
+from training.measuring import free_bytes
 from training.messages import RunSpec
-from training.strategies.config import Sends, StrategyConfig
-from training.units import Computed, Flat
-from training.worker.measuring import free_bytes
+from training.strategies.config import StrategyConfig
+from training.units import Computed, Flat, Sends
 
-__all__ = ["FlatLearner", "foreign", "learner_of"]
+__all__ = ["FlatLearner", "foreign", "learner_of", "read_images"]
 
 _CALIBRATION_BATCHES = 20
 
@@ -258,6 +259,18 @@ class FlatLearner:
             self._learner.observe(step)
         for layer, momentum in zip(layers, kept, strict=True):
             layer.momentum = momentum
+
+
+def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
+    """The images to train on, and those of the test set.
+
+    Raises:
+        InvalidInput: the configuration has a teacher, or starts from another run: neither is known to the fleet.
+        DataError: they are missing or damaged.
+    """
+    if config.teacher is not None or config.initial is not None:
+        raise InvalidInput(f"{config.name!r} needs another run (a teacher, or weights to start from): train it alone")
+    return TrainingData(config, dataset.read("train"), dataset.hierarchy), dataset.read("test")
 
 
 @contextmanager

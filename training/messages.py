@@ -1,4 +1,4 @@
-"""What host and workers tell each other beside weights and updates, which are `training.wire`."""
+"""What host and workers tell each other beside weights and updates, which are `training.payloads`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tierkit.documents import Frozen
 from tierkit.errors import InvalidAnswer
 from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
+from training.payloads import Format
 from training.strategies.config import OuterConfig, ServerConfig, Steps
 from training.trust.score import FIRST
 from training.units import Lease, Verdict, WorkUnit
-from training.wire import Format
 
 __all__ = [
     "KEY_HEADER",

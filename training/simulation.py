@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from models.data import ImageSet
-from models.dataset import Dataset
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tierkit.errors import InvalidInput
 from training.cheating import Cheat
 from training.learner import FlatLearner
 from training.messages import MOST_LOSS
+from training.payloads import Format, format_of_weights, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import Sends, StrategyConfig
+from training.strategies.config import StrategyConfig
 from training.strategies.protocol import Strategy
-from training.units import Computed, Flat, Update
+from training.units import Computed, Flat, Sends, Update
 from training.virtual import Link, SimulatedWorker, draw_faults, simulate
-from training.wire import Format, format_of_weights, pack, packed_bytes, unpack
 
-__all__ = ["Machines", "read_images", "run_simulation"]
+__all__ = ["Machines", "run_simulation"]
 
 _PROBES = 5
 _FAULT_LEASES = 2
@@ -60,18 +59,6 @@ class Machines:
     """What the last workers do that cheat."""
     cheaters: int = 0
     """How many these are."""
-
-
-def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
-    """The images to train on, and those of the test set.
-
-    Raises:
-        InvalidInput: the configuration has a teacher, or starts from another run: neither is known to the fleet.
-        DataError: they are missing or damaged.
-    """
-    if config.teacher is not None or config.initial is not None:
-        raise InvalidInput(f"{config.name!r} needs another run (a teacher, or weights to start from): train it alone")
-    return TrainingData(config, dataset.read("train"), dataset.hierarchy), dataset.read("test")
 
 
 def run_simulation(

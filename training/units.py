@@ -13,10 +13,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Computed", "Flat", "Lease", "Update", "Verdict", "WorkUnit", "is_finite"]
+__all__ = ["Computed", "Flat", "Lease", "Sends", "Update", "Verdict", "WorkUnit", "is_finite"]
 
 Flat = NDArray[np.float32]
 """All trained values of a network, or all its buffers, as one vector."""
+
+Sends = Literal["gradient", "change"]
+"""Content of an update: the sum of the gradients of some steps, or the weights before these steps less those after
+them."""
 
 
 def is_finite(values: Flat) -> bool:
@@ -60,7 +64,7 @@ class Computed:
     """What some steps gave."""
 
     values: Flat
-    """A gradient or a change, as the strategy asks: `training.strategies.config.Sends`."""
+    """A gradient or a change, as the strategy asks: `Sends`."""
     buffers: Flat
     """Running statistics after the steps; empty for a network without any."""
     loss: float

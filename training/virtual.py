@@ -26,11 +26,10 @@ from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
 from training.host.run import Run
 from training.masking import Masking, masked
-from training.strategies.config import Sends
+from training.payloads import Format, format_of_weights, packed_bytes, rounded
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks, Steps, is_sound
-from training.units import Flat, Lease, Update, Verdict
-from training.wire import Format, format_of_weights, packed_bytes, rounded
+from training.units import Flat, Lease, Sends, Update, Verdict
 
 __all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 

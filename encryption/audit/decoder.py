@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from encryption.training.similarity import as_planes, mean_ssim, ssim
+from encryption.audit.similarity import as_planes, mean_ssim, ssim
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 

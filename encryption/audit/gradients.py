@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from encryption.audit.similarity import as_planes, mean_ssim, ssim
 from encryption.audit.whitebox import PRIORS, total_variation
-from encryption.training.similarity import as_planes, mean_ssim, ssim
 from tierkit.inference.model import Array
 
 __all__ = ["Gradient", "Seen", "choose_prior", "from_first_layer", "invert_gradient", "most_alike"]

@@ -20,10 +20,10 @@ import numpy as np
 from encryption.audit.decoder import Lessons, Trained, check_shapes, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Row, Subject, counts, interval_of
+from encryption.audit.similarity import mean_ssim, psnr_db
 from encryption.audit.surrogate import train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
-from encryption.training.similarity import mean_ssim, psnr_db
 from models.data import ImageSet
 from models.evaluate import logits_of
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from encryption.audit.gradients import Seen, choose_prior, from_first_layer, invert_gradient, most_alike
-from encryption.training.similarity import mean_ssim
+from encryption.audit.similarity import mean_ssim
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.training.config import TrainConfig

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork
-from encryption.training.similarity import mean_ssim
+from encryption.audit.similarity import mean_ssim
 from tierkit.inference.model import Array
 
 __all__ = ["PRIORS", "Search", "is_linear", "least_squares", "optimise", "total_variation"]

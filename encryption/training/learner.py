@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from encryption.audit.similarity import ssim
 from encryption.training.config import BottleneckConfig
 from encryption.training.networks import Decoder, Head, Tail, first_layers, transmit
-from encryption.training.similarity import ssim
 from models.training.batches import Batch, Statistics, normalise
 from models.training.data import TrainingData
 from models.training.gemm_conv import use_matrix_products

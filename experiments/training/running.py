@@ -20,10 +20,10 @@ from models.training.data import TrainingData
 from tierkit.errors import DataError
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
+from training.payloads import packed_bytes
 from training.simulation import Machines, run_simulation
-from training.strategies.config import Sends
+from training.units import Sends
 from training.virtual import Link
-from training.wire import packed_bytes
 from training.worker.connection import HostConnection
 
 __all__ = ["NETWORK", "Bench", "serve_s"]

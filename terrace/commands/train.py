@@ -220,8 +220,8 @@ def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, j
         give_way()  # before torch has threads
     with training_extra("training on the fleet", "learn"):
         from models.training.run import RunOptions
+        from training.measuring import free_bytes, gflops
         from training.worker.finding import at, through
-        from training.worker.measuring import free_bytes, gflops
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
     token = token_from(credentials.token_file)
@@ -376,7 +376,8 @@ def simulate_run(
         import torch
 
         from models.training.config import find_config
-        from training.simulation import read_images, run_simulation
+        from training.learner import read_images
+        from training.simulation import run_simulation
         from training.strategies.config import find_strategy
     try:
         chosen, network = find_strategy(options.strategy), find_config(name, options.config)

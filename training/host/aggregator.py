@@ -25,14 +25,13 @@ from training.host.journal import Journal
 from training.host.opening import dataset_of
 from training.host.run import Run
 from training.host.settings import HostSettings
-from training.learner import FlatLearner, foreign, learner_of
+from training.learner import FlatLearner, foreign, learner_of, read_images
 from training.messages import GrantedLease, RunSpec
-from training.simulation import read_images
+from training.payloads import unpack
 from training.strategies.build import build_strategy
 from training.strategies.config import find_strategy
 from training.strategies.protocol import Strategy
 from training.units import Flat, WorkUnit
-from training.wire import unpack
 from training.worker.connection import HostConnection
 from training.worker.finding import at
 from training.worker.node import SHOWN_SHARE

@@ -32,7 +32,7 @@ from training.messages import (
     Progress,
     UpdateHead,
 )
-from training.wire import compress, decompress, packed_bytes
+from training.payloads import compress, decompress, packed_bytes
 
 __all__ = ["create_app", "largest_body"]
 

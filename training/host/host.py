@@ -39,9 +39,9 @@ from training.messages import (
     WorkerData,
     WorkerStatus,
 )
+from training.payloads import format_of_weights, pack, packed_bytes
 from training.trust.recheck import Chosen, Rechecks, is_sound
 from training.units import Flat
-from training.wire import format_of_weights, pack, packed_bytes
 
 __all__ = ["Host"]
 
@@ -269,7 +269,7 @@ class Host:
         """Bring an update into the weights; on disk when this returns.
 
         Args:
-            body: as `training.wire.pack` made it.
+            body: as `training.payloads.pack` made it.
             size: its bytes on the way.
 
         Raises:

@@ -20,9 +20,8 @@ from training.host.journal import Journal
 from training.host.run import Run
 from training.host.settings import HostSettings
 from training.host.sharing import Sharing
-from training.learner import FlatLearner
+from training.learner import FlatLearner, read_images
 from training.messages import RunSpec
-from training.simulation import read_images
 from training.strategies.build import build_strategy
 from training.strategies.config import find_strategy
 

@@ -18,10 +18,10 @@ import numpy as np
 from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.types import TOLD_TO_GO, WorkerOrder
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus, known_times
+from training.payloads import unpack
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks
 from training.units import Computed, Flat, Lease, Update, Verdict
-from training.wire import unpack
 
 __all__ = ["Run", "decoded"]
 

@@ -11,12 +11,9 @@ from tierkit.documents import Strict, read_document, read_toml
 from tierkit.errors import InvalidInput
 from training.masking import Masking
 from training.trust.config import TrustConfig
+from training.units import Sends
 
-__all__ = ["BLOCK", "STRATEGIES", "Inner", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
-
-Sends = Literal["gradient", "change"]
-"""The sum of the gradients of some steps, or the weights before these steps less those after them."""
-
+__all__ = ["BLOCK", "STRATEGIES", "Inner", "OuterConfig", "ServerConfig", "StrategyConfig", "find_strategy"]
 
 BLOCK = "1 - 1/N"
 """Momentum of a block of N updates."""

@@ -78,8 +78,8 @@ class Leases:
         """The leases that are out."""
         return iter([held.lease for held in self._held.values()])
 
-    def __contains__(self, lease: Lease) -> bool:
-        return lease.number in self._held
+    def __contains__(self, lease: object) -> bool:
+        return isinstance(lease, Lease) and lease.number in self._held
 
     def grant(self, worker: str, version: int, now: float) -> Lease | None:
         """The next unit, steps that were given back first; None while others compute all that is left."""

@@ -8,18 +8,16 @@ tolerance, since other processors round in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from training.masking import Masking, masked
-from training.strategies.config import Sends
-from training.strategies.leases import Leases
+from training.payloads import Format, format_of_weights, rounded
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Update, is_finite
-from training.wire import Format, format_of_weights, rounded
+from training.units import Computed, Flat, Lease, Sends, Update, is_finite
 
 __all__ = ["MOST_KEPT", "Chosen", "Rechecks", "Steps", "is_same", "is_sound"]
 
@@ -64,14 +62,15 @@ class Rechecks:
         self._chosen: dict[int, Chosen] = {}
         """By lease."""
 
-    def granted(self, lease: Lease, start: Callable[[], tuple[Flat, Flat]], leases: Leases) -> None:
+    def granted(self, lease: Lease, start: Callable[[], tuple[Flat, Flat]], out: Container[Lease]) -> None:
         """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
 
         Args:
             start: gives copies of the present weights and buffers.
+            out: the leases that are out.
         """
         self._chosen = {
-            number: each for number, each in self._chosen.items() if each.update is not None or each.lease in leases
+            number: each for number, each in self._chosen.items() if each.update is not None or each.lease in out
         }
         if len(self._chosen) < MOST_KEPT and self._chance() < self._share:
             weights, buffers = start()

@@ -41,8 +41,8 @@ from training.messages import (
     UpdateAnswer,
     UpdateHead,
 )
+from training.payloads import compress, decompress, pack, packed_bytes, worth_compressing
 from training.units import Flat
-from training.wire import compress, decompress, pack, packed_bytes, worth_compressing
 
 __all__ = ["HostConnection"]
 

@@ -38,8 +38,8 @@ from training.data.store import Store
 from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
+from training.payloads import unpack
 from training.units import Computed
-from training.wire import unpack
 from training.worker.connection import HostConnection
 from training.worker.finding import FindHost
 from training.worker.patience import Patience

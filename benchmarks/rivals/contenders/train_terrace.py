@@ -16,7 +16,7 @@ from tierkit.errors import TerraceError
 from tierkit.http.address import free_port
 from tierkit.http.client import open_client
 from training.local import LocalRun, run_here
-from training.wire import unpack
+from training.payloads import unpack
 from training.worker.connection import HostConnection
 
 _NETWORK = Path(__file__).with_name("wrn-10-1.toml")

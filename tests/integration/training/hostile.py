@@ -19,8 +19,8 @@ from models.hierarchy import Hierarchy
 from models.training.config import TrainConfig
 from tests.integration.training.conftest import CONFIG
 from training.messages import LEASE_HEADER, RunSpec
+from training.payloads import pack
 from training.strategies.config import find_strategy
-from training.wire import pack
 
 __all__ = ["HIDDEN", "LEASE", "STATUS", "VALUES", "Answer", "Played", "Told", "answer", "played", "told"]
 

@@ -24,7 +24,7 @@ from tierkit.testing import ServiceProcess, serve_app, service_process, wait_for
 from training.host.aggregator import open_aggregator
 from training.host.app import create_app
 from training.host.settings import HostSettings
-from training.wire import unpack
+from training.payloads import unpack
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 

@@ -38,7 +38,7 @@ from training.host.app import create_app
 from training.host.settings import HostSettings
 from training.learner import FlatLearner, foreign, learner_of
 from training.messages import LEASE_HEADER, UPDATE_HEADER, DataReport, RunSpec
-from training.wire import compress, pack
+from training.payloads import compress, pack
 from training.worker.connection import HostConnection
 from training.worker.node import Worker
 

@@ -24,11 +24,11 @@ from training.host.journal import Journal
 from training.host.run import Run
 from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
+from training.payloads import compress, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
 from training.strategies.protocol import Strategy
 from training.units import Update, Verdict
 from training.virtual import SimulatedWorker, simulate
-from training.wire import compress, pack, packed_bytes, unpack
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 

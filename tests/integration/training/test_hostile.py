@@ -23,7 +23,7 @@ from training.host.app import create_app
 from training.host.reporting import report_to_scheduler
 from training.host.settings import HostSettings
 from training.messages import LEASE_HEADER
-from training.wire import compress, pack
+from training.payloads import compress, pack
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 

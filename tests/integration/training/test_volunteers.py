@@ -39,8 +39,8 @@ from training.host.chief import compute_as_chief
 from training.host.reporting import copies_of
 from training.learner import FlatLearner
 from training.messages import KEY_HEADER, LEASE_HEADER, DataAnswer, DataReport, GrantedLease
+from training.payloads import unpack
 from training.units import Flat
-from training.wire import unpack
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 

@@ -15,10 +15,10 @@ from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
 from encryption.audit.sheet import draw_sheet
+from encryption.audit.similarity import mean_ssim, psnr_db
 from encryption.audit.surrogate import train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
-from encryption.training.similarity import mean_ssim, psnr_db
 from models.data import ImageSet, read_sample
 from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder

@@ -16,8 +16,8 @@ from encryption.audit.gradients import (  # noqa: E402
     invert_gradient,
     most_alike,
 )
+from encryption.audit.similarity import mean_ssim  # noqa: E402
 from encryption.audit.whitebox import PRIORS  # noqa: E402
-from encryption.training.similarity import mean_ssim  # noqa: E402
 
 pytestmark = pytest.mark.train
 

@@ -7,7 +7,7 @@ from tierkit.errors import InvalidInput
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from encryption.training.similarity import as_planes, mean_ssim, psnr_db, ssim  # noqa: E402
+from encryption.audit.similarity import as_planes, mean_ssim, psnr_db, ssim  # noqa: E402
 
 pytestmark = pytest.mark.train
 

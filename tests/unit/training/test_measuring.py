@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from training.worker.measuring import free_bytes, gflops
+from training.measuring import free_bytes, gflops
 
 pytestmark = pytest.mark.train
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.strategies.config import Sends
 from training.strategies.leases import Leases
 from training.trust.config import TrustConfig
 from training.trust.recheck import MOST_KEPT, Rechecks, is_same
-from training.units import Computed, Flat, Lease, Update
+from training.units import Computed, Flat, Lease, Sends, Update
 
 NONE = np.zeros(0, np.float32)
 

@@ -12,10 +12,10 @@ from tests.schedules import constant
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
 from training.cheating import Cheat, Cheater, Plot
 from training.strategies.build import build_strategy
-from training.strategies.config import OuterConfig, Sends, ServerConfig, StrategyConfig, find_strategy
+from training.strategies.config import OuterConfig, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Update, Verdict
+from training.units import Computed, Flat, Lease, Sends, Update, Verdict
 from training.virtual import SimulatedWorker, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)

@@ -11,12 +11,12 @@ import pytest
 from tests.schedules import constant
 from tierkit.errors import InvalidInput, Unavailable
 from training.masking import Masking
+from training.payloads import Format, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import STRATEGIES, OuterConfig, Sends, ServerConfig, StrategyConfig
+from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat
+from training.units import Computed, Flat, Sends
 from training.virtual import Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
-from training.wire import Format, pack, packed_bytes, unpack
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)

@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import arrays
 from safetensors import deserialize
 
 from tierkit.errors import MalformedMessage
+from training.payloads import Format, compress, decompress, pack, packed_bytes, rounded, unpack, worth_compressing
 from training.units import Flat
-from training.wire import Format, compress, decompress, pack, packed_bytes, rounded, unpack, worth_compressing
 
 FORMATS: tuple[Format, ...] = ("fp32", "bf16", "int8")
 EMPTY = np.zeros(0, np.float32)
@@ -110,7 +110,7 @@ def test_a_block_of_zeros_has_scale_0_in_int8() -> None:
 
 
 def test_the_wire_needs_no_torch() -> None:
-    program = "import sys; sys.modules['torch'] = None; import training.wire"
+    program = "import sys; sys.modules['torch'] = None; import training.payloads"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
