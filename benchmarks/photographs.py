@@ -39,7 +39,7 @@ from models.session import import_runtime, verify_file
 from tierkit.client import AsyncClient
 from tierkit.errors import ServiceFailed
 from tierkit.fleet import MAX_NODES, TERRACE, local_plan
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import JobState, Scheme, Tier
 
 __all__ = ["PHOTOGRAPHS", "make_jpegs", "ratio_of"]

@@ -18,7 +18,7 @@ from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile, load_m
 from models.session import OnnxModel, load_model, verify_file
 from models.split import FEATURES, extract_part
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import EncoderKind
 
 __all__ = ["add_conv1"]

@@ -20,7 +20,7 @@ from encryption.packing import Quantiser, sends_levels
 from models.manifest import EncoderEntry
 from models.split import FEATURES
 from tierkit.errors import EncoderMismatch, InvalidInput, MalformedMessage
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.oip import InferRequest, Tensor
 

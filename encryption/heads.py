@@ -16,10 +16,11 @@ from encryption.noise import KEY_BYTES
 from encryption.serving import NOISE_KEYS, Head
 from tierkit.errors import EncoderMismatch, InvalidInput, NotFound
 from tierkit.inference.files import FileDecoder, are_files
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
 from tierkit.settings import NodeSettings
+from tierkit.tensors import Array
 from tierkit.wire.messages import EncoderOffer, Encoding
 
 __all__ = ["Encoded", "Encoders"]

@@ -16,7 +16,7 @@ import hashlib
 import numpy as np
 
 from models.manifest import EncoderEntry
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["KEY_BYTES", "draw_noise", "job_key"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from models.manifest import EncoderEntry
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Quantiser", "sends_levels"]
 

@@ -14,8 +14,8 @@ from prometheus_client import Counter
 
 from encryption.features import Features, features_tensor
 from tierkit.errors import UpstreamError
-from tierkit.inference.model import Array
 from tierkit.inference.oip_client import OipClient
+from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.events import Sent, read_sent
 from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Upstream

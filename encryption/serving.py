@@ -14,7 +14,7 @@ from encryption.features import facts, pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
 from models.manifest import EncoderEntry, ModelEntry
 from models.split import FEATURES
-from tierkit.inference.model import Array, Decode, TensorSpec
+from tierkit.tensors import Array, Decode, TensorSpec
 from tierkit.types import FeatureForm
 
 __all__ = ["NOISE_KEYS", "Head", "Network", "Tail"]

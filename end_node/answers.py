@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
 from tierkit.inference.runner import RunResult
+from tierkit.tensors import Array
 from tierkit.wire.events import (
     CoarseEvent,
     Damage,

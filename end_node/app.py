@@ -19,11 +19,11 @@ from end_node.node import EndNode, Task
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
-from tierkit.inference.model import Array
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id, current_trace
 from tierkit.spans import Span
+from tierkit.tensors import Array
 from tierkit.wire.events import ErrorEvent, TaskEvent, written
 from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
 from tierkit.wire.oip import InferRequest, Limits

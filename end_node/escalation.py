@@ -9,8 +9,8 @@ import numpy as np
 
 from models.escalation import unsure
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
 from tierkit.inference.upstreams import read_header
+from tierkit.tensors import Array
 from tierkit.types import Tier
 from tierkit.wire.messages import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, Stage, Upstream
 

@@ -38,11 +38,12 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.files import Decoded, are_files
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
 from tierkit.inference.upstreams import forbidden_url
 from tierkit.spans import Span
+from tierkit.tensors import Array
 from tierkit.wire.events import (
     CoarseEvent,
     FallbackEvent,

@@ -27,7 +27,7 @@ from models.manifest import Manifest, load_manifest, records_folder, weights_fol
 from models.session import softmax
 from tierkit.errors import WeightsError
 from tierkit.extras import training_extra
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = ["EARLY_EXIT", "entropy", "exit_curve"]

@@ -30,7 +30,8 @@ from models.session import OnnxModel, load_encoder, load_model
 from tierkit.client import AsyncClient, Device
 from tierkit.errors import DeadlineExceeded, InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
+from tierkit.tensors import Array
 from tierkit.types import EncoderKind, FeatureForm, Tier
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["expected_calibration_error", "fit_temperature", "negative_log_likelihood"]
 

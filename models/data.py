@@ -22,7 +22,7 @@ from models.folders import Pictures, find_pictures
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import Fit
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["ImageSet", "Split", "read_cifar100", "read_folder", "read_sample", "write_sample"]
 

@@ -21,7 +21,7 @@ from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, weights_folder
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import InvalidInput, NotFound, WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = [

@@ -13,7 +13,8 @@ from models.folders import Images, Labelled
 from models.hierarchy import Hierarchy
 from models.session import softmax
 from tierkit.errors import DataError
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
+from tierkit.tensors import Array
 
 __all__ = ["Evaluation", "evaluate", "logits_of", "score"]
 

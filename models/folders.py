@@ -14,8 +14,8 @@ from models.hierarchy import Hierarchy
 from models.manifest import Fit, ModelEntry
 from models.pictures import Picture
 from tierkit.errors import DataError, InvalidInput
-from tierkit.inference.model import Array
 from tierkit.picture_files import class_of, pictures_in, told
+from tierkit.tensors import Array
 
 __all__ = ["FolderImages", "Images", "Labelled", "Pictures", "all_pictures", "find_pictures", "read_labelled"]
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Hierarchy", "bundled_hierarchy", "few"]
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 import simplejpeg
 
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["COLOURS", "END", "ended", "fault_in_tables", "frame_of", "is_sequential", "read_pixels"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from models.data import ImageSet, Split
 from models.hierarchy import Hierarchy
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["DIGITS", "read_mnist"]
 

@@ -30,9 +30,9 @@ from models.heic import decoded_pixels
 from models.manifest import Fit, Resample
 from tierkit.distribution import install_command
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
-from tierkit.inference.model import Array, Decode
 from tierkit.memory import give_back
 from tierkit.picture_files import kind_of
+from tierkit.tensors import Array, Decode
 
 __all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "resized", "within"]
 

@@ -17,7 +17,7 @@ from models.evaluate import logits_of
 from models.hierarchy import bundled_hierarchy
 from models.manifest import Manifest, load_manifest, weights_folder
 from models.session import load_model
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["LISTED", "find_rightly", "read_rightly", "right_first"]
 

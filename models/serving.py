@@ -13,8 +13,8 @@ from models.session import OnnxModel, load_model
 from models.source import chosen_entries, fetch_from, pause
 from models.store import ModelStore
 from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
-from tierkit.inference.model import Decode
 from tierkit.settings import NodeSettings
+from tierkit.tensors import Decode
 from tierkit.types import Tier
 
 __all__ = ["decode_of", "load_models", "obtain_weights", "open_store"]

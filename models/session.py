@@ -18,7 +18,7 @@ import numpy as np
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
-from tierkit.inference.model import Array, Decode, TensorSpec
+from tierkit.tensors import Array, Decode, TensorSpec
 
 __all__ = [
     "OnnxModel",

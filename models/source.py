@@ -36,8 +36,8 @@ from tierkit.errors import (
 )
 from tierkit.http.client import authorization, calling, open_client, read_at_most
 from tierkit.http.errors import error_of
+from tierkit.http.failover import Ring, Round
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from models.data import read_sample
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
+from tierkit.tensors import Array
 
 __all__ = ["least_ms_per_image", "measure_ms_per_image", "probe_images"]
 

@@ -24,7 +24,7 @@ from models.hierarchy import Hierarchy
 from models.manifest import Manifest, ModelEntry, load_manifest
 from models.session import load_model, softmax
 from tierkit.errors import DataError, InvalidInput, MissingExtra
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = [

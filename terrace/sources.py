@@ -15,8 +15,8 @@ from models.data import read_cifar100, read_sample
 from models.hierarchy import bundled_hierarchy
 from tierkit.client import Labels, gather, shortened
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
 from tierkit.plaintext import from_cell
+from tierkit.tensors import Array
 
 __all__ = ["FOLDER_LABELS", "PACKED", "Source", "open_source"]
 

@@ -14,7 +14,7 @@ from PIL import Image
 from models.importing import run
 from models.importing.run import Wish, import_network
 from terrace.cli import run as terrace
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = ["COLOURS", "colour_network", "colour_pictures", "colour_set", "coloured", "encoded_set", "wide_picture"]

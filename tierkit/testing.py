@@ -23,8 +23,8 @@ from starlette.applications import Starlette
 
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import Build, running
-from tierkit.inference.model import TensorSpec
 from tierkit.settings import ServiceSettings
+from tierkit.tensors import TensorSpec
 
 __all__ = [
     "FakeClock",

@@ -24,7 +24,7 @@ from models.manifest import ModelEntry
 from models.session import load_model, verify_file
 from tierkit.errors import SetupError, TerraceError, UpstreamError
 from tierkit.http.address import free_port
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = [
     "LOADS",

@@ -13,7 +13,7 @@ from benchmarks.peers.contenders import Protocol
 from experiments.bench.http import Origin, Reply, encode_http
 from experiments.bench.targets import Target, judge_status
 from tierkit.errors import TerraceError, UpstreamError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,

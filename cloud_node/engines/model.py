@@ -11,7 +11,7 @@ import numpy as np
 from models.manifest import ModelEntry
 from models.session import facts_of, softmax
 from tierkit.errors import InvalidAnswer
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 
 __all__ = ["Computes", "EngineModel", "cut"]
 

@@ -40,10 +40,11 @@ from tierkit.errors import (
 from tierkit.http.address import leads_to
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array, TensorSpec, wanted_s
+from tierkit.inference.model import wanted_s
 from tierkit.inference.node import ServedModels, show_engine
 from tierkit.inference.oip_client import ModelMetadata, OipClient, TensorMetadata
 from tierkit.pacing import backoff_s
+from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
 from tierkit.wire.oip import InferRequest, Limits, RequestedOutput, Tensor
 from tierkit.wire.oip.datatypes import dtype_of

@@ -39,8 +39,9 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array, TensorSpec, wanted_s
+from tierkit.inference.model import wanted_s
 from tierkit.inference.node import ServedModels, show_engine
+from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
 
 __all__ = ["RayEngine", "load_ray"]

@@ -9,7 +9,7 @@ from typing import Any
 from models.manifest import ModelEntry
 from models.session import OnnxModel, open_session
 from models.split import Part
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Content", "Replica"]
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from encryption.audit.similarity import as_planes, mean_ssim, ssim
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Decoder", "Lessons", "Trained", "check_shapes", "reconstruct", "train_decoder"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from encryption.audit.similarity import as_planes, mean_ssim, ssim
 from encryption.audit.whitebox import PRIORS, total_variation
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Gradient", "Seen", "choose_prior", "from_first_layer", "invert_gradient", "most_alike"]
 

@@ -16,7 +16,7 @@ from encryption.audit.rows import Row
 from models.atomic import write_atomically
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import DataError, SetupError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["ORIGINALS", "RECORD", "KeptAudit", "keep_audit", "read_audit", "read_picture"]
 

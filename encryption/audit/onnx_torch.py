@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tierkit.errors import WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["OnnxNetwork", "round_through"]
 

@@ -31,7 +31,7 @@ from models.session import OnnxModel, load_encoder, load_model
 from models.speed import least_ms_per_image
 from models.split import FEATURES, extract_part
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Audit", "Budget", "run_audit"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from models.atomic import write_atomically
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Strip", "draw_sheet"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["as_planes", "mean_ssim", "psnr_db", "ssim"]
 

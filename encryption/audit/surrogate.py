@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from encryption.audit.onnx_torch import OnnxNetwork
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["train_surrogate"]
 

@@ -18,7 +18,7 @@ from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.oip.compression import compress
 

@@ -18,7 +18,7 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner
 from models.training.networks import reseed
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Attack", "Judge", "Mask", "UpdateAudit"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.similarity import mean_ssim
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["PRIORS", "Search", "is_linear", "least_squares", "optimise", "total_variation"]
 

@@ -38,7 +38,7 @@ from models.training.checkpoint import load_own
 from models.training.learner import load_weights
 from models.training.networks import build_network, count_parameters
 from models.training.record import read_records, save_record, unfinished
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import EncoderKind
 
 __all__ = ["export_encoder"]

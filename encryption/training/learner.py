@@ -22,7 +22,7 @@ from models.training.gemm_conv import use_matrix_products
 from models.training.learner import EVALUATION_BATCH, autocast, load_weights, make_optimizer, set_rate
 from models.training.loss import training_loss
 from models.training.schedule import learning_rate
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["EncoderLearner", "answer", "build_parts"]
 

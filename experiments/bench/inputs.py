@@ -11,7 +11,7 @@ import numpy as np
 
 from models.data import read_sample
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip import DATATYPES
 
 __all__ = ["InputPlan", "make_inputs"]

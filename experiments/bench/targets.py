@@ -16,7 +16,7 @@ from experiments.bench.http import Connection, ConnectionBroken, Origin, Reply, 
 from experiments.bench.inputs import InputPlan, make_inputs
 from experiments.bench.summary import ANSWERED, FALLBACK, OK
 from tierkit.errors import InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor, encode_request
 
 __all__ = ["Judge", "Target", "classify_target", "judge_lines", "judge_status", "oip_target", "tasks_target"]

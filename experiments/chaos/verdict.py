@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from experiments.testbed import bare_labels
 from tierkit.client import ImageResult
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = ["Tally", "Truth", "tally"]

@@ -21,7 +21,8 @@ import numpy as np
 
 from experiments.emulation.waiting import sleep_precisely
 from tierkit.errors import SetupError
-from tierkit.inference.model import Array, Model
+from tierkit.inference.model import Model
+from tierkit.tensors import Array
 
 __all__ = ["LATE", "Answers", "EmulatedModel", "emulate"]
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from models.split import HEAD_NODES_KEY
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["dequantize_onnx"]
 

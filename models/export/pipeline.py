@@ -36,7 +36,7 @@ from models.training.learner import averaged_network
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, read_records, save_record, unfinished
 from tierkit.errors import WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["export_run", "quantize_run"]
 

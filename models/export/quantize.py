@@ -20,7 +20,7 @@ from models.held_out import hold_out
 from models.split import FEATURES
 from models.training.batches import Statistics
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["calibration_images", "quantize_head", "quantize_onnx", "quantize_tail"]
 

@@ -13,7 +13,7 @@ from models.manifest import Cut
 from models.session import open_session, run_session
 from models.split import FEATURES, HEAD_NODES_KEY, extract_part
 from tierkit.errors import WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["with_cut"]
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from models.importing.graph import taken_by
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["BYTES", "SUMS", "Pixels", "followed"]
 

@@ -14,7 +14,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from models.importing.graph import IMAGES
 from models.importing.reading import first_line
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["quantised"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["LOGITS", "Ending", "Form", "ending", "form", "logits_of", "own_answers"]
 

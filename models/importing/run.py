@@ -42,7 +42,7 @@ from models.manifest import ModelEntry
 from models.session import softmax
 from models.speed import least_ms_per_image
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 __all__ = ["ImportReport", "Wish", "import_network"]

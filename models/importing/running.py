@@ -17,7 +17,7 @@ from models.importing.preprocess import Preprocess
 from models.importing.reading import first_line
 from models.session import import_runtime, open_session, run_session, softmax
 from tierkit.errors import DataError, InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Folded", "Plain", "check_answers_differ", "probes_of", "served"]
 

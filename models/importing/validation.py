@@ -14,7 +14,7 @@ from models.folders import Pictures, all_pictures, find_pictures
 from models.hierarchy import Hierarchy
 from models.importing.preprocess import Preprocess
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = [
     "Mistake",

@@ -21,7 +21,7 @@ from models.training.loss import training_loss
 from models.training.networks import EarlyExit, build_network, reseed
 from models.training.schedule import learning_rate
 from tierkit.errors import DataError, WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = [
     "EVALUATION_BATCH",

@@ -22,7 +22,7 @@ from models.session import softmax
 from models.training.checkpoint import CHECKPOINT, load_checkpoint, not_trained
 from models.training.learner import averaged_network, predict
 from tierkit.errors import DataError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Teacher", "kept_answers", "teacher_probabilities"]
 

@@ -23,7 +23,7 @@ from models.training.checkpoint import CHECKPOINT, Checkpoint, EpochRow, read_ch
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tierkit.errors import InvalidInput, WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["Learner", "Progress", "Trainer", "resume"]
 

@@ -64,7 +64,7 @@ def create_app(
         docs_url=None,  # FastAPI's own pages load their scripts from elsewhere
         redoc_url=None,
     )
-    app.state.gate = lifecycle.gate
+    app.state.authenticator = lifecycle.authenticator
     for router in (jobs, runs, devices, mapping, history, privacy, tokens, networks, about, sessions, pages):
         app.include_router(router)
 

@@ -43,7 +43,7 @@ _REFUSALS: dict[str, dict[str, Any]] = {
     "429": {"description": "The token's limit of requests, uploads or unfinished jobs.", "headers": _RETRY},
     "503": {"description": "Not now.", "headers": _RETRY},
 }
-"""Below the routes: the gate and the readers of bodies. What a route itself refuses stands with it."""
+"""Refusals below the routes: by the authenticator and by the readers of bodies. A route lists its own."""
 _OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "421", "503"), ("401", "429"), ("408", "413"), ("422",)
 
 
@@ -53,7 +53,7 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, summary=app.summary, version=app.version, routes=app.routes)
-            app.openapi_schema = _completed(made, closed=app.state.gate is not None)
+            app.openapi_schema = _completed(made, closed=app.state.authenticator is not None)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the framework's own way to change it

@@ -16,7 +16,7 @@ from starlette.types import Message, Scope
 from scheduler.core.fleet import DeviceList
 from scheduler.core.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
-from tierkit.access import CALLER, Allowance, Caller, Gate
+from tierkit.access import CALLER, Allowance, Authenticator, Caller
 from tierkit.errors import Forbidden, TerraceError, Unauthenticated
 from tierkit.http.asgi import read_body
 from tierkit.wire.messages import NODE_HEADER
@@ -132,8 +132,8 @@ def allowance_of(caller: Caller | None) -> Allowance:
 
 
 async def _still_admitted(request: Request, caller: CallerOf) -> Callable[[], bool]:
-    gate: Gate | None = request.app.state.gate
-    return lambda: gate is None or caller is None or gate.still_admits(caller)
+    authenticator: Authenticator | None = request.app.state.authenticator
+    return lambda: authenticator is None or caller is None or authenticator.still_admits(caller)
 
 
 StillAdmitted = Annotated[Callable[[], bool], Depends(_still_admitted)]

@@ -25,7 +25,7 @@ from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
 from scheduler.api.tokens import change_tokens
 from scheduler.runs.invitations import invited
 from scheduler.runs.service import Sight
-from tierkit.access import Caller, Gate, TokenEntry, digest_of, new_token
+from tierkit.access import Authenticator, Caller, TokenEntry, digest_of, new_token
 from tierkit.errors import Conflict, Forbidden, NotFound
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
@@ -107,8 +107,12 @@ async def report(request: Request, scheduler: Service, caller: CallerOf, run_id:
     """For hosts. A last report, with `finished` or `failed`, is stored when this answers; it may be sent again. Asked
     to stop, a host ends the run and says `finished`."""
     orders = await scheduler.runs.report(run_id, said, _name(caller))
-    gate: Gate | None = request.app.state.gate
-    return orders if gate is None else orders.model_copy(update={"revoked": gate.revoked_of(said.tickets)})
+    authenticator: Authenticator | None = request.app.state.authenticator
+    return (
+        orders
+        if authenticator is None
+        else orders.model_copy(update={"revoked": authenticator.revoked_of(said.tickets)})
+    )
 
 
 @runs.get(
@@ -222,8 +226,8 @@ async def invite(
     token, expires = new_token(name), now + timedelta(seconds=max(1.0, wanted.expires_s))
     digest = digest_of(token.encode()).hex()
 
-    gate: Gate | None = request.app.state.gate
-    ended = await scheduler.runs.ended_of(frozenset() if gate is None else gate.invited_to)
+    authenticator: Authenticator | None = request.app.state.authenticator
+    ended = await scheduler.runs.ended_of(frozenset() if authenticator is None else authenticator.invited_to)
 
     def add(entries: list[TokenEntry]) -> list[TokenEntry]:
         entry = TokenEntry(

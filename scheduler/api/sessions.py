@@ -10,7 +10,7 @@ from scheduler.api.routing import (
     SmallBody,
 )
 from scheduler.api.schemas import SignIn, WhoAmI
-from tierkit.access import SESSION_COOKIE, SESSION_PATH, Gate
+from tierkit.access import SESSION_COOKIE, SESSION_PATH, Authenticator
 
 __all__ = ["sessions"]
 
@@ -30,10 +30,10 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
 )
 async def sign_in(request: Request, response: Response, given: SignIn) -> WhoAmI:
     """The cookie is valid for 12 hours, and no longer than the token. A scheduler without tokens sets no cookie."""
-    gate: Gate | None = request.app.state.gate
-    if gate is None:
+    authenticator: Authenticator | None = request.app.state.authenticator
+    if authenticator is None:
         return WhoAmI()
-    caller, value, seconds = gate.sign_in(given.token)
+    caller, value, seconds = authenticator.sign_in(given.token)
     _set_session(request, response, value, seconds)
     return await get_caller(caller)
 

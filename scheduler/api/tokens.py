@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from scheduler.api.routing import ADMINS, CHECKS, MISSING, SmallBody
-from tierkit.access import Gate, TokenEntry, TokenRights, digest_of, new_token, read_book
+from tierkit.access import Authenticator, TokenEntry, TokenRights, digest_of, new_token, read_book
 from tierkit.access.editing import added, editing, revoked, rotated
 from tierkit.errors import Conflict, SetupError
 from tierkit.wire.messages import NodeId
@@ -70,7 +70,7 @@ class Secret(BaseModel):
 
 @tokens.get("/v1/tokens", response_model=Tokens, summary="Who has tokens")
 async def list_tokens(request: Request) -> Tokens:
-    _, path = _gate(request)
+    _, path = _authenticator(request)
     entries = await _safely(lambda: read_book(path))
     return Tokens(tokens=[TokenNow(id=entry.id, **entry.model_dump(exclude={"sha256"})) for entry in entries])
 
@@ -125,24 +125,24 @@ async def revoke(request: Request, name: Name) -> None:
     await change_tokens(request, lambda entries: revoked(entries, name))
 
 
-def _gate(request: Request) -> tuple[Gate, FilePath]:
-    """The gate, and its file."""
-    gate: Gate | None = request.app.state.gate
-    if gate is None or gate.path is None:
+def _authenticator(request: Request) -> tuple[Authenticator, FilePath]:
+    """The authenticator of the scheduler, and its file of tokens."""
+    authenticator: Authenticator | None = request.app.state.authenticator
+    if authenticator is None or authenticator.path is None:
         raise Conflict("this scheduler asks for no tokens; start it with --tokens FILE")
-    return gate, gate.path
+    return authenticator, authenticator.path
 
 
 async def change_tokens(request: Request, change: Callable[[list[TokenEntry]], list[TokenEntry]]) -> list[TokenEntry]:
     """Change the file of tokens, and let it count here at once; the entries as they are then."""
-    gate, path = _gate(request)
+    authenticator, path = _authenticator(request)
 
     def work() -> list[TokenEntry]:
         if not path.exists():
             raise SetupError(f"the file of tokens {path} is gone: the tokens that were in it count until a restart")
         with editing(path) as entries:
             entries[:] = change(entries)
-        gate.load()
+        authenticator.load()
         return entries
 
     return await _safely(work)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.core.policy import JobPolicy
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import TaskEvent
 from tierkit.wire.trace import Trace, read_traceparent

@@ -23,7 +23,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.client import ask, authorization, calling, read_at_most
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.wire.events import (
     CoarseEvent,
     ErrorEvent,
@@ -90,7 +90,7 @@ class TaskRequest:
     interactive: bool = False
     """True if a user waits, so that the task overtakes batch work in the nodes' queues."""
     key: str = field(default="", repr=False)
-    """Opens the device's gate."""
+    """Token that the device accepts."""
 
 
 class Transport(Protocol):

@@ -28,7 +28,7 @@ from models.manifest import Fit
 from models.pictures import Picture, resized
 from scheduler.core.job import JobImages
 from tierkit.errors import DataError, TooLarge
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = [
     "FileWriter",

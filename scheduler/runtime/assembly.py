@@ -81,8 +81,8 @@ async def open_scheduler(
         secret = await kept_secret(engine, commit)
         elapsed = await kept_elapsed(engine, commit)
         devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
-        if lifecycle.gate is not None:
-            lifecycle.gate.sessions = Sessions(secret)
+        if lifecycle.authenticator is not None:
+            lifecycle.authenticator.sessions = Sessions(secret)
         placement = Placement(devices, settings, manifest, secret)
         reader = Reader(engine)
         store = JobStore(reader, commit)

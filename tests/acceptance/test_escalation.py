@@ -14,7 +14,7 @@ from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import Client, CoarseResults, FineResults
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 BATCH = 50

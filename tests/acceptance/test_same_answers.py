@@ -9,7 +9,7 @@ from models.data import ImageSet, read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tierkit.client import Client, ImageResult
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 BATCH = 50

@@ -1,5 +1,6 @@
 """Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
 
+from tierkit.access.authentication import Authenticator
 from tierkit.access.browsers import READS, check_host, check_origin
 from tierkit.access.callers import CALLER, Allowance, Caller, Role
 from tierkit.access.files import (
@@ -12,7 +13,6 @@ from tierkit.access.files import (
     signature,
 )
 from tierkit.access.forwarded import Proxies, checked_network, checked_root_path
-from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tickets import TICKET_HEADER, Tickets, issued, secret_of_run
 from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
@@ -35,8 +35,8 @@ __all__ = [
     "SIGN_IN_PAGE",
     "TICKET_HEADER",
     "Allowance",
+    "Authenticator",
     "Caller",
-    "Gate",
     "Proxies",
     "Role",
     "ServerTls",

@@ -1,4 +1,4 @@
-"""Who has sent a request, as the gate has found out, and the limits of that caller. Pure: time is passed in."""
+"""Callers of a service, as the authenticator has found them, and the rate limit of each. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkit.types import Tier
 __all__ = ["CALLER", "Allowance", "Caller", "Role"]
 
 CALLER = "terrace.caller"
-"""Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
+"""Key in the ASGI scope under which the authenticator puts the caller; absent if a service is open to all."""
 
 Role = Literal["user", "operator", "admin", "node", "worker", "guest", "fleet"]
 """Those of tokens; `guest`: a worker with an invitation to one training run; `fleet`: the holders of a node's own key,

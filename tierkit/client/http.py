@@ -29,7 +29,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.errors import error_of
-from tierkit.http.ring import Ring, Round, leads_elsewhere
+from tierkit.http.failover import Ring, Round, leads_elsewhere
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import checked_url
 

@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from tierkit.client.files import File, Files, gather, named_files
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
 from tierkit.picture_files import told
+from tierkit.tensors import Array
 from tierkit.types import (
     Escalate,
     FeatureForm,

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from tierkit.access import Gate
+from tierkit.access import Authenticator
 from tierkit.errors import SetupError, TerraceError
 
 __all__ = ["Check", "Lifecycle"]
@@ -34,11 +34,11 @@ class Lifecycle:
         self.url = ""
         """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
         self.key = ""
-        """Secret that opens this process's gate (`tierkit.access`), fresh at each start; "" where there is none."""
-        self.gate: Gate | None = None
+        """Secret that this process accepts as a token (`tierkit.access`), fresh at each start; "" for none."""
+        self.authenticator: Authenticator | None = None
         """Asks callers for their tokens; None where none is asked for."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
-        """Told of each request that the gate refuses."""
+        """Called for each request that the authenticator refuses."""
         self.standby: Callable[[], str | None] = lambda: None
         """Why the service does nothing now, while another one of its kind does; None otherwise."""
         self.is_current: Callable[[], Awaitable[bool]] = _always

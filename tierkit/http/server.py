@@ -22,7 +22,7 @@ from prometheus_client import Histogram, generate_latest
 from starlette.applications import Starlette
 
 from tierkit import logs, spans
-from tierkit.access import Gate, ServerTls, follow_files, signature, trust_further
+from tierkit.access import Authenticator, ServerTls, follow_files, signature, trust_further
 from tierkit.errors import SetupError
 from tierkit.http.address import bind, is_loopback, url_of
 from tierkit.http.lifecycle import Lifecycle
@@ -144,20 +144,20 @@ async def running(
     tls_seen = () if tls is None else signature(tls.paths)
     trusted_seen = () if settings.tls_ca is None else signature([settings.tls_ca])
     tokens_seen = () if settings.tokens is None else signature([settings.tokens])
-    gate = lifecycle.gate = _gate(settings, lifecycle)
+    authenticator = lifecycle.authenticator = _authenticator(settings, lifecycle)
     sock = bind(settings.host, settings.port)
     try:
-        _check_exposure(sock, settings, asks=asks or gate is not None, encrypted=tls is not None)
+        _check_exposure(sock, settings, asks=asks or authenticator is not None, encrypted=tls is not None)
     except SetupError:
         sock.close()
         raise
     lifecycle.url = url_of(sock, tls=tls is not None)
-    local_only = gate is None and is_loopback(sock)
+    local_only = authenticator is None and is_loopback(sock)
     shell = Shell(
         lifecycle,
         None if asks else generate_latest,
         node_id=node_id,
-        gate=gate,
+        authenticator=authenticator,
         local_only=local_only,
         proxies=settings.proxies,
     )
@@ -178,8 +178,8 @@ async def running(
     )
     http = lifecycle.own(server.serve(sockets=[sock]), name="http server")
     lifecycle.own(_measure_loop_lag(), name="event loop lag")
-    if gate is not None and gate.path is not None:
-        lifecycle.own(follow_files([gate.path], tokens_seen, gate.load, what="tokens"), name="tokens")
+    if authenticator is not None and authenticator.path is not None:
+        lifecycle.own(follow_files([authenticator.path], tokens_seen, authenticator.load, what="tokens"), name="tokens")
     if tls is not None:
         lifecycle.own(follow_files(tls.paths, tls_seen, tls.load, what="TLS certificate and key"), name="certificate")
     if settings.tls_ca is not None:
@@ -207,20 +207,20 @@ async def running(
         await lifecycle.cancel_owned()
 
 
-def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
-    """The gate of the service; None if it asks for no token."""
+def _authenticator(settings: ServiceSettings, lifecycle: Lifecycle) -> Authenticator | None:
+    """The authenticator of the service; None if it asks for no token."""
     if isinstance(settings, NodeSettings) and settings.own_token()() is not None:
         lifecycle.key = secrets.token_urlsafe(32)
     if settings.tokens is None and not lifecycle.key:
         return None
-    gate = Gate(settings.tokens, key=lifecycle.key, roles=settings.callers)
-    if gate.admits_nobody:
+    authenticator = Authenticator(settings.tokens, key=lifecycle.key, roles=settings.callers)
+    if authenticator.admits_nobody:
         log.warning(
             "the file of tokens %s has no valid token, so %s is let in: 'terrace token create' makes one",
-            gate.path,
+            authenticator.path,
             "nobody but the fleet" if lifecycle.key else "nobody",
         )
-    return gate
+    return authenticator
 
 
 def _check_exposure(sock: socket.socket, settings: ServiceSettings, *, asks: bool, encrypted: bool) -> None:

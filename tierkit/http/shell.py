@@ -1,4 +1,5 @@
-"""The shell around every application: the gate, request ids, health and metrics, refusal while starting or draining.
+"""The shell around every application: authentication, request ids, health and metrics, refusal while starting or
+draining.
 
 Pure ASGI: it costs a few microseconds a request and keeps answering health checks while the application inside is not
 there yet.
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, Proxies, check_host, check_origin, needs_no_token
+from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Authenticator, Proxies, check_host, check_origin, needs_no_token
 from tierkit.errors import Standby, TerraceError, Unauthenticated
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
@@ -66,7 +67,7 @@ class Shell:
         metrics: Callable[[], bytes] | None,
         *,
         node_id: str = "",
-        gate: Gate | None = None,
+        authenticator: Authenticator | None = None,
         local_only: bool = False,
         proxies: Proxies | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class Shell:
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._node_id = node_id
-        self._gate = gate
+        self._authenticator = authenticator
         host = socket.gethostname().lower()
         self._own_names = (host, f"{host}.local") if local_only else None
 
@@ -112,13 +113,13 @@ class Shell:
             health = await self._health(told=self._may_know(scope), standby_ok=standby_ok)
             await health(scope, receive, send)
         elif metrics is None and (self.app is None or not lifecycle.ready):
-            # Before the gate, which does not know its sessions yet: a page that is signed in should stay so.
+            # Before the authenticator, which does not know its sessions yet: a page that is signed in should stay so.
             starting = error_response(
                 503, "the service is starting; try again in a second", retry_after_s=1, close=True
             )
             await starting(scope, receive, send)
         elif metrics is None and lifecycle.standby() is not None:
-            # Before the gate as well: the name of the one that leads is for those who may know it.
+            # Before the authenticator as well: the name of the one that leads is for those who may know it.
             said = "this scheduler is a standby: ask the one that leads"
             if (reason := lifecycle.standby()) and self._may_know(scope):
                 said = reason
@@ -145,7 +146,7 @@ class Shell:
         """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
         drains or logs each request there are none, and never where callers have to show tokens or want spans."""
         offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
-        if offer is not None and self._gate is None and not is_recorded(trace := read_trace(scope["headers"])):
+        if offer is not None and self._authenticator is None and not is_recorded(trace := read_trace(scope["headers"])):
             given = _given_id(scope)
             scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
                 body_bytes, _Within(self._lifecycle, given, trace, again)
@@ -153,20 +154,27 @@ class Shell:
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
-        method, headers, gate = scope["method"], scope["headers"], self._gate
+        method, headers, authenticator = scope["method"], scope["headers"], self._authenticator
         try:
             if self._own_names is not None:
                 check_host(headers, self._own_names)
-            if gate is None or (gate.sessions is not None and needs_no_token(scope["path"])):
+            if authenticator is None or (authenticator.sessions is not None and needs_no_token(scope["path"])):
                 check_origin(method, scope["scheme"], headers, hosts=hosts)
             else:
-                caller = scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"], hosts=hosts)
+                caller = scope[CALLER] = authenticator.admit(
+                    headers, method=method, scheme=scope["scheme"], hosts=hosts
+                )
                 if scope["path"] == "/metrics":
                     caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself
         except TerraceError as exc:
             self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)
-            if isinstance(exc, Unauthenticated) and gate is not None and gate.sessions is not None and _is_visit(scope):
+            if (
+                isinstance(exc, Unauthenticated)
+                and authenticator is not None
+                and authenticator.sessions is not None
+                and _is_visit(scope)
+            ):
                 answer = RedirectResponse(scope["root_path"] + SIGN_IN_PAGE, 303, {"Cache-Control": "no-store"})
             await answer(scope, receive, send)
             return False
@@ -174,7 +182,7 @@ class Shell:
 
     def _may_know(self, scope: Scope) -> bool:
         """Whether the caller may know more of the service than its state."""
-        return self._gate is None or self._gate.knows(scope["headers"])
+        return self._authenticator is None or self._authenticator.knows(scope["headers"])
 
     async def _health(self, *, told: bool, standby_ok: bool) -> Response:
         """The answer to a health check.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.runner import RunResult
+from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip.datatypes import dtype_of
 
 __all__ = ["Decoded", "FileDecoder", "are_files"]

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from tierkit.errors import Conflict, Forbidden, NotFound, NotTerrace, TerraceError, Unauthenticated, Unavailable
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
+from tierkit.http.failover import Ring, Round
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import NODE_HEADER, Heartbeat, Lease, Registration
 

@@ -7,22 +7,14 @@ it with ONNX Runtime; anything else that maps named arrays to named arrays along
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from numpy.typing import NDArray
+from tierkit.tensors import Array, TensorSpec
 
-__all__ = ["WANTED_UNTIL", "Array", "Decode", "Loadable", "Model", "Steady", "TensorSpec", "wanted_s"]
-
-Array = NDArray[Any]
-
-Decode = Callable[[bytes, threading.Event], Array]
-"""Turns a picture's file into a row of a tensor, unless the event is set meanwhile. Raises InvalidInput where the file
-is damaged."""
+__all__ = ["WANTED_UNTIL", "Loadable", "Model", "Steady", "wanted_s"]
 
 WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
 """When the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before `Model.run`."""
@@ -31,26 +23,6 @@ WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
 def wanted_s(most_s: float) -> float:
     """Seconds for which a model that waits for something else may wait for the batch under way, at most `most_s`."""
     return min(most_s, max(0.0, WANTED_UNTIL.get() - time.perf_counter()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """Name, Open Inference Protocol datatype ("UINT8", "FP32", ...) and shape of a tensor; -1 is the batch axis,
-    which always comes first."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    also: tuple[str, ...] = ()
-    """Other datatypes that an input may have."""
-    decode: Decode | None = field(default=None, compare=False)
-    """Of an input that may also be a tensor of files, BYTES `[n]`."""
-
-    def accepts(self, array: Array) -> bool:
-        """Whether `array` has this shape, for any batch size."""
-        return len(array.shape) == len(self.shape) and all(
-            want in (-1, have) for want, have in zip(self.shape, array.shape, strict=True)
-        )
 
 
 @runtime_checkable

@@ -23,11 +23,11 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
+from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.model import Model
 from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
-from tierkit.metrics import ModelMetrics
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest

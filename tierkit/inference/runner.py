@@ -29,9 +29,10 @@ from typing import Any, Self
 import numpy as np
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
-from tierkit.inference.model import WANTED_UNTIL, Array, Model, Steady, TensorSpec
+from tierkit.inference.model import WANTED_UNTIL, Model, Steady
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
 from tierkit.inference.thread import InferenceThread
+from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip.datatypes import datatype_of, dtype_of
 
 __all__ = ["ModelRunner", "RunResult"]

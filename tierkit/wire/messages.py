@@ -142,7 +142,7 @@ UpperTier = Annotated[Tier, BeforeValidator(_checked_upper_tier)]
 NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
-"""Bearer token of one node process; a secret. Empty: its gate is open."""
+"""Bearer token of one node process; a secret. Empty: it asks for none."""
 
 NoiseKey = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", repr=False)]
 """Of the noise that encoders add to a job's images; a secret of those that get the pixels."""
@@ -235,7 +235,7 @@ class Registration(_Message):
     allowed_upstreams: Annotated[tuple[NodeUrl, ...], Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
     key: NodeKey = ""
-    """Opens the node's gate, for the scheduler and the end nodes that it sends there."""
+    """Token that the node accepts from the scheduler, and from the end nodes that it sends there."""
 
 
 class Lease(_Message):
@@ -298,7 +298,7 @@ class Upstream(_Message):
     relay: Relay | None = None
     """The node that encodes in the end node's place; only with `encoding`."""
     key: NodeKey = ""
-    """Opens that node's gate."""
+    """Token that this node accepts."""
 
     @model_validator(mode="after")
     def _relay_encodes(self) -> Upstream:

@@ -40,8 +40,8 @@ def start(settings: HostSettings) -> int:
     def build(lifecycle: Lifecycle) -> Starlette:
         if settings.scheduler is not None:
             tickets = Tickets(host.spec.id)
-            if lifecycle.gate is not None:
-                lifecycle.gate.tickets = tickets
+            if lifecycle.authenticator is not None:
+                lifecycle.authenticator.tickets = tickets
             reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url, tickets), name="reports")
             host.farewell = lambda: asyncio.shield(reporting)
         if settings.work:

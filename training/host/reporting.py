@@ -39,7 +39,7 @@ async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: st
 
     Args:
         listens_at: the host's own address.
-        tickets: of workers, by which the host's gate knows them.
+        tickets: of workers, by which the host authenticates them.
     """
     assert settings.scheduler is not None
     async with AsyncClient(

@@ -7,7 +7,7 @@ import numpy as np
 
 from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import MadeModel, serve_app
 
 

@@ -15,7 +15,7 @@ from edge_node.app import EdgeNode, create_app as create_edge_app
 from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import MadeModel, serve_app
 from tierkit.types import Tier
 from tierkit.wire.events import TaskEvent, read_event

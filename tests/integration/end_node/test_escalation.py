@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, serve_upper, to
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent, RoutedEvent
 from tierkit.wire.messages import Stage, Upstream

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.integration.end_node.aids import RunningEnd, images, to
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.testing import MadeModel, Say, talking, wait_for
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent

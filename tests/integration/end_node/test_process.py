@@ -13,7 +13,7 @@ from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tests.integration.end_node.aids import never, to
 from tierkit.http.address import free_port
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.testing import ServiceProcess, listening, service_process, wait_for
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent, read_event
 from tierkit.wire.messages import UPSTREAMS, Upstream

@@ -24,7 +24,7 @@ from tests.integration.end_node.aids import (
     to,
 )
 from tierkit.http.address import free_port
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.testing import FakeClock, MadeModel, listening, serve_app, wait_for
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent
 from tierkit.wire.messages import Upstream

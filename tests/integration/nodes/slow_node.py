@@ -9,7 +9,7 @@ from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.flags import command, run_main
 from tierkit.http.server import serve
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import MadeModel
 
 S_PER_IMAGE = 0.002

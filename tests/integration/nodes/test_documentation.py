@@ -14,12 +14,12 @@ from tierkit.testing import service_process
 
 DOCS = Path(__file__).parents[3] / "docs"
 MEASURING = (
-    "tierkit.access.gate",
+    "tierkit.access.authentication",
     "end_node.node",
     "encryption.heads",
     "encryption.sending",
     "scheduler.metrics",
-    "tierkit.metrics",
+    "tierkit.inference.metrics",
     "tierkit.http.server",
 )
 

@@ -22,7 +22,7 @@ from tests.integration.nodes.test_infer_route import message
 from tierkit import spans
 from tierkit.inference import thread as inference_thread
 from tierkit.inference.endpoints import InferEndpoint
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.testing import wait_for
 from tierkit.wire.messages import BUDGET_HEADER, REQUEST_ID_HEADER
 from tierkit.wire.oip import (

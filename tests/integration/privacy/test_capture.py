@@ -42,8 +42,8 @@ from scheduler.settings import SchedulerSettings
 from tests.model_sets import encoded_set
 from tierkit.client import AsyncClient, FineResults, Job
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array
 from tierkit.inference.node import InferenceNode, node_app
+from tierkit.tensors import Array
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 

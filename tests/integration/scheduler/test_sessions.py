@@ -15,7 +15,7 @@ import pytest
 
 from scheduler.api.app import create_app
 from scheduler.settings import SchedulerSettings
-from tierkit.access import SESSION_COOKIE, Gate, Sessions, TokenEntry, digest_of, new_token, write_book
+from tierkit.access import SESSION_COOKIE, Authenticator, Sessions, TokenEntry, digest_of, new_token, write_book
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import wait_for
 
@@ -215,8 +215,8 @@ async def test_with_tls_in_front_of_it_the_cookie_is_secure(closed: Any) -> None
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_with_tls_the_cookie_is_secure(scheme: str, shut: SchedulerSettings) -> None:
     lifecycle = Lifecycle()
-    lifecycle.gate = Gate(shut.tokens, roles=shut.callers)
-    lifecycle.gate.sessions = Sessions(bytes(32))
+    lifecycle.authenticator = Authenticator(shut.tokens, roles=shut.callers)
+    lifecycle.authenticator.sessions = Sessions(bytes(32))
     transport = httpx.ASGITransport(create_app(shut, lifecycle))
     async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://hub.example") as http:
         answer = await http.post("/v1/session", json={"token": ALICE})

@@ -13,9 +13,9 @@ from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.split import FEATURES
 from tierkit.inference.files import FileDecoder
-from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import wait_for
 from tierkit.types import FeatureForm
 from tierkit.wire.messages import Encoding

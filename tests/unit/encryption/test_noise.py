@@ -14,8 +14,8 @@ from end_node.settings import EndSettings
 from models.manifest import EncoderEntry
 from models.split import FEATURES
 from tierkit.inference.files import FileDecoder
-from tierkit.inference.model import Array
 from tierkit.inference.thread import InferenceThread
+from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.messages import Encoding
 

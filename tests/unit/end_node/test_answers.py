@@ -17,8 +17,8 @@ from end_node.answers import (
 )
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
-from tierkit.inference.model import Array
 from tierkit.inference.runner import RunResult
+from tierkit.tensors import Array
 from tierkit.testing import MadeModel
 from tierkit.types import Tier
 from tierkit.wire.events import (

@@ -16,7 +16,8 @@ from models.manifest import load_manifest, weights_folder
 from models.session import OnnxModel, load_model, plain, softmax, verify_file
 from models.split import extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
-from tierkit.inference.model import Model, TensorSpec
+from tierkit.inference.model import Model
+from tierkit.tensors import TensorSpec
 from tierkit.types import Tier
 
 

@@ -18,7 +18,7 @@ from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 

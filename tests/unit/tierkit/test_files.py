@@ -11,8 +11,8 @@ import pytest
 
 from tierkit.errors import InvalidInput
 from tierkit.inference.files import Decoded, FileDecoder, are_files
-from tierkit.inference.model import Array, Decode, TensorSpec
 from tierkit.inference.runner import RunResult
+from tierkit.tensors import Array, Decode, TensorSpec
 
 
 def files(*contents: bytes) -> Array:

@@ -3,8 +3,8 @@
 from prometheus_client import REGISTRY
 
 from tierkit.errors import Overloaded
+from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
-from tierkit.metrics import ModelMetrics
 
 RECORD = BatchRecord(queue_s=(0.1, 0.2), input_s=0.0, runs=(ModelRun(3, 0.5),), output_s=0.0)
 

@@ -9,7 +9,7 @@ from tierkit.errors import Overloaded, TooLarge, UnsupportedMedia
 from tierkit.http import asgi
 from tierkit.http.asgi import BodyRoom
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s
-from tierkit.inference.model import TensorSpec
+from tierkit.tensors import TensorSpec
 from tierkit.wire.oip import InferRequest, Limits
 from tierkit.wire.oip.compression import compress
 

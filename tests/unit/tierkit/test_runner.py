@@ -20,10 +20,11 @@ from tierkit.errors import (
     Unavailable,
     UpstreamUnavailable,
 )
-from tierkit.inference.model import Array, TensorSpec, wanted_s
+from tierkit.inference.model import wanted_s
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.inference.statistics import BatchRecord
 from tierkit.inference.thread import InferenceThread
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import wait_for
 
 

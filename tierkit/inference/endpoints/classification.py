@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["best_classes"]
 

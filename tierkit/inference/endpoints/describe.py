@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierkit.inference.model import TensorSpec
 from tierkit.inference.runner import ModelRunner
+from tierkit.tensors import TensorSpec
 
 __all__ = ["config", "metadata", "statistics"]
 

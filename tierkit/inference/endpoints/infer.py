@@ -16,11 +16,12 @@ from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
 from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.files import Decoded, FileDecoder, are_files
-from tierkit.inference.model import Array, Model
+from tierkit.inference.metrics import ModelMetrics
+from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.logs import current_trace
-from tierkit.metrics import ModelMetrics
 from tierkit.spans import Span
+from tierkit.tensors import Array
 from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,

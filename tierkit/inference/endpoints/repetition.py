@@ -13,9 +13,9 @@ from functools import partial
 from tierkit.errors import TerraceError
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import Reply, header_lines
+from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.logs import current_request_id, current_trace, request_context
-from tierkit.metrics import ModelMetrics
 from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,

@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 from tierkit.errors import InvalidInput, TooLarge
 from tierkit.http.asgi import BodyRoom, read_body
-from tierkit.inference.model import TensorSpec
+from tierkit.tensors import TensorSpec
 from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
 from tierkit.wire.oip.compression import decompress

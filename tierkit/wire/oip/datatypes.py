@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tierkit.errors import MalformedMessage
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 
 __all__ = ["BYTES", "DATATYPES", "datatype_of", "dtype_of"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from tierkit.errors import MalformedMessage, TooLarge
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip.datatypes import BYTES, dtype_of
 from tierkit.wire.oip.encode import BINARY_HEADER
 from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.wire.oip.datatypes import datatype_of
 
 __all__ = ["InferRequest", "InferResponse", "Parameters", "RequestedOutput", "Tensor"]

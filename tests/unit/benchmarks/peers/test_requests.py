@@ -10,7 +10,7 @@ from benchmarks.peers.contenders import Protocol
 from benchmarks.peers.requests import check_answer, make_target, random_images
 from experiments.bench.http import Origin, Reply
 from tierkit.errors import UpstreamError
-from tierkit.inference.model import Array
+from tierkit.tensors import Array
 from tierkit.wire.oip import BINARY_HEADER, InferResponse, Tensor, decode_request, encode_response
 
 ORIGIN = Origin("127.0.0.1", 80)

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.bench.inputs import InputPlan, make_inputs
 from tierkit.errors import InvalidInput
-from tierkit.inference.model import TensorSpec
+from tierkit.tensors import TensorSpec
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 8, 8, 3))
 

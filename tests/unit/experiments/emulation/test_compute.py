@@ -10,7 +10,8 @@ import pytest
 
 from experiments.emulation.compute import LATE, Answers, EmulatedModel, emulate
 from tierkit.errors import SetupError
-from tierkit.inference.model import Array, Model, TensorSpec
+from tierkit.inference.model import Model
+from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import FakeClock, MadeModel
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tierkit.access import Gate, Role, Tickets, TokenEntry, digest_of, issued, secret_of_run, write_book
+from tierkit.access import Authenticator, Role, Tickets, TokenEntry, digest_of, issued, secret_of_run, write_book
 from tierkit.errors import Forbidden, Unauthenticated, Unavailable
 
 RUN, OTHER = "a" * 32, "b" * 32
@@ -27,23 +27,23 @@ def ticket(secret: str = SECRET, run: str = RUN, worker: str = "vol-2", **fields
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Gate:
+def authenticator(tmp_path: Path) -> Authenticator:
     """Of the run's host, at noon."""
     book = tmp_path / "tokens.toml"
     book.touch(mode=0o600)
     book.write_text(write_book([token(name="eve", sha256=digest_of(TOKEN.encode()).hex())]))
-    gate = Gate(book, roles=("worker", "user"), wall=lambda: NOON)
-    gate.tickets = Tickets(RUN)
-    gate.tickets.secret = SECRET
-    return gate
+    authenticator = Authenticator(book, roles=("worker", "user"), wall=lambda: NOON)
+    authenticator.tickets = Tickets(RUN)
+    authenticator.tickets.secret = SECRET
+    return authenticator
 
 
 def headers(*tickets: str) -> list[tuple[bytes, bytes]]:
     return [(b"terrace-ticket", each.encode()) for each in tickets]
 
 
-def test_a_ticket_opens_the_host_of_its_run_for_one_worker(gate: Gate) -> None:
-    caller = gate.admit(headers(ticket()), method="POST")
+def test_a_ticket_opens_the_host_of_its_run_for_one_worker(authenticator: Authenticator) -> None:
+    caller = authenticator.admit(headers(ticket()), method="POST")
     assert (caller.name, caller.role) == ("vol", "worker")
     caller.check_claim("vol-2")
     for other in ("vol", "vol-3", "vic", "vol-22"):
@@ -71,43 +71,43 @@ def test_a_ticket_opens_the_host_of_its_run_for_one_worker(gate: Gate) -> None:
         f"Bearer {TOKEN}",
     ],
 )
-def test_what_is_no_ticket_of_the_run_opens_nothing(gate: Gate, wrong: str) -> None:
+def test_what_is_no_ticket_of_the_run_opens_nothing(authenticator: Authenticator, wrong: str) -> None:
     with pytest.raises(Unauthenticated):
-        gate.admit(headers(wrong))
+        authenticator.admit(headers(wrong))
 
 
-def test_a_ticket_ends_with_its_time_and_with_its_token(gate: Gate) -> None:
-    assert gate.tickets is not None
+def test_a_ticket_ends_with_its_time_and_with_its_token(authenticator: Authenticator) -> None:
+    assert authenticator.tickets is not None
     short = datetime.fromtimestamp(NOON + 60, UTC)
     value, seconds = issued(SECRET, RUN, token(expires=short), "vol", NOON)
     assert seconds == 60
-    gate.tickets.holder(value, NOON + 59)
+    authenticator.tickets.holder(value, NOON + 59)
     _, whole = issued(SECRET, RUN, token(), "vol", NOON)
     for kept, over in ((value, 60.0), (ticket(), whole)):
         with pytest.raises(Unauthenticated):
-            gate.tickets.holder(kept, NOON + over)
-    assert gate.tickets.seen == (token().id,)
-    gate.tickets.revoked = frozenset(gate.tickets.seen)
+            authenticator.tickets.holder(kept, NOON + over)
+    assert authenticator.tickets.seen == (token().id,)
+    authenticator.tickets.revoked = frozenset(authenticator.tickets.seen)
     with pytest.raises(Unauthenticated):
-        gate.admit(headers(ticket()))
+        authenticator.admit(headers(ticket()))
 
 
-def test_a_host_that_knows_no_secret_yet_asks_for_patience_and_stays_healthy(gate: Gate) -> None:
-    gate.tickets = Tickets(RUN)
+def test_a_host_that_knows_no_secret_yet_asks_for_patience_and_stays_healthy(authenticator: Authenticator) -> None:
+    authenticator.tickets = Tickets(RUN)
     with pytest.raises(Unavailable):
-        gate.admit(headers(ticket()))
-    assert not gate.knows(headers(ticket()))
-    assert gate.admit([(b"authorization", f"Bearer {TOKEN}".encode())]).name == "eve"
+        authenticator.admit(headers(ticket()))
+    assert not authenticator.knows(headers(ticket()))
+    assert authenticator.admit([(b"authorization", f"Bearer {TOKEN}".encode())]).name == "eve"
 
 
-def test_tickets_count_for_nothing_beside_a_token_or_twice_or_elsewhere(gate: Gate) -> None:
+def test_tickets_count_for_nothing_beside_a_token_or_twice_or_elsewhere(authenticator: Authenticator) -> None:
     with pytest.raises(Unauthenticated):
-        gate.admit([*headers(ticket()), (b"authorization", b"Bearer nonsense")])
+        authenticator.admit([*headers(ticket()), (b"authorization", b"Bearer nonsense")])
     with pytest.raises(Unauthenticated):
-        gate.admit(headers(ticket(), ticket()))
-    gate.tickets = None
+        authenticator.admit(headers(ticket(), ticket()))
+    authenticator.tickets = None
     with pytest.raises(Unauthenticated):
-        gate.admit(headers(ticket()))
+        authenticator.admit(headers(ticket()))
 
 
 def test_what_a_host_remembers_of_tickets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_a_host_that_has_the_schedulers_own_file_takes_no_invitation_in_place_of
     book.write_text(write_book([invitation]))
     shown = [(b"authorization", f"Bearer {TOKEN}".encode())]
     with pytest.raises(Forbidden):
-        Gate(book, roles=("worker", "user"), wall=lambda: NOON).admit(shown)
+        Authenticator(book, roles=("worker", "user"), wall=lambda: NOON).admit(shown)
     guests: tuple[Role, ...] = ("guest",)
-    caller = Gate(book, roles=guests, wall=lambda: NOON).admit(shown)
+    caller = Authenticator(book, roles=guests, wall=lambda: NOON).admit(shown)
     assert (caller.role, caller.entry) == ("guest", invitation)
     with pytest.raises(ValidationError):
         token(uses=1)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge
-from tierkit.inference.model import TensorSpec
+from tierkit.tensors import TensorSpec
 from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,

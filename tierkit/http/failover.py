@@ -1,4 +1,4 @@
-"""Several schedulers, of which one leads: which one to ask, and when to ask the next. No I/O."""
+"""Failover between schedulers of which one leads: which one to ask, and when to ask the next. No I/O."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tierkit.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from tierkit.http.ring import Ring, Round, leads_elsewhere
+from tierkit.http.failover import Ring, Round, leads_elsewhere
 
 A, B, C = "http://a:8070", "http://b:8070", "http://c:8070"
 

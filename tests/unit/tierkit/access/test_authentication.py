@@ -1,4 +1,4 @@
-"""The gate and the limits, in time that stands still."""
+"""Authentication and the limits, in time that stands still."""
 
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from tierkit.access import SESSION_COOKIE, Allowance, Caller, Gate, Role, Sessions, TokenEntry, digest_of, write_book
+from tierkit.access import (
+    SESSION_COOKIE,
+    Allowance,
+    Authenticator,
+    Caller,
+    Role,
+    Sessions,
+    TokenEntry,
+    digest_of,
+    write_book,
+)
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import FakeClock
 from tierkit.types import Tier
@@ -38,11 +48,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def gate(
+def authenticator(
     file: Path | None, *, key: str = "", roles: tuple[Role, ...] = ("user", "node"), at: datetime = NOON
-) -> tuple[Gate, FakeClock]:
+) -> tuple[Authenticator, FakeClock]:
     clock = FakeClock()
-    return Gate(file, key=key, roles=roles, wall=at.timestamp, clock=clock), clock
+    return Authenticator(file, key=key, roles=roles, wall=at.timestamp, clock=clock), clock
 
 
 def bearer(token: str) -> list[tuple[bytes, bytes]]:
@@ -66,18 +76,18 @@ def bearer(token: str) -> list[tuple[bytes, bytes]]:
 )
 def test_without_one_bearer_token_nobody_gets_in(headers: list[tuple[bytes, bytes]], file: Path) -> None:
     with pytest.raises(Unauthenticated, match="a token is needed: Authorization: Bearer TOKEN"):
-        gate(file)[0].admit(headers)
+        authenticator(file)[0].admit(headers)
 
 
 @pytest.mark.parametrize("token", ["terrace_foreign", USER[:-1], USER + "x", USER.upper(), "\xff" * 20, "None"])
 def test_foreign_tokens_are_refused_and_not_repeated(token: str, file: Path) -> None:
     with pytest.raises(Unauthenticated, match="unknown here") as caught:
-        gate(file, key=KEY)[0].admit(bearer(token))
+        authenticator(file, key=KEY)[0].admit(bearer(token))
     assert token not in str(caught.value)
 
 
 def test_the_holders_get_in(file: Path) -> None:
-    here, _ = gate(file, key=KEY, roles=("user", "node", "fleet"))
+    here, _ = authenticator(file, key=KEY, roles=("user", "node", "fleet"))
     for token, name, role in ((USER, "alice", "user"), (NODE, "pi", "node"), (KEY, "the fleet", "fleet")):
         caller = here.admit(bearer(token))
         assert (caller.name, caller.role) == (name, role)
@@ -87,8 +97,8 @@ def test_the_holders_get_in(file: Path) -> None:
         assert not here.knows(bearer(other))
 
 
-def test_a_key_opens_a_gate_without_a_file() -> None:
-    here, _ = gate(None, key=KEY, roles=("fleet",))
+def test_a_key_opens_a_service_without_a_file() -> None:
+    here, _ = authenticator(None, key=KEY, roles=("fleet",))
     assert here.admit(bearer(KEY)).role == "fleet"
     with pytest.raises(Unauthenticated):
         here.admit(bearer(USER))
@@ -96,7 +106,7 @@ def test_a_key_opens_a_gate_without_a_file() -> None:
 
 def test_no_key_is_no_empty_key(file: Path) -> None:
     with pytest.raises(Unauthenticated):
-        gate(file)[0].admit([(b"authorization", b"Bearer  ")])
+        authenticator(file)[0].admit([(b"authorization", b"Bearer  ")])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +114,7 @@ def test_no_key_is_no_empty_key(file: Path) -> None:
     [(datetime(2026, 6, 1, 11, 59, 59, tzinfo=UTC), True), (NOON, False), (datetime(2027, 1, 1, tzinfo=UTC), False)],
 )
 def test_expiry(at: datetime, admitted: bool, file: Path) -> None:
-    here, _ = gate(file, at=at)
+    here, _ = authenticator(file, at=at)
     if admitted:
         assert here.admit(bearer(OLD)).name == "pi"
         return
@@ -113,7 +123,7 @@ def test_expiry(at: datetime, admitted: bool, file: Path) -> None:
 
 
 def test_other_roles_are_forbidden(file: Path) -> None:
-    here, _ = gate(file, key=KEY, roles=("user", "fleet"))
+    here, _ = authenticator(file, key=KEY, roles=("user", "fleet"))
     with pytest.raises(Forbidden, match="'pi' has the role node, which is not served here"):
         here.admit(bearer(NODE))
 
@@ -128,7 +138,7 @@ def test_other_roles_are_forbidden(file: Path) -> None:
     ],
 )
 def test_a_node_speaks_for_itself_alone(node_id: str, tier: Tier | None, message: str, file: Path) -> None:
-    caller = gate(file)[0].admit(bearer(NODE))
+    caller = authenticator(file)[0].admit(bearer(NODE))
     if not message:
         caller.check_claim(node_id, tier)
         return
@@ -147,11 +157,11 @@ def test_a_worker_speaks_for_itself_alone(worker: str, allowed: bool) -> None:
 
 
 def test_a_user_may_speak_of_all_nodes(file: Path) -> None:
-    gate(file)[0].admit(bearer(USER)).check_claim("edge-1", Tier.CLOUD)
+    authenticator(file)[0].admit(bearer(USER)).check_claim("edge-1", Tier.CLOUD)
 
 
 def test_requests_are_limited_and_the_wait_is_told(file: Path) -> None:
-    here, clock = gate(file)
+    here, clock = authenticator(file)
     for _ in range(3):
         here.admit(bearer(USER))
     with pytest.raises(LimitReached, match="'alice' has used up its 3 requests a minute") as caught:
@@ -165,7 +175,7 @@ def test_requests_are_limited_and_the_wait_is_told(file: Path) -> None:
 
 
 def test_reading_again_revokes_adds_and_keeps_what_was_used_up(file: Path) -> None:
-    here, _ = gate(file)
+    here, _ = authenticator(file)
     for _ in range(3):
         here.admit(bearer(USER))
     second = entry("terrace_second-token-of-alice", name="alice", role="user", requests_per_minute=3)
@@ -179,15 +189,15 @@ def test_reading_again_revokes_adds_and_keeps_what_was_used_up(file: Path) -> No
 
 
 def test_a_file_that_has_become_unusable_changes_nothing(file: Path) -> None:
-    here, _ = gate(file)
+    here, _ = authenticator(file)
     file.write_text("[[token]")
     with pytest.raises(SetupError, match="not valid TOML"):
         here.load()
     assert here.admit(bearer(NODE)).name == "pi"
 
 
-def with_sessions(file: Path, *, at: datetime = NOON) -> Gate:
-    here, _ = gate(file, at=at)
+def with_sessions(file: Path, *, at: datetime = NOON) -> Authenticator:
+    here, _ = authenticator(file, at=at)
     here.sessions = Sessions(bytes(32))
     return here
 
@@ -238,7 +248,7 @@ def test_who_gets_no_session(file: Path) -> None:
 def test_without_sessions_a_cookie_is_nothing(file: Path) -> None:
     _, value, _ = with_sessions(file).sign_in(USER)
     with pytest.raises(Unauthenticated, match="a token is needed"):
-        gate(file)[0].admit(cookie(value))
+        authenticator(file)[0].admit(cookie(value))
 
 
 def test_a_token_counts_before_a_cookie(file: Path) -> None:
@@ -251,9 +261,9 @@ def test_a_token_counts_before_a_cookie(file: Path) -> None:
 
 def test_pages_of_other_origins_change_nothing_with_a_token_either(file: Path) -> None:
     foreign = [*bearer(USER), (b"origin", b"http://evil.example")]
-    assert gate(file)[0].admit(foreign).name == "alice"
+    assert authenticator(file)[0].admit(foreign).name == "alice"
     with pytest.raises(Forbidden, match="another origin"):
-        gate(file)[0].admit(foreign, method="DELETE")
+        authenticator(file)[0].admit(foreign, method="DELETE")
 
 
 def test_uploads_and_jobs_are_limited() -> None:

@@ -1,10 +1,11 @@
-"""The gate of a service: lets in requests that bring a token which it knows.
+"""Authentication and rate limit of requests: each needs a token that the service knows.
 
-Two kinds of secret open it: the tokens of a file (`tierkit.access.tokens`), which people and nodes hold, and the key of
-a node. The node makes its key at each start and tells the scheduler in its registration; the scheduler passes it to the
-end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can open only the
-nodes that it is sent to. Where the service gives sessions (`tierkit.access.sessions`), the cookie of one stands for the
-token of a user; at the host of a training run a ticket (`tierkit.access.tickets`) stands for the token of a worker.
+Two kinds of secret are accepted: the tokens of a file (`tierkit.access.tokens`), which people and nodes hold, and the
+key of a node. The node makes its key at each start and sends it to the scheduler in its registration; the scheduler
+passes it to the end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can
+call only the nodes that it is sent to. If the service gives sessions (`tierkit.access.sessions`), the cookie of a
+session counts as the token of a user. At the host of a training run a ticket (`tierkit.access.tickets`) counts as the
+token of a worker.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tierkit.access.tickets import Tickets, ticket_of
 from tierkit.access.tokens import TokenEntry, digest_of, read_book
 from tierkit.errors import Forbidden, LimitReached, TerraceError, Unauthenticated, Unavailable
 
-__all__ = ["Gate"]
+__all__ = ["Authenticator"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -32,16 +33,16 @@ _REASONS: dict[type[TerraceError], str] = {Unauthenticated: "token", Forbidden: 
 
 _refused = Counter(
     "terrace_refused_callers_total",
-    "Requests refused at the gate; reason: token (none, unknown or expired), role (or a page of another origin) or "
-    "limit.",
+    "Requests refused for their caller; reason: token (none, unknown or expired), role (or a page of another origin) "
+    "or limit.",
     ["reason"],
 )
 for _reason in _REASONS.values():
     _refused.labels(_reason)  # begins at 0: Prometheus sees no increase from nothing
 
 
-class Gate:
-    """Decides on each request by its `Authorization` header, or by its session where there is none.
+class Authenticator:
+    """Admits a request by its `Authorization` header, or by its session where there is none.
 
     Args:
         path: file of tokens; None for none.
@@ -75,9 +76,9 @@ class Gate:
         """Of the role worker, by their ids."""
         self._fleet = Caller(name="the fleet", role="fleet")
         self.sessions: Sessions | None = None
-        """Set by a service that gives sessions; without it no cookie opens the gate."""
+        """Set by a service that gives sessions; without it no cookie is accepted."""
         self.tickets: Tickets | None = None
-        """Set by the host of a training run; without it no ticket opens the gate."""
+        """Set by the host of a training run; without it no ticket is accepted."""
         self.load()
 
     def admit(
