@@ -41,6 +41,7 @@ class PostgresServer:
             "listen_addresses=127.0.0.1",
             f"unix_socket_directories={self._folder}",
             "max_connections=200",
+            "fsync=off",  # tests kill processes, never the machine
         ]
         words = [word for setting in settings for word in ("-c", setting)]
         deadline = time.monotonic() + _START_S
