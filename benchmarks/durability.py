@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.sweep import loop_factory
+from experiments.bench.load import loop_factory
 from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, grouped, option
 from experiments.record import ranged
 from models.manifest import load_manifest

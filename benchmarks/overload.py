@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.measuring import loaded
+from benchmarks.peers.requests import infer_target
 from experiments.bench.http import Connection, encode_http
-from experiments.bench.inputs import InputPlan
-from experiments.bench.levels import Closed, Level, Load, Open, Plan
+from experiments.bench.load import Closed, Level, Load, LoadPlan, Open
 from experiments.bench.summary import OK, percentile
-from experiments.bench.targets import Target, oip_target
+from experiments.bench.targets import Target
 from experiments.harness import Experiment, Record, Run, Table, option
 from experiments.processes import Cores, check_cores, cpu_s, on_core, resident_bytes, serving
 from experiments.testbed import BATCH
@@ -56,9 +56,8 @@ class Chosen(Cores):
     models: Path | None = option(None, "Model set. Default: the networks that come with Terrace.", file_okay=False)
 
 
-async def _one(url: str, pid: int, model: str, factor: float, seconds: float, queue_bytes: int) -> dict[str, Any]:
-    target = await oip_target(url, model, InputPlan(batch_size=BATCH, outputs=("logits",)))
-    calm, stormy = Plan(window_s=min(10.0, seconds)), Plan(window_s=seconds, warmup_s=2.0, timeout_s=_ANSWER_S)
+async def _one(target: Target, pid: int, factor: float, seconds: float, queue_bytes: int) -> dict[str, Any]:
+    calm, stormy = LoadPlan(window_s=min(10.0, seconds)), LoadPlan(window_s=seconds, warmup_s=2.0, timeout_s=_ANSWER_S)
     before, before_per_cpu = await _level(pid, target, Closed(_CONCURRENCY), calm)
     capacity = before.summary.images_per_s
     calm_bytes = resident_bytes(pid)
@@ -89,13 +88,13 @@ async def _one(url: str, pid: int, model: str, factor: float, seconds: float, qu
         "health_max_ms": max(watch.health_ms),
         "memory_growth_bytes": max(0, max(watch.resident_bytes) - calm_bytes),
         # A full queue, and one request on each connection.
-        "memory_bound_bytes": queue_bytes + Plan().max_connections * len(target.requests[0]),
+        "memory_bound_bytes": queue_bytes + LoadPlan().max_connections * len(target.requests[0]),
         # Tens of thousands of them: the digits behind a microsecond would be most of the record.
         "samples": {name: [round(value, 3) for value in values] for name, values in samples.items()},
     }
 
 
-async def _level(pid: int, target: Target, load: Load, plan: Plan) -> tuple[Level, float]:
+async def _level(pid: int, target: Target, load: Load, plan: LoadPlan) -> tuple[Level, float]:
     """One level of load, and the images that the node answered in a second of its CPU time."""
     began_s = cpu_s(pid)
     level = await loaded(target, load, plan)
@@ -206,9 +205,6 @@ class Overload(Experiment):
         manifest = load_manifest(folder)
         cases = [read_case(text) for text in chosen.only or ()]
         cases = cases or [(manifest.default_for(tier).name, factor) for tier, factor in _FACTORS.items()]
-        queue_bytes = {
-            model: NodeSettings().max_queue_images * math.prod(manifest.entry(model).input_shape) for model, _ in cases
-        }
         run.config |= {"batch": BATCH, "seconds": chosen.seconds, "concurrency": _CONCURRENCY}
         run.expect(len(cases))
         for model, factor in cases:
@@ -218,7 +214,10 @@ class Overload(Experiment):
                 serving(command, core=chosen.server_core) as (url, server),
                 on_core(chosen.load_core),
             ):
-                point = await _one(url, server.process.pid, model, factor, chosen.seconds, queue_bytes[model])
+                shape = manifest.entry(model).input_shape
+                target = infer_target(url, model, BATCH, shape)
+                queue_bytes = NodeSettings().max_queue_images * math.prod(shape)
+                point = await _one(target, server.process.pid, factor, chosen.seconds, queue_bytes)
             run.add(model=model, factor=factor, **point)
 
     def rows(self, record: Record) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.peers.bare import bare_loop
 from benchmarks.peers.contenders import CONTENDERS, TERRACE, choose
 from benchmarks.peers.measuring import LOADS, REQUEST_S, Installed, Load, Network, Servers, install, serving
-from experiments.bench.levels import Plan
+from experiments.bench.load import LoadPlan
 from experiments.harness import Experiment, Point, Record, Run, Table, cell, grouped, option
 from experiments.processes import Cores, check_cores, on_core
 from models.manifest import load_manifest, weights_folder
@@ -25,7 +25,7 @@ from tierkit.types import Tier
 
 __all__ = ["DUEL", "duel"]
 
-_PLAN = Plan(window_s=1.0, warmup_s=0.2, timeout_s=REQUEST_S)
+_PLAN = LoadPlan(window_s=1.0, warmup_s=0.2, timeout_s=REQUEST_S)
 
 
 class Chosen(Servers):
@@ -46,7 +46,7 @@ async def duel(
     loads: Sequence[Load],
     rounds: int,
     cores: Cores,
-    plan: Plan = _PLAN,
+    plan: LoadPlan = _PLAN,
 ) -> None:
     """Measure both servers.
 

@@ -22,7 +22,7 @@ import httpx
 
 from benchmarks.peers.contenders import MLSERVER_JSON, TERRACE, Contender, choose, cloud_node
 from benchmarks.peers.measuring import REQUEST_S, Installed, Load, Network, Servers, install, serving
-from experiments.bench.levels import Plan
+from experiments.bench.load import LoadPlan
 from experiments.harness import Experiment, Record, Run, Table, cell, grouped, option
 from experiments.processes import Cores, check_cores, on_core, running
 from models.manifest import load_manifest, weights_folder
@@ -33,8 +33,8 @@ from tierkit.types import Tier
 __all__ = ["CHOICES", "ENGINES", "Choice", "compare"]
 
 _LOADS: Sequence[Load] = ((1, 1), (50, 1), (50, 6))
-_PLAN = Plan(window_s=3.0, warmup_s=1.0, timeout_s=REQUEST_S)
-_QUICK = Plan(window_s=0.5, warmup_s=0.2, timeout_s=REQUEST_S)
+_PLAN = LoadPlan(window_s=3.0, warmup_s=1.0, timeout_s=REQUEST_S)
+_QUICK = LoadPlan(window_s=0.5, warmup_s=0.2, timeout_s=REQUEST_S)
 _START_S = 90.0
 _POLL_S = 0.05
 
@@ -73,7 +73,7 @@ async def compare(
     run: Run,
     choices: Sequence[Choice],
     network: Network,
-    plan: Plan,
+    plan: LoadPlan,
     rounds: int,
     cores: Cores,
     installed: Mapping[str, Installed | TerraceError],
@@ -107,7 +107,7 @@ async def compare(
 
 
 async def _measured(
-    choice: Choice, network: Network, plan: Plan, cores: Cores, installed: Mapping[str, Installed | TerraceError]
+    choice: Choice, network: Network, plan: LoadPlan, cores: Cores, installed: Mapping[str, Installed | TerraceError]
 ) -> dict[str, Any]:
     """One start of a node, under every load."""
     core: int | None = cores.server_core

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.peers.bare import BareLoop, bare_loop
 from benchmarks.peers.contenders import CONTENDERS, TERRACE, Contender, choose
 from benchmarks.peers.measuring import LOADS, REQUEST_S, Installed, Load, Network, Servers, Serving, install, serving
-from experiments.bench.levels import Plan
+from experiments.bench.load import LoadPlan
 from experiments.harness import Experiment, Point, Record, Run, Table, cell, grouped, option
 from experiments.processes import Cores, check_cores, on_core
 from models.manifest import load_manifest, weights_folder
@@ -94,7 +94,7 @@ async def compare(
 
 async def _under_loads(server: Serving, loads: Sequence[Load], timing: Timing, bare: BareLoop) -> dict[str, Any]:
     """Every load between two runs of the bare loop."""
-    plan = Plan(window_s=timing.window_s, warmup_s=timing.warmup_s, timeout_s=REQUEST_S)
+    plan = LoadPlan(window_s=timing.window_s, warmup_s=timing.warmup_s, timeout_s=REQUEST_S)
     found = []
     for batch, concurrency in loads:
         target = server.target(batch)
@@ -153,7 +153,7 @@ def _row(visits: Sequence[Point], own: Mapping[int, float | None]) -> dict[str, 
     }
 
 
-_FIGURES = ("images_per_s", "p50_ms", "p99_ms", "compute_ms", "batch_images", "cpu_us_per_image")
+_FIGURES = ("images_per_s", "p50_ms", "p99_ms", "cpu_us_per_image")
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -172,8 +172,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "-" if rate is None else "{of_bare:.2f} ({min_of_bare:.2f} to {max_of_bare:.2f})".format(**row),
         cell(row["terrace_ratio"], ".2f"),
         "-" if rate is None else "{p50_ms:.2f} ({p99_ms:.2f})".format(**row),
-        *(cell(row[name], ".2f") for name in ("p50_above_bare_ms", "compute_ms")),
-        cell(row["batch_images"], ".1f"),
+        cell(row["p50_above_bare_ms"], ".2f"),
         cell(row["cpu_us_per_image"], ",.0f"),
         cell(row["cold_start_s"], ".1f"),
         cell(memory and memory / 2**20, ",.0f"),
@@ -219,10 +218,9 @@ class Peers(Experiment):
         return Table(
             headings=(
                 "network, images x requests at once | server | images/s | of bare (range) | Terrace / it | "
-                "p50 (p99) ms | p50 above bare ms | model ms | images/batch | CPU us/image | "
-                "cold start s | peak MiB"
+                "p50 (p99) ms | p50 above bare ms | CPU us/image | cold start s | peak MiB"
             ),
-            spare=("peak MiB", "cold start s", "images/batch", "model ms", "p50 above bare ms", "p50 (p99) ms"),
+            spare=("peak MiB", "cold start s", "p50 above bare ms", "p50 (p99) ms"),
             rows=[_cells(row) for row in self.rows(record)],
         )
 

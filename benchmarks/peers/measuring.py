@@ -13,9 +13,9 @@ from typing import NamedTuple
 from benchmarks.peers.contenders import Contender, Program
 from benchmarks.peers.environments import installed_version, interpreter_of
 from benchmarks.peers.requests import check_answer, make_target, random_images
-from experiments.bench import levels
+from experiments.bench import load as bench_load
 from experiments.bench.http import Connection, ConnectionBroken, Origin, Reply
-from experiments.bench.levels import Closed, Level, Plan
+from experiments.bench.load import Closed, Level, LoadPlan, measure
 from experiments.bench.report import error_text
 from experiments.bench.targets import Target
 from experiments.harness import Run, option
@@ -125,7 +125,7 @@ class Serving:
         images = random_images(batch, self.network.shape)
         return make_target(self.origin, self.contender.protocol, self.network.name, images)
 
-    async def window(self, target: Target, concurrency: int, plan: Plan) -> Mapping[str, float | None]:
+    async def window(self, target: Target, concurrency: int, plan: LoadPlan) -> Mapping[str, float | None]:
         """What one window of load gave, and what that cost the server.
 
         Raises:
@@ -134,24 +134,21 @@ class Serving:
         cpu_s = self.processes.cpu_s()
         level = await loaded(target, Closed(concurrency), plan)
         cpu_s = self.processes.cpu_s() - cpu_s
-        summary, server = level.summary, level.server
+        summary = level.summary
         if summary.errors or not summary.answered:
             raise UpstreamError(f"not answered: {error_text(summary.errors) or 'nothing came'}")
         return {
             "images_per_s": summary.images_per_s,
             "p50_ms": summary.latency_ms["p50"],
             "p99_ms": summary.latency_ms["p99"],
-            # As the server says itself, for the batch that a request was part of; None where it does not.
-            "compute_ms": server.compute_infer_ms if server else None,
-            "batch_images": server.batch_images if server else None,
             "cpu_us_per_image": cpu_s * 1e6 / (len(level.samples) * target.images),
             "generator_cpu": level.generator_cpu,
         }
 
 
-async def loaded(target: Target, load: levels.Load, plan: Plan) -> Level:
+async def loaded(target: Target, load: bench_load.Load, plan: LoadPlan) -> Level:
     """One level of load to its end."""
-    level = await levels.measure(target, load, plan, asyncio.Event())
+    level = await measure(target, load, plan)
     assert level is not None  # the event that stops it is never set
     return level
 

@@ -24,7 +24,7 @@ from tierkit.wire.oip import (
     parse_header_length,
 )
 
-__all__ = ["check_answer", "make_target", "random_images"]
+__all__ = ["check_answer", "infer_target", "make_target", "random_images"]
 
 _PAYLOADS = 16
 _AGREE = 0.98
@@ -47,8 +47,12 @@ def make_target(origin: Origin, protocol: Protocol, model: str, batches: Sequenc
         requests=[encode(origin, model, images) for images in batches],
         images=len(batches[0]),
         judge=judge_status,
-        stats_path=f"/v2/models/{model}/stats" if protocol == "oip" else None,
     )
+
+
+def infer_target(url: str, model: str, batch: int, shape: Sequence[int]) -> Target:
+    """Inference requests of random images to a node."""
+    return make_target(Origin.parse(url), "oip", model, random_images(batch, shape))
 
 
 def check_answer(protocol: Protocol, reply: Reply, expected: Array) -> None:

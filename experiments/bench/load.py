@@ -10,17 +10,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 
 from experiments.bench.http import Connection, ConnectionBroken
-from experiments.bench.summary import Sample
+from experiments.bench.schedule import arrivals
+from experiments.bench.summary import Sample, Summary, Window, summarise
 from experiments.bench.targets import Target
 from experiments.emulation.waiting import precise_timer
 
-__all__ = ["CONNECTION", "TIMEOUT", "Record", "run_closed", "run_open"]
+__all__ = [
+    "CONNECTION",
+    "MAX_CONCURRENCY",
+    "MAX_RATE",
+    "TIMEOUT",
+    "Closed",
+    "Level",
+    "Load",
+    "LoadPlan",
+    "Open",
+    "Record",
+    "loop_factory",
+    "measure",
+    "run_closed",
+    "run_open",
+]
+
+MAX_CONCURRENCY = 20_000
+MAX_RATE = 100_000.0
+"""Requests per second of an open loop, several times what one core can send. Those that are due wait in memory."""
 
 Record = Callable[[Sample], None]
 """Called with each request that has ended."""
@@ -31,6 +54,139 @@ CONNECTION = "connection"
 
 _RECONNECT_S = 0.05
 """Pause of a worker after a broken connection: a dead server must not turn the load into a busy loop."""
+_DRAIN_SLACK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A constant number of requests in flight."""
+
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"concurrency {self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A number of requests per second, each sent when it is due."""
+
+    rate_per_s: float
+
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} requests/s"
+
+
+Load = Closed | Open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """How each level is measured."""
+
+    window_s: float = 5.0
+    warmup_s: float = 0.5
+    """Load before the window, which no figure counts."""
+    timeout_s: float = 30.0
+    """Budget of each request, from when it was due."""
+    max_connections: int = 512
+    """Connections of an open loop; beyond, requests wait in the load generator, which counts as latency."""
+    deadline_s: float = math.inf
+    """Answers within this time count as goodput."""
+    seed: int = 0
+    """Seed of the arrival times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Measurement of one level."""
+
+    load: Load
+    summary: Summary
+    generator_cpu: float
+    """Share of one core that the load generator used in the window; near 1, it measured itself."""
+    interrupted: bool
+    """Stopped before the window was over."""
+    samples: Sequence[Sample]
+    window: Window
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The fastest event loop of this system; None stands for asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # it does not exist for every system
+        return None
+    return uvloop.new_event_loop
+
+
+async def measure(target: Target, load: Load, plan: LoadPlan, stop: asyncio.Event | None = None) -> Level | None:
+    """Run one level: warm up, then measure a window.
+
+    Setting `stop` ends the level early with the samples so far; the result is None if its window had not begun.
+    """
+    stop = stop or asyncio.Event()
+    samples: list[Sample] = []
+    halt = asyncio.Event()
+    driver = _drive(target, load, plan, samples.append, halt)
+    async with _background(driver) as wait:
+        await wait(plan.warmup_s, stop)
+        if stop.is_set():
+            return None
+        cpu_s, begin = time.process_time(), time.perf_counter()
+        await wait(plan.window_s, stop)
+        window = Window(begin, time.perf_counter())
+        cpu_s = time.process_time() - cpu_s
+        # Requests in flight are answered or time out: none is left out because it was slow, and the next level begins
+        # with a quiet server.
+        halt.set()
+        await wait(plan.timeout_s + _DRAIN_SLACK_S, stop)
+    open_loop = isinstance(load, Open)
+    return Level(
+        load=load,
+        summary=summarise(samples, window, images=target.images, open_loop=open_loop, deadline_s=plan.deadline_s),
+        generator_cpu=cpu_s / window.length_s,
+        interrupted=stop.is_set(),
+        samples=samples,
+        window=window,
+    )
+
+
+def _drive(
+    target: Target, load: Load, plan: LoadPlan, record: Record, halt: asyncio.Event
+) -> Coroutine[None, None, None]:
+    if isinstance(load, Closed):
+        return run_closed(target, load.concurrency, record, halt, timeout_s=plan.timeout_s)
+    due = arrivals(load.rate_per_s, seed=plan.seed)
+    return run_open(target, due, record, halt, timeout_s=plan.timeout_s, max_connections=plan.max_connections)
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """Run `work` meanwhile, and cancel the rest of it at the end.
+
+    Yields `wait(seconds, event)`, which returns when the time is over, the event is set or the work has ended, and
+    raises the error of the work. The garbage collector is off: the objects of a request hold no cycles, and a pass over
+    all samples would stop the load for milliseconds.
+    """
+    driver = asyncio.create_task(work, name="load")
+
+    async def wait(seconds: float, event: asyncio.Event) -> None:
+        end = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait({driver, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            end.cancel()
+        if driver.done():
+            await driver
+
+    gc.disable()
+    try:
+        yield wait
+    finally:
+        gc.enable()
+        driver.cancel()
+        await asyncio.gather(driver, return_exceptions=True)
 
 
 async def run_closed(

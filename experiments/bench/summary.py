@@ -18,7 +18,6 @@ __all__ = [
     "FALLBACK",
     "OK",
     "PERCENTILES",
-    "SLICES",
     "Sample",
     "Summary",
     "Window",
@@ -35,9 +34,6 @@ ANSWERED = frozenset({OK, FALLBACK})
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 """Those that are reported."""
-
-SLICES = 5
-"""Parts of a window that are compared with each other."""
 
 
 class Sample(NamedTuple):
@@ -91,8 +87,6 @@ class Summary:
     """The same, up to the first byte of the answer's body."""
     send_ms: float | None
     """Mean delay before a request was on its way: waiting for a free connection, connecting, writing."""
-    unsteady: float | None
-    """Largest deviation of a fifth of the window's throughput from the whole's, as a share; None with few answers."""
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -143,7 +137,6 @@ def summarise(
         latency_ms=_distribution([sample.done - sample.due for sample in answered]),
         first_ms=_distribution([sample.first - sample.due for sample in answered]),
         send_ms=1000 * sum(sample.sent - sample.due for sample in answered) / len(answered) if answered else None,
-        unsteady=_unsteady(finished, window),
     )
 
 
@@ -154,14 +147,3 @@ def _distribution(seconds: list[float]) -> dict[str, float | None]:
     seconds.sort()
     ranked = (1000 * percentile(seconds, percent) for percent in PERCENTILES)
     return {"mean": 1000 * sum(seconds) / len(seconds), **dict(zip(names, ranked, strict=True))}
-
-
-def _unsteady(finished: Sequence[float], window: Window) -> float | None:
-    # With fewer, the noise of counting alone would look like a server that is not steady.
-    if len(finished) < 20 * SLICES:
-        return None
-    counts = [0] * SLICES
-    for moment in finished:
-        counts[min(SLICES - 1, int((moment - window.begin) / window.length_s * SLICES))] += 1
-    mean = len(finished) / SLICES
-    return max(abs(count - mean) for count in counts) / mean

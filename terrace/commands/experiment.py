@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.markup import escape
 
-from experiments.bench.sweep import loop_factory
+from experiments.bench.load import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder, option
 from experiments.plots import Figures

@@ -1,33 +1,36 @@
-"""A small Open Inference Protocol server for the load generator."""
+"""A small server with an end node's task path, for the load generator."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+import json
+from collections.abc import Sequence
 
-import numpy as np
-
-from edge_node.app import EdgeNode, create_app
-from edge_node.settings import EdgeSettings
-from tierkit.tensors import Array, TensorSpec
-from tierkit.testing import MadeModel, serve_app
+METADATA = {"name": "coarse", "inputs": [{"name": "images", "datatype": "UINT8", "shape": [-1, 4, 4, 3]}]}
+UNKNOWN = b'HTTP/1.1 404 Not Found\r\nContent-Length: 24\r\n\r\n{"error":"no such model"}'[:-1]
 
 
-class SumModel(MadeModel):
-    """Adds up the pixels of each image."""
+class TaskServer:
+    """Answers tasks with the given events, as the protocol describes it, and knows the model `coarse`."""
 
-    name = "sum"
-    outputs = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 1)),)
+    def __init__(self, events: Sequence[str] = ("coarse", "fallback")) -> None:
+        self._body = b"".join(json.dumps({"event": event}).encode() + b"\n" for event in events)
+        self.paths: list[str] = []
 
-    def __init__(self) -> None:
-        self.images_seen = 0
+    @property
+    def tasks(self) -> list[str]:
+        return [path for path in self.paths if path.startswith("/v1/tasks/")]
 
-    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        images = inputs["images"]
-        self.images_seen += len(images)
-        return {"logits": images.reshape(len(images), -1).sum(axis=1, keepdims=True).astype(np.float32)}
-
-
-@asynccontextmanager
-async def serving(model: SumModel) -> AsyncIterator[str]:
-    settings = EdgeSettings(node_id="edge-1", port=0, drain_s=2.0)
-    async with serve_app(lambda lifecycle: create_app(EdgeNode(settings, [model], lifecycle)), settings) as lifecycle:
-        yield lifecycle.url
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            path = head.split()[1].decode()
+            self.paths.append(path)
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+            await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)
+            if path not in ("/v2/models/coarse", *self.tasks):
+                writer.write(UNKNOWN)
+                continue
+            body = self._body if path in self.tasks else json.dumps(METADATA).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for line in body.splitlines(keepends=True):
+                writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")

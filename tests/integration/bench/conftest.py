@@ -1,33 +1,27 @@
-"""The server under load, in the test's event loop or in a thread of its own."""
+"""The server under load, in a thread of its own for commands that run an event loop of their own."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.bench.aids import SumModel, serving
+from tests.integration.bench.aids import TaskServer
+from tierkit.testing import listening
 
 
 @pytest.fixture
-def model() -> SumModel:
-    return SumModel()
+def server() -> TaskServer:
+    return TaskServer()
 
 
 @pytest.fixture
-async def node_url(model: SumModel) -> AsyncIterator[str]:
-    async with serving(model) as url:
-        yield url
-
-
-@pytest.fixture
-def threaded_url(model: SumModel) -> Iterator[str]:
-    """The same server in a thread, for commands that run an event loop of their own."""
+def threaded_url(server: TaskServer) -> Iterator[str]:
     started, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
     found: list[str] = []
 
     async def run() -> None:
-        async with serving(model) as url:
+        async with listening(server.handle) as url:
             found.append(url)
             started.set()
             await stop.wait()

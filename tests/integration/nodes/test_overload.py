@@ -3,15 +3,13 @@
 In small, for every run of the tests; `python -m benchmarks overload` measures it for a minute with real networks.
 """
 
-import asyncio
 import os
 from collections import Counter
 from pathlib import Path
 
-from experiments.bench.inputs import InputPlan
-from experiments.bench.levels import Open, Plan, measure
+from benchmarks.peers.requests import infer_target
+from experiments.bench.load import LoadPlan, Open, measure
 from experiments.bench.summary import OK, percentile
-from experiments.bench.targets import oip_target
 from tierkit.testing import service_process
 
 NODE = Path(__file__).with_name("slow_node.py")
@@ -29,12 +27,12 @@ def resident_bytes(pid: int) -> int:
 
 
 async def test_sixteen_times_what_a_node_can_do(tmp_path: Path) -> None:
-    plan = Plan(window_s=3.0, warmup_s=0.5, timeout_s=20.0, max_connections=64)
+    plan = LoadPlan(window_s=3.0, warmup_s=0.5, timeout_s=20.0, max_connections=64)
     queue = ["--max-queue-images", str(QUEUE_IMAGES)]
     async with service_process([str(NODE), "--port", "0", *queue], ready_file=tmp_path / "ready") as node:
-        target = await oip_target(node.url, "slow", InputPlan(batch_size=BATCH))
+        target = infer_target(node.url, "slow", BATCH, (32, 32, 3))
         before = resident_bytes(node.process.pid)
-        level = await measure(target, Open(16 * CAPACITY_PER_S), plan, asyncio.Event())
+        level = await measure(target, Open(16 * CAPACITY_PER_S), plan)
         grown = resident_bytes(node.process.pid) - before
     assert level is not None
     outcomes = Counter(sample.outcome for sample in level.samples)

@@ -20,10 +20,10 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from benchmarks.peers.measuring import loaded
-from experiments.bench.inputs import InputPlan
-from experiments.bench.levels import Open, Plan
+from benchmarks.peers.requests import infer_target
+from experiments.bench.load import LoadPlan, Open
 from experiments.bench.summary import OK, percentile
-from experiments.bench.targets import Target, oip_target
+from experiments.bench.targets import Target
 from models.manifest import load_manifest, weights_folder
 from tierkit.testing import service_process, wait_for
 from tierkit.types import Tier
@@ -37,7 +37,7 @@ MOST = 1.1
 
 
 async def latencies_ms(target: Target, rate: float, window_s: float, seed: int) -> list[float]:
-    level = await loaded(target, Open(rate), Plan(window_s=window_s, warmup_s=2.0, seed=seed))
+    level = await loaded(target, Open(rate), LoadPlan(window_s=window_s, warmup_s=2.0, seed=seed))
     assert {sample.outcome for sample in level.samples} == {OK}
     return [1000 * (sample.done - sample.due) for sample in level.samples]
 
@@ -65,7 +65,7 @@ async def test_a_worker_beside_a_node_costs_a_tenth_of_its_p99_at_most(
         async def begun() -> bool:
             return await updates() > 3
 
-        target = await oip_target(serving.url, model, InputPlan(batch_size=1, outputs=("logits",)))
+        target = infer_target(serving.url, model, 1, (32, 32, 3))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "terrace", "train", "work", training.url, "--name", "idle"),
             *("--while-idle", str(tmp_path / "node")),

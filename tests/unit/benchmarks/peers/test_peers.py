@@ -12,8 +12,6 @@ def visit(number: int, server: str, rate: float | None, bare: float = 100.0, **f
         "images_per_s": rate,
         "p50_ms": 8.0,
         "p99_ms": 20.0,
-        "compute_ms": None,
-        "batch_images": None,
         "cpu_us_per_image": 300.0,
         **figures,
     }
@@ -46,11 +44,6 @@ def test_a_ratio_is_taken_within_its_round() -> None:
 def test_the_fastest_comes_first() -> None:
     found = rows(visit(0, "fastapi", 1000.0), visit(0, "terrace", 9000.0))
     assert [row["server"] for row in found] == ["terrace", "fastapi"]
-
-
-def test_figures_that_a_server_does_not_give_are_absent() -> None:
-    found = rows(visit(0, "terrace", 2.0, compute_ms=5.0), visit(0, "ray", 1.0))
-    assert [row["compute_ms"] for row in found] == [5.0, None]
 
 
 def test_a_load_that_failed_once_has_the_figures_of_the_other_rounds() -> None:

@@ -9,14 +9,8 @@ from experiments.bench.schedule import arrivals, parse_range
 from tierkit.errors import InvalidInput
 
 
-def test_constant_arrivals_are_evenly_spaced_and_do_not_drift() -> None:
-    times = list(itertools.islice(arrivals(3.0, "constant"), 30_001))
-    assert times[:4] == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
-    assert times[30_000] == 10_000.0
-
-
 def test_poisson_gaps_are_exponential_with_the_rate_asked_for() -> None:
-    gaps = np.diff(list(itertools.islice(arrivals(200.0, "poisson", seed=1), 20_000)))
+    gaps = np.diff(list(itertools.islice(arrivals(200.0, seed=1), 20_000)))
     assert gaps.min() >= 0
     assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
     assert gaps.std() == pytest.approx(1 / 200, rel=0.05)
@@ -26,7 +20,7 @@ def test_poisson_gaps_are_exponential_with_the_rate_asked_for() -> None:
 
 def test_the_same_seed_gives_the_same_times() -> None:
     def first(seed: int) -> list[float]:
-        return list(itertools.islice(arrivals(10.0, "poisson", seed=seed), 2000))
+        return list(itertools.islice(arrivals(10.0, seed=seed), 2000))
 
     assert first(3) == first(3)
     assert first(3) != first(4)

@@ -111,12 +111,3 @@ def test_time_to_the_first_part_of_an_answer() -> None:
     summary = summarise(samples, Window(1.0, 2.0), images=1, open_loop=False)
     assert summary.first_ms["p50"] == pytest.approx(125.0)
     assert summary.latency_ms["p50"] == pytest.approx(500.0)
-
-
-def test_a_stall_in_a_fifth_of_the_window_is_unsteady() -> None:
-    steady = [answered(moment / 100, moment / 100) for moment in range(500)]
-    assert summarise(steady, Window(0.0, 5.0), images=1, open_loop=False).unsteady == pytest.approx(0.0)
-    stalled = [sample for sample in steady if not 2.0 <= sample.done < 3.0]
-    # Four fifths hold 100, one holds none; the mean is 80.
-    assert summarise(stalled, Window(0.0, 5.0), images=1, open_loop=False).unsteady == pytest.approx(1.0)
-    assert summarise(stalled[:99], Window(0.0, 5.0), images=1, open_loop=False).unsteady is None
