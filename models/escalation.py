@@ -1,9 +1,9 @@
-"""When an answer is sure enough to stand: thresholds between tiers, tuned on held-out images. Pure, and one file.
+"""Cascade of networks: thresholds below which an image escalates a tier, tuned on held-out images. Pure; one file.
 
-How sure a network is of an answer is the *margin* of its calibrated probabilities: the largest minus the second
+The confidence of a network in an answer is the *margin* of its calibrated probabilities: the largest minus the second
 largest (Park et al. 2015, Big/LITTLE deep neural networks, gate their big network by it). An image whose margin is
-below the threshold of a *gate* goes up a tier, the others keep their answer. A gate stands between two networks and
-belongs to their very weights: `escalation.json`, beside the manifest, has the sha256 of both.
+below the threshold of a *gate* goes up a tier; the others keep their answer, which is an early exit. A gate is between
+two networks and belongs to their exact weights: `escalation.json`, next to the manifest, has the sha256 of both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, and spending no faster than a rate. Pure: time and chance are passed in."""
+"""Exponential backoff, and a token bucket for rate limits. Pure: time and chance are passed in."""
 
 from __future__ import annotations
 

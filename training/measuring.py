@@ -1,4 +1,4 @@
-"""What a worker tells the scheduler of its machine: how fast it multiplies, and how much memory is free."""
+"""Measurements of a worker's machine for the scheduler: its speed in matrix products, and its free memory."""
 
 from __future__ import annotations
 

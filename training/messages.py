@@ -1,4 +1,4 @@
-"""What host and workers tell each other beside weights and updates, which are `training.payloads`."""
+"""Messages between host and workers. The weights and updates that go with them are in `training.payloads`."""
 
 from __future__ import annotations
 

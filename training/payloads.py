@@ -1,7 +1,6 @@
-"""Weights and updates as bytes: safetensors in fp32, bf16 or int8, compressed where the link is slow.
+"""Payloads of weights and updates: safetensors in fp32, bf16 or int8, compressed for a slow link.
 
-Only arrays travel; what they are for stands in the headers of the request. This module needs numpy and safetensors
-alone.
+The payload has only arrays; headers of the request describe them. This module needs only numpy and safetensors.
 """
 
 from __future__ import annotations

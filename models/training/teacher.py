@@ -1,4 +1,4 @@
-"""Teachers' probabilities for every training image, computed once and kept.
+"""Knowledge distillation: the teachers' probabilities for every training image, computed once and kept.
 
 Each image is seen as it is and mirrored; a student's random crop gets the answer for the whole image. That costs two
 passes of the teacher over the data in all, instead of one per epoch.

@@ -1,4 +1,4 @@
-"""State of a running service: starting, ready, draining; and the background loops that it owns."""
+"""Lifecycle of a service: starting, ready, draining (graceful shutdown); and the background loops that it owns."""
 
 from __future__ import annotations
 

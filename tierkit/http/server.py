@@ -1,4 +1,4 @@
-"""Run a service: bind, answer health checks, load, serve, drain on a signal, exit."""
+"""Run a service: bind, answer health checks, load, serve, shut down gracefully on a signal, exit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A node's place in the scheduler's device list: registration, heartbeats, farewell.
+"""Registration, heartbeats and farewell of a node: they renew its lease, and feed the scheduler's failure detector.
 
 The scheduler may be away, restart with an empty list, or come later than the node; of several, another one may lead.
-The sender keeps trying for as long as the node lives, and says in the log what changed, once.
+The sender keeps trying for as long as the node lives, and logs each change once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inference: a bounded queue, dynamic batching, one inference thread.
+"""Dynamic batching: a bounded queue (backpressure: what does not fit is refused), and one inference thread.
 
     async with ModelRunner(model) as runner:
         await runner.warm_up()

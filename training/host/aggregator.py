@@ -1,7 +1,7 @@
-"""A host that is a worker of another one: it hands the steps of its units out to its own workers, and sends what they
-have changed together up as one update.
+"""A host that is a worker of another host, its parent: it grants the steps of its units to its own workers, and sends
+their joint change of the weights up as one update.
 
-It keeps nothing on disk: when it is lost, so is one unit, which its parent gives to somebody else.
+It keeps nothing on disk. If it is lost, so is one unit, which the parent grants to another worker.
 """
 
 from __future__ import annotations

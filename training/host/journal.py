@@ -1,8 +1,8 @@
-"""What a host keeps on disk: the state of its run at some time, and a journal of all calls since.
+"""Write-ahead journal of a host: the state of its run at some time, and all calls since.
 
-A call is in the journal before its answer goes out, so a host that is killed repeats the calls and has every version
-that it has acknowledged. The journal grows as fast as updates come; when it is much longer than the state is large, the
-state is written anew and the journal begins again.
+A call is in the journal before its answer is sent. So a host that was killed repeats the calls, and has every version
+that it has acknowledged: updates are sent at least once and applied exactly once. The journal grows as fast as updates
+arrive; when it is much longer than the state, the state is written again and the journal restarts.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How updates become weights."""
+"""Strategies of the parameter server: rules that turn updates into weights."""

@@ -1,4 +1,4 @@
-"""A strategy from its configuration."""
+"""Construction of a strategy from its configuration."""
 
 from __future__ import annotations
 

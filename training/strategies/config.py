@@ -1,4 +1,4 @@
-"""Which strategy, and its numbers: a name, or a TOML file."""
+"""Configuration of a strategy: a name, or a TOML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Who computes which steps. Steps are handed out until their update is there: a worker that leaves costs its lease."""
+"""Leases of units: each step is computed at least once, and its update is applied exactly once.
+
+A lease expires unless its worker shows progress. An update that takes far longer than the last one of its worker is a
+straggler: a round does not wait for it, and its steps are granted again once no others are left.
+"""
 
 from __future__ import annotations
 

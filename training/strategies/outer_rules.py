@@ -1,4 +1,6 @@
-"""Rounds: workers train alone from the same weights, and the mean of their changes is a step of an outer optimiser."""
+"""Synchronous rounds: workers train independently from the same weights, and the mean of their changes is one step of
+an outer optimiser. A round ends without its stragglers once it has a quorum.
+"""
 
 from __future__ import annotations
 

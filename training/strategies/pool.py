@@ -1,4 +1,4 @@
-"""Updates that wait to be judged together."""
+"""Pool of updates that are judged together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all strategies have in common: they grant units and take updates. No I/O, no clock of their own."""
+"""Base class of the strategies, which grant leases and take updates. No I/O, and time is passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asynchronous rules: each update changes the weights as it comes, however old the weights that it comes from."""
+"""Asynchronous rules: each update changes the weights when it arrives, up to a bound on its staleness."""
 
 from __future__ import annotations
 

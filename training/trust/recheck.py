@@ -1,9 +1,8 @@
-"""Units of which the host computes an update again, to see whether a worker has computed it. Pure but for the chance.
+"""Rechecks: the host computes some updates again, to see whether their worker has computed them. Pure, but for chance.
 
-Which ones is decided when a unit is granted, by a chance that no worker can know, and the weights that it starts from
-are kept until its update is there: a bounded number of them. What a worker says about its machine proves nothing, so
-how exactly an update must be met is the run's own choice: to the bit where all machines are of one kind, else by a
-tolerance, since other processors round in another way.
+A unit is chosen when it is granted, by a chance that no worker can know. The weights that it starts from are kept until
+its update has come, for a bounded number of units. A worker's description of its machine proves nothing, so each run
+chooses the tolerance: none if all machines are of one kind, else some, since other processors round differently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run thinks of its workers: a score over time for each, and what operators have said. Pure.
+"""Scores of the workers of a run over time, and the orders of operators. Pure.
 
-The idea is that of the volunteers' platform of 2018 (its section 6.2.2): an update that lies far from the others lowers
-the score of its worker, one that does not raises it, and a worker's updates weigh as much as its score.
+The idea is that of the volunteers' platform of 2018 (its section 6.2.2): an update that is far from the others lowers
+the score of its worker, one that is not raises it, and a worker's updates weigh as much as its score.
 """
 
 from __future__ import annotations

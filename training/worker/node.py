@@ -1,6 +1,6 @@
-"""A worker's life: find the run, load its images, join, and compute what is granted until the run has ended.
+"""Life of a worker: find the run, load its images, join, and compute the granted units until the run has ended.
 
-All connections go out from the worker, so it may stand behind a router. A host that is away is waited for.
+The worker opens all connections, so it may be behind a router. It waits for a host that is away.
 """
 
 from __future__ import annotations

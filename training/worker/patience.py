@@ -1,4 +1,4 @@
-"""Asking a host that may be away for a while."""
+"""Retries with exponential backoff for a host that is away."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A network in two parts, with an early exit on the device (DDNN: Teerapittayanon et al. 2017, arXiv:1709.01921).
 
-The device's part is MobileNet v1, whole. Its first blocks feed both its own classifier, which is the early exit, and
-the cloud's part, which goes on with the last stages of a wide residual network. Both exits are trained together, on the
-sum of their losses (section 3.2 of the source).
+The device's part is the whole MobileNet v1. Its first blocks feed both its own classifier, which is the early exit, and
+the cloud's part, which continues with the last stages of a wide residual network. Both exits are trained together, on
+the sum of their losses (section 3.2 of the source).
 """
 
 from __future__ import annotations
