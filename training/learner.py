@@ -152,10 +152,6 @@ class FlatLearner:
         times, self._learner.times = self._learner.times, {}
         return times
 
-    def accuracy(self, weights: Flat, buffers: Flat, images: ImageSet) -> float:
-        """Share of images whose class these weights find: the first figure of `evaluated`."""
-        return self.evaluated(weights, buffers, images)[0]
-
     def evaluated(self, weights: Flat, buffers: Flat, images: ImageSet) -> tuple[float, float]:
         """Share of images whose class these weights find, and their mean cross entropy, which need not be finite.
         Running statistics are measured again: those of many workers fit no weights well.
@@ -175,12 +171,11 @@ class FlatLearner:
         loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))
         return float(np.mean(logits.argmax(1) == labels)), float(loss)
 
-    def keep(
-        self, weights: Flat, buffers: Flat, folder: Path, *, dataset: str, seconds: float, fleet: FleetFacts
-    ) -> None:
-        """Write checkpoint and record of a finished run with these weights, for the commands that read such a folder.
+    def keep(self, final: tuple[Flat, Flat], folder: Path, *, dataset: str, seconds: float, fleet: FleetFacts) -> None:
+        """Write checkpoint and record of a finished run, for the commands that read such a folder.
 
         Args:
+            final: its weights and buffers.
             dataset: its name.
             seconds: from the first unit of work to the last update.
             fleet: how the run was spread over machines.
@@ -189,7 +184,7 @@ class FlatLearner:
             WeightsError: as `load`.
             SetupError: it could not be written.
         """
-        self.load(weights, buffers)
+        self.load(*final)
         self._calibrate()
         network, data = self._learner.network.state_dict(), self.data
         save_checkpoint(

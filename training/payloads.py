@@ -165,9 +165,6 @@ def worth_compressing(bytes_per_s: float | None) -> bool:
     Measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon (2026): level 1 takes
     in 200 to 850 MB/s and leaves 0.62 to 0.79 of them, and 520 to 780 MB/s come out again. Below 56 to 82 MB/s the
     bytes that it saves would take longer than both; in fp32, of which it leaves 0.93, below 21 to 34 MB/s.
-
-    Args:
-        bytes_per_s: of the link as it was last seen; None if it is not known yet.
     """
     return bytes_per_s is not None and bytes_per_s < _COMPRESSION_BYTES_PER_S
 

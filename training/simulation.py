@@ -22,7 +22,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import StrategyConfig
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Sends, Update
-from training.virtual import Link, SimulatedWorker, draw_faults, simulate
+from training.virtual import Conditions, Link, SimulatedWorker, draw_faults, simulate
 
 __all__ = ["Machines", "run_simulation"]
 
@@ -45,7 +45,7 @@ class Machines:
     sync_s: float = 0.0
     """What the host's disk takes to keep updates."""
     spread: float = 0.0
-    """See `training.virtual.simulate`."""
+    """See `training.virtual.Conditions`."""
     link: Link = field(default_factory=Link)
     wire: Format = "fp32"
     """What the updates travel in."""
@@ -59,22 +59,20 @@ class Machines:
     """What the last workers do that cheat."""
     cheaters: int = 0
     """How many these are."""
+    gradients: bool = True
+    """Whether they are computed. Without them the times are the same, and there is no accuracy."""
 
 
 def run_simulation(
     config: TrainConfig,
     choice: StrategyConfig,
-    data: TrainingData,
-    test: ImageSet,
+    images: tuple[TrainingData, ImageSet],
     machines: Machines,
     watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
-    *,
-    gradients: bool = True,
 ) -> dict[str, Any]:
     """Train to the end; what came of it.
 
     Args:
-        gradients: whether they are computed. Without them the times are the same, and there is no accuracy.
         watch: called after each update with the steps that are done, those of the run, and the virtual time.
 
     Raises:
@@ -83,6 +81,7 @@ def run_simulation(
             that means anything, can be computed from them; workers die too soon; or the strategy judges more or
             fewer updates together than it can.
     """
+    data, test = images
     learner, wire = FlatLearner(config, data, strategy=choice), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
 
@@ -112,24 +111,24 @@ def run_simulation(
     began, accuracy = time.monotonic(), None
     found = simulate(
         strategy,
-        learner if gradients else _Still(weights, buffers),
-        choice.sends,
+        learner if machines.gradients else _Still(weights, buffers),
         crew,
-        wire=wire,
-        masking=choice.masking,
-        serve_s=serve_s,
-        sync_s=machines.sync_s,
-        spread=machines.spread,
-        seed=config.seed,
-        faults=draw_faults(
-            machines.faults,
-            updates=-(-learner.steps // choice.period),
-            longest_s=_FAULT_LEASES * lease_s,
+        Conditions(
+            wire=wire,
+            serve_s=serve_s,
+            sync_s=machines.sync_s,
+            spread=machines.spread,
             seed=config.seed,
+            faults=draw_faults(
+                machines.faults,
+                updates=-(-learner.steps // choice.period),
+                longest_s=_FAULT_LEASES * lease_s,
+                seed=config.seed,
+            ),
         ),
-        watch=lambda done, now: watch(done, learner.steps, now),
+        lambda done, now: watch(done, learner.steps, now),
     )
-    if gradients:
+    if machines.gradients:
         accuracy, loss = learner.evaluated(strategy.weights, strategy.buffers, test)
         if not loss <= MOST_LOSS:
             raise InvalidInput(

@@ -25,13 +25,13 @@ from tierkit.errors import Forbidden, InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
 from training.host.run import Run
-from training.masking import Masking, masked
+from training.masking import masked
 from training.payloads import Format, format_of_weights, packed_bytes, rounded
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks, Steps, is_sound
-from training.units import Flat, Lease, Sends, Update, Verdict
+from training.units import Flat, Lease, Update, Verdict
 
-__all__ = ["Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
+__all__ = ["Conditions", "Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
 
 _DEATHS, _DEATHS_EACH = 1_000, 100
 """Workers that die without an update in between, and for each machine: more, and a run would never end."""
@@ -84,9 +84,6 @@ class Fault:
 def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, Fault]:
     """Faults of so many of the first `updates` updates of a run, by their number, each kind as often as the others.
 
-    Args:
-        longest_s: each takes up to this long.
-
     Raises:
         InvalidInput: there are fewer updates.
     """
@@ -128,38 +125,41 @@ class Simulated:
     """How often the weights had changed since those that an update comes from: mean."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Conditions of a simulated run."""
+
+    wire: Format = "fp32"
+    """Format of the updates, with nothing left out and nothing compressed."""
+    serve_s: float = 0.0
+    """Seconds of the host for an update, and for a fetch."""
+    sync_s: float = 0.0
+    """Seconds of its disk to keep updates. Their answers wait for that, and so do others that come after them; updates
+    that come meanwhile are kept together, the next time."""
+    spread: float = 0.0
+    """A worker's steps take from `1 - spread` to `1 + spread` of its time, drawn for each update."""
+    seed: int = 0
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    """By the number of the update that they hit, counted in the order in which updates are ready to be sent."""
+
+
 def simulate(
     strategy: Strategy,
     learner: Steps,
-    sends: Sends,
     workers: Sequence[SimulatedWorker],
-    *,
-    wire: Format = "fp32",
-    masking: Masking | None = None,
-    serve_s: float = 0.0,
-    sync_s: float = 0.0,
-    spread: float = 0.0,
-    seed: int = 0,
-    faults: Mapping[int, Fault] | None = None,
+    conditions: Conditions | None = None,
     watch: Callable[[int, float], None] = lambda done, now: None,
 ) -> Simulated:
     """Train to the end of the run.
-
-    Args:
-        wire: what the updates travel in, with nothing left out and nothing compressed.
-        masking: what workers take away from their updates.
-        serve_s: what the host takes for an update; a fetch takes it as long.
-        sync_s: what its disk takes to keep updates. Their answers wait for that, and so do others that come after
-            them; updates that come meanwhile are kept together, the next time.
-        spread: a worker's steps take from `1 - spread` to `1 + spread` of its own time, drawn anew for each update.
-        faults: by the number of the update that they hit, counted in the order in which updates are ready to be sent.
-        watch: called with the steps that are done, and the virtual time.
 
     Raises:
         Unavailable: all workers died.
         InvalidInput: the weights have become such that nothing can be computed from them, or workers die before they
             have brought anything.
     """
+    given = conditions or Conditions()
+    wire, serve_s, sync_s, seed = given.wire, given.serve_s, given.sync_s, given.seed
+    sends, masking = strategy.sends, strategy.masking
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     # Nobody is forgotten, however many come and go.
     run = Run(strategy, most_workers=math.inf)
@@ -288,13 +288,13 @@ def simulate(
             lease, weights, buffers = found
             result.bytes_received += weights_bytes
             await loop.until(loop.time() + worker.link.seconds(weights_bytes))
-            pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + spread * draw.uniform(-1, 1)
+            pace = 0.0 if worker.cheat in ANSWERS_AT_ONCE else 1 + given.spread * draw.uniform(-1, 1)
             await loop.until(loop.time() + worker.step_s * lease.unit.steps * pace)
             learner.moments = moments.get(worker.name)
             learner.load(weights, buffers)
             computed = learner.compute(lease.unit.span, sends, lease.unit.rate)
             moments[worker.name] = learner.moments
-            fault = faults.get(ready) if faults else None
+            fault = given.faults.get(ready)
             ready += 1
             honest = masked(computed, masking, noise)
             said = honest if cheater is None else cheater.sends(honest)

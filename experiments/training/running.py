@@ -83,8 +83,7 @@ class Bench:
             found = run_simulation(
                 config,
                 case.strategy,
-                self._drawn(seed),
-                self._test,
+                (self._drawn(seed), self._test),
                 Machines(
                     workers=case.workers,
                     slow=case.slow,
@@ -96,9 +95,9 @@ class Bench:
                     cheat=case.cheat or "sign-flip",
                     cheaters=CHEATERS if case.cheat else 0,
                     stays_s=case.stays_s,
+                    gradients=gradients,
                 ),
                 lambda done, steps, now: watch(),
-                gradients=gradients,
             )
             return {**found, "epochs": epochs, "formula_updates": updates}
 

@@ -388,7 +388,7 @@ def simulate_run(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     say("reading the images")
-    images, test = read_images(network, Dataset.open(options.dataset or network.dataset, options.data))
+    images = read_images(network, Dataset.open(options.dataset or network.dataset, options.data))
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
         result = {
@@ -397,7 +397,6 @@ def simulate_run(
                 network,
                 chosen,
                 images,
-                test,
                 options.machines(),
                 lambda done, steps, now: progress.update(bar, completed=done, total=steps),
             ),

@@ -56,7 +56,6 @@ class Copier:
     """Copies one segment after the other for as long as it runs.
 
     Args:
-        have: repeats a request to the host while the host is away.
         url: where this worker passes on what it has; None where others cannot reach it.
     """
 
@@ -112,11 +111,7 @@ class Copier:
             self._look(answer)
 
     async def _tell(self, news: Mapping[str, Any]) -> DataAnswer:
-        """Report to the host.
-
-        Args:
-            news: fields of `DataReport`. The answer may wait if there are none.
-        """
+        """Report to the host, with `news` as fields of `DataReport`. Without news the answer may wait."""
         full = time.monotonic() < self._full_until
         report = DataReport(
             worker=self._host.name,

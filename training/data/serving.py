@@ -26,11 +26,7 @@ _WHOLE_BYTES = 1 << 20
 
 
 def segment_route(read: Read, allow: Callable[[Request], Awaitable[None]]) -> Route:
-    """`GET /v1/segments/{sha256}`, with `Range: bytes=A-B`.
-
-    Args:
-        allow: raises for those who may not have it.
-    """
+    """`GET /v1/segments/{sha256}`, with `Range: bytes=A-B`."""
 
     async def segment(request: Request) -> Response:
         await allow(request)

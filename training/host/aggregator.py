@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.data import ImageSet
 from tierkit.access import TokenFile
 from tierkit.errors import Conflict, InvalidInput, NotFound, SetupError, TerraceError
 from tierkit.http.client import open_client
 from tierkit.settings import lasting_name
-from training.host.host import Host
+from training.host.host import Host, HostParts
 from training.host.journal import Journal
 from training.host.opening import dataset_of
 from training.host.run import Run
@@ -68,31 +67,13 @@ class Aggregator(Host):
     """Of its run only the unit that the parent has granted is known at a time.
 
     Args:
-        spec: as its own workers are told it.
-        above: the same of the parent.
+        above: the run of the parent.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        above: RunSpec,
-        parent: Parent,
-        journal: Journal,
-        learner: FlatLearner,
-        test: ImageSet,
-        *,
-        checker: FlatLearner | None,
-        max_lease_wait_s: float,
-    ) -> None:
-        def start(weights: Flat, buffers: Flat, unit: WorkUnit) -> Strategy:
-            return build_strategy(
-                spec.strategy, (weights, buffers), learner, workers=spec.workers, lease_s=spec.lease_s, unit=unit
-            )
-
-        run = Run(start(learner.weights(), learner.buffers(), WorkUnit(version=0, first=0, steps=0)))
-        super().__init__(spec, run, journal, learner, test, checker=checker, max_lease_wait_s=max_lease_wait_s)
+    def __init__(self, parts: HostParts, above: RunSpec, parent: Parent) -> None:
+        super().__init__(parts)
         self.result = None
-        self._above, self._parent, self._start = above, parent, start
+        self._above, self._parent = above, parent
         self._over = False
 
     @property
@@ -164,7 +145,8 @@ class Aggregator(Host):
             log.info("an update was %s by the parent", answer.verdict)
 
     def _begin(self, weights: Flat, buffers: Flat, unit: WorkUnit) -> None:
-        former, strategy = self._run.strategy, self._start(weights, buffers, unit)
+        former = self._run.strategy
+        strategy = _strategy_of(self.spec, (weights, buffers), self._learner, unit)
         strategy.leases.follow(former.leases, unit.span)
         strategy.version, strategy.scores = former.version + 1, former.scores
         self._run.strategy = strategy
@@ -251,9 +233,22 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
         }
     )
 
-    return Aggregator(
-        spec, above, parent, journal, learner, test, checker=checker, max_lease_wait_s=settings.max_lease_wait_s
+    start = learner.weights(), learner.buffers()
+    parts = HostParts(
+        spec=spec,
+        run=Run(_strategy_of(spec, start, learner, WorkUnit(version=0, first=0, steps=0))),
+        journal=journal,
+        learner=learner,
+        test=test,
+        checker=checker,
+        max_lease_wait_s=settings.max_lease_wait_s,
     )
+    return Aggregator(parts, above, parent)
+
+
+def _strategy_of(spec: RunSpec, start: tuple[Flat, Flat], learner: FlatLearner, unit: WorkUnit) -> Strategy:
+    """The strategy for the steps of a unit."""
+    return build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s, unit=unit)
 
 
 async def _spec_of(parent: Parent) -> RunSpec:

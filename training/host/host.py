@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -43,7 +44,7 @@ from training.payloads import format_of_weights, pack, packed_bytes
 from training.trust.recheck import Chosen, Rechecks, is_sound
 from training.units import Flat
 
-__all__ = ["Host"]
+__all__ = ["Host", "HostParts"]
 
 log = logging.getLogger(__name__)
 
@@ -68,46 +69,41 @@ _LOWER = (
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostParts:
+    """Parts of a host."""
+
+    spec: RunSpec
+    run: Run
+    """Restored from the journal."""
+    journal: Journal
+    learner: FlatLearner
+    """Measures accuracies, in a thread."""
+    test: ImageSet
+    """Images of the accuracy at the end."""
+    dataset: str = ""
+    """Name of the data set, for the record of the run."""
+    checker: FlatLearner | None
+    """Computes units again, in its own thread; None if none are."""
+    started_at: float = 0.0
+    """Time on the clock of the run."""
+    max_lease_wait_s: float
+    sharing: Sharing | None = None
+    """Gives the training images to workers that lack them; None for a host that gives none away."""
+
+
 class Host:
-    """Keeps a run, and answers its workers. What a worker asks raises Forbidden, NotFound or Conflict as `Run.check`.
+    """Keeps a run, and answers its workers. Their requests raise Forbidden, NotFound or Conflict as `Run.check`."""
 
-    Args:
-        spec: what is trained.
-        run: restored from the journal.
-        journal: its own from now on.
-        learner: measures accuracies, in a thread.
-        test: the images of the accuracy at the end.
-        dataset: name of the data set, for the record of the run.
-        checker: computes units again, in a thread of its own; None where none are.
-        sharing: gives the training images to workers that lack them; None for a host that gives none away.
-        clock: seconds; `started_at` of the run's clock is its beginning.
-    """
-
-    def __init__(
-        self,
-        spec: RunSpec,
-        run: Run,
-        journal: Journal,
-        learner: FlatLearner,
-        test: ImageSet,
-        *,
-        dataset: str = "",
-        checker: FlatLearner | None = None,
-        started_at: float = 0.0,
-        max_lease_wait_s: float = 10.0,
-        sharing: Sharing | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.spec = spec
-        self._run, self._journal = run, journal
-        self._learner, self._test, self._dataset = learner, test, dataset
-        self._checker = checker
-        run.rechecks = Rechecks(run.strategy.trust, secrets.SystemRandom().random)
+    def __init__(self, parts: HostParts) -> None:
+        self.spec, self._run, self._journal = parts.spec, parts.run, parts.journal
+        self._learner, self._test, self._dataset = parts.learner, parts.test, parts.dataset
+        self._checker, self._sharing = parts.checker, parts.sharing
+        self._run.rechecks = Rechecks(self._run.strategy.trust, secrets.SystemRandom().random)
         self._again: asyncio.Queue[Chosen] = asyncio.Queue()
         """Units to be computed again: never more than `MOST_KEPT` of `training.trust.recheck`."""
-        self._sharing = sharing
-        self._wait_s = max_lease_wait_s
-        self._clock, self._offset = clock, started_at - clock()
+        self._wait_s = parts.max_lease_wait_s
+        self._offset = parts.started_at - time.monotonic()
         self._calls: asyncio.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = asyncio.Queue(_MOST_WAITING)
         self._made: asyncio.Queue[list[tuple[asyncio.Future[Any], Any]]] = asyncio.Queue(_MOST_UNWRITTEN)
         """Answers whose notes are on their way to the disk."""
@@ -129,7 +125,7 @@ class Host:
         """Waited for, some seconds at most, before the service ends."""
         self.beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         """Loops that run as long as the host does, by their names."""
-        self.result: dict[str, Any] | None = _read_result(journal.folder)
+        self.result: dict[str, Any] | None = _read_result(self._journal.folder)
 
     @property
     def images(self) -> TrainingData:
@@ -490,7 +486,7 @@ class Host:
 
     def _now(self) -> float:
         """On the run's clock."""
-        return self._offset + self._clock()
+        return self._offset + time.monotonic()
 
     def _until_change(self) -> float:
         now = self._now()
@@ -633,14 +629,8 @@ class Host:
     def _keep(self, result: dict[str, Any]) -> None:
         folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
         fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
-        self._learner.keep(
-            strategy.weights,
-            strategy.buffers,
-            folder,
-            dataset=self._dataset,
-            seconds=result["seconds"],
-            fleet=fleet,
-        )
+        start = strategy.weights, strategy.buffers
+        self._learner.keep(start, folder, dataset=self._dataset, seconds=result["seconds"], fleet=fleet)
         write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,7 +14,7 @@ from models.training.config import TrainConfig, find_config
 from tierkit.documents import read_json
 from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceError
 from training.data.segments import cut, opened
-from training.host.host import Host
+from training.host.host import Host, HostParts
 from training.host.journal import Journal
 from training.host.run import Run
 from training.host.settings import HostSettings
@@ -92,27 +91,23 @@ def open_host(settings: HostSettings) -> Host:
             manifest = opened(segments, spec.data_sha256)
             if manifest is None:
                 manifest = cut(dataset, training, network, spec.workers + 1, segments)
-            sharing = Sharing(
-                manifest,
-                segments,
-                batch=network.batch_size,
-                wait_s=settings.max_lease_wait_s,
-                clock=time.monotonic,
-            )
+            sharing = Sharing(manifest, segments, batch=network.batch_size, wait_s=settings.max_lease_wait_s)
     except TerraceError as error:
         journal.close()
         raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
     return Host(
-        spec,
-        run,
-        journal,
-        learner,
-        test,
-        dataset=dataset.name,
-        checker=checker,
-        started_at=started_at,
-        max_lease_wait_s=settings.max_lease_wait_s,
-        sharing=sharing,
+        HostParts(
+            spec=spec,
+            run=run,
+            journal=journal,
+            learner=learner,
+            test=test,
+            dataset=dataset.name,
+            checker=checker,
+            started_at=started_at,
+            max_lease_wait_s=settings.max_lease_wait_s,
+            sharing=sharing,
+        )
     )
 
 

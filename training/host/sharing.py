@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from training.data.manifest import Manifest, decoded
 from training.data.placement import Placement
 from training.data.segments import of_segments
 from training.data.serving import bounded
-from training.data.tree import DEEPEST, HOST, Came, Event, Failed, Got, Left, Passed, Tree
+from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
 from training.messages import DataAnswer, DataReport, Keeps, WorkerData
 
 __all__ = ["Sharing", "drawn_from"]
@@ -34,26 +35,16 @@ class Sharing:
     Args:
         folder: with the segments of the manifest, which were checked.
         batch: images of a step.
-        deepest: see `training.data.tree.Tree`.
         wait_s: for which a worker that has nothing to copy may be kept waiting.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        folder: Path,
-        *,
-        batch: int,
-        wait_s: float,
-        clock: Callable[[], float],
-        deepest: int = DEEPEST,
-    ) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, *, batch: int, wait_s: float) -> None:
         self.manifest, self._folder = manifest, folder
         parts = len(manifest.segments)
-        self._tree = Tree(deepest=deepest)
+        self._tree = Tree()
         self._placement = Placement(parts=parts, images=manifest.images / parts, batch=batch)
         self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}
-        self._wait_s, self._clock = wait_s, clock
+        self._wait_s = wait_s
         self._key = secrets.token_urlsafe(32)
         self._urls: dict[str, str | None] = {}
         self._wanted: dict[str, tuple[int, ...]] = {}
@@ -76,7 +67,7 @@ class Sharing:
         Raises:
             TooLarge: it has no room for any.
         """
-        name, now = report.worker, self._clock()
+        name, now = report.worker, time.monotonic()
         holds = frozenset(range(len(self.manifest.segments))).intersection(report.holds)
         self._time(name, steps, now)
         if report.keeps == "all":
@@ -108,13 +99,13 @@ class Sharing:
 
     async def answer(self, report: DataReport, *, ended: Callable[[], bool]) -> DataAnswer:
         """What it is to do, once there is something, or after some seconds."""
-        deadline = self._clock() + self._wait_s
+        deadline = time.monotonic() + self._wait_s
         while True:
             copy, changed = self._tree.copy_of(report.worker), self._changed
-            if copy is not None or not report.waits or ended() or self._clock() >= deadline:
+            if copy is not None or not report.waits or ended() or time.monotonic() >= deadline:
                 break
             try:
-                async with asyncio.timeout(deadline - self._clock()):
+                async with asyncio.timeout(deadline - time.monotonic()):
                     await changed.wait()
             except TimeoutError:
                 break
@@ -191,7 +182,7 @@ class Sharing:
         return found
 
     def _on(self, event: Event) -> None:
-        if self._tree.on(event, self._clock()):
+        if self._tree.on(event, time.monotonic()):
             self.wake()
 
     def _time(self, name: str, steps: int, now: float) -> None:

@@ -40,9 +40,6 @@ class Leases:
     """The steps of a run, cut into units.
 
     Args:
-        steps: of the whole run.
-        period: steps of a unit.
-        rate: see `training.units.WorkUnit`.
         lease_s: how long a worker has to show progress, from the grant or the progress shown before.
     """
 
@@ -152,11 +149,7 @@ class Leases:
         return [held.lease for held in self._held.values() if now >= held.until]
 
     def in_time(self, now: float, besides: Lease | None = None) -> int:
-        """How many leases are out whose updates may still come soon.
-
-        Args:
-            besides: does not count.
-        """
+        """Number of leases, other than `besides`, whose updates are not overdue."""
         return len([due for held, due in self._due() if now < due and held.lease is not besides])
 
     def overdue(self, now: float) -> list[Lease]:

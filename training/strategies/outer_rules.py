@@ -19,16 +19,11 @@ __all__ = ["OuterRules"]
 
 
 class OuterRules(Strategy):
-    """FedAvg (arXiv:1602.05629), BMUF (Chen and Huo 2016) and DiLoCo (arXiv:2311.08105) are its configurations.
+    """FedAvg (arXiv:1602.05629), BMUF (Chen and Huo 2016) and DiLoCo (arXiv:2311.08105) are its configurations."""
 
-    Args:
-        workers: updates that make a round, where the configuration does not say; the last round of a run has fewer
-            where steps run out.
-    """
-
-    def __init__(self, config: OuterConfig, weights: Flat, buffers: Flat, leases: Leases, *, workers: int) -> None:
+    def __init__(self, config: OuterConfig, start: tuple[Flat, Flat], leases: Leases, workers: int) -> None:
         self._size = config.workers or workers
-        super().__init__(weights, buffers, leases, trust=config.trust, together=self._size)
+        super().__init__(config, start, leases, together=self._size)
         self.config = config
         self._velocity = np.zeros_like(self.weights)
         self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)

@@ -37,21 +37,17 @@ class Pool:
     A worker that answers at once must not fill it: while others compute, each has a turn, and one that has had it
     waits.
 
-    Args:
-        size: how many it waits for.
-        values, buffers: lengths of an update.
-
     Raises:
-        InvalidInput: they are too few or too many, or too large for that.
+        InvalidInput: the size, or the numbers of all these updates, are out of bounds.
     """
 
-    def __init__(self, config: TrustConfig, size: int, *, values: int, buffers: int) -> None:
+    def __init__(self, config: TrustConfig, size: int, numbers: int) -> None:
         if not FEWEST <= size <= MOST:
             raise InvalidInput(
                 f"{size} updates cannot be judged together, only {FEWEST} to {MOST}: give the strategy another number "
                 "of workers for a round, or of updates in [trust]"
             )
-        if (total := 4 * size * (values + buffers)) > _MOST_BYTES:
+        if (total := 4 * size * numbers) > _MOST_BYTES:
             raise InvalidInput(
                 f"{size} updates of this network take {total / 2**30:.1f} GiB, more than the {_MOST_BYTES >> 30} that "
                 "are kept: judge fewer together"

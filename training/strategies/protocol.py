@@ -5,28 +5,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from models.training.config import TrainConfig
 from tierkit.types import WorkerOrder
+from training.strategies.config import StrategyConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
-from training.trust.config import FEWEST, TrustConfig
+from training.trust.config import FEWEST
 from training.trust.score import FIRST, Scores, are_valid
 from training.units import Flat, Lease, Update, Verdict, is_finite
 
-__all__ = ["Strategy"]
+__all__ = ["Schedule", "Strategy"]
+
+
+class Schedule(Protocol):
+    """The steps of a run and their learning rates; see `training.learner.FlatLearner`."""
+
+    config: TrainConfig
+    steps: int
+
+    def rate(self, step: int) -> float: ...
 
 
 class Strategy(ABC):
     """The weights of a run, and what becomes of them. Times are seconds on any clock that goes forward.
 
     Args:
-        weights, buffers: to start from; they are copied.
-        trust: how updates are judged; each goes in as it comes where they are not.
-        together: how many are judged together.
+        start: weights and buffers to start from, which are copied.
+        together: how many updates are judged together, if the configuration judges any.
 
     Raises:
         InvalidInput: so many cannot be.
@@ -34,22 +44,21 @@ class Strategy(ABC):
 
     def __init__(
         self,
-        weights: Flat,
-        buffers: Flat,
+        config: StrategyConfig,
+        start: tuple[Flat, Flat],
         leases: Leases,
-        *,
-        trust: TrustConfig | None = None,
-        together: int = 0,
+        together: int,
     ) -> None:
-        self.weights, self.buffers = weights.copy(), buffers.copy()
+        self.weights, self.buffers = (each.copy() for each in start)
         """Of the present version; changed in place, so whoever keeps them copies them."""
         self.version = 0
         """How often the weights have changed."""
         self.leases = leases
-        self.trust = trust
+        self.trust = trust = config.trust
+        self.sends, self.masking = config.sends, config.masking
         self.scores = Scores(trust)
         """Of the workers; operators' words count also where no updates are judged."""
-        self._pool = None if trust is None else Pool(trust, together, values=len(weights), buffers=len(buffers))
+        self._pool = None if trust is None else Pool(trust, together, sum(map(len, start)))
 
     @property
     def finished(self) -> bool:
@@ -137,9 +146,6 @@ class Strategy(ABC):
     def _settle(self, now: float, besides: Lease | None = None) -> None:
         """Judge the updates that are kept, if it is time. Those that are overdue are not waited for: they count among
         the next ones.
-
-        Args:
-            besides: a lease that is not waited for either.
         """
         pool = self._pool
         if pool is not None and len(pool):

@@ -10,7 +10,7 @@ import numpy as np
 from training.strategies.config import ServerConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pooled
-from training.strategies.protocol import Strategy
+from training.strategies.protocol import Schedule, Strategy
 from training.units import Flat, Lease, Update, Verdict
 
 __all__ = ["ServerRules"]
@@ -28,7 +28,6 @@ class ServerRules(Strategy):
     """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive` and `average`.
 
     Args:
-        momentum: of the network's configuration.
         workers: of the run; as many updates are judged together, where the configuration judges some and does not say
             how many.
     """
@@ -36,20 +35,18 @@ class ServerRules(Strategy):
     def __init__(
         self,
         config: ServerConfig,
-        weights: Flat,
-        buffers: Flat,
+        start: tuple[Flat, Flat],
         leases: Leases,
-        rate: Callable[[int], float],
-        *,
-        momentum: float = 0.0,
-        workers: int = 1,
+        learner: Schedule,
+        workers: int,
     ) -> None:
         trust = config.trust
         together = workers if trust is None or trust.updates is None else trust.updates
-        super().__init__(weights, buffers, leases, trust=trust, together=together)
-        self.config, self._rate = config, rate
+        super().__init__(config, start, leases, together)
+        self.config, self._learner = config, learner
+        self._factor = 1.0 if leases.rate is None else leases.rate / learner.config.peak_rate
         self._memory = np.zeros_like(self.weights)
-        left = max(0.0, 1 - workers * (1 - momentum))
+        left = max(0.0, 1 - workers * (1 - learner.config.momentum))
         self._rule = _rule(config, left if config.momentum is None else config.momentum)
         self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
         self._from: dict[int, tuple[Flat, int]] = {}
@@ -108,7 +105,7 @@ class ServerRules(Strategy):
     def _change(self, values: Flat, step: int, steps: int, start: Flat | None) -> None:
         """Change the weights by a gradient or a change, at the rate of this step."""
         share = steps / (steps + self.config.period)
-        rate = np.float32(share if self.config.rule == "average" else self._rate(step))
+        rate = np.float32(share if self.config.rule == "average" else self._factor * self._learner.rate(step))
         # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
         for first in range(0, len(values), _PIECE):
             piece = slice(first, first + _PIECE)

@@ -66,7 +66,6 @@ class HostConnection:
     """Asks the host of a run. Every request may be sent twice.
 
     Args:
-        name, incarnation: of this worker.
         token: gives what is shown to the host; None where it asks for none.
     """
 
@@ -122,9 +121,6 @@ class HostConnection:
     async def join(self, data_sha256: str, *, fetches: bool = False) -> None:
         """Introduce this worker.
 
-        Args:
-            fetches: whether it has no training images yet.
-
         Raises:
             Conflict: its images are not the run's.
             NotFound: the host gives no images away.
@@ -143,12 +139,7 @@ class HostConnection:
         return _parsed(DataAnswer, said, "says nothing about the training images")
 
     async def chunk(self, source: str | None, sha256: str, span: range, key: str, *, budget_s: float) -> bytes:
-        """A piece of a segment.
-
-        Args:
-            source: URL of a worker; None for the host.
-            key: opens that worker.
-        """
+        """A piece of a segment, from the worker at `source` with this key, or from the host."""
         headers = {"Range": f"bytes={span.start}-{span.stop - 1}"}
         path, most = f"/v1/segments/{sha256}", max(len(span) + 1, _REASON_BYTES)
         if source is None:

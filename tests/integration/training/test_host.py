@@ -107,7 +107,7 @@ async def test_one_worker_over_http_is_one_worker_in_this_process_to_the_bit(
     learner = FlatLearner(spec.network, TrainingData(spec.network, dataset.read("train"), dataset.hierarchy))
     start = learner.weights(), learner.buffers()
     alone = build_strategy(spec.strategy, start, learner, workers=1, lease_s=100.0)
-    simulate(alone, learner, spec.strategy.sends, [SimulatedWorker(name="w", step_s=1.0)])
+    simulate(alone, learner, [SimulatedWorker(name="w", step_s=1.0)])
     assert body == pack(alone.weights, alone.buffers, "fp32")
 
 

@@ -20,7 +20,7 @@ from training.strategies.build import build_strategy  # noqa: E402
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig  # noqa: E402
 from training.strategies.protocol import Strategy  # noqa: E402
 from training.trust.config import TrustConfig  # noqa: E402
-from training.virtual import SimulatedWorker, simulate  # noqa: E402
+from training.virtual import Conditions, SimulatedWorker, simulate  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -59,7 +59,7 @@ def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: i
     own = FlatLearner(config, TrainingData(config, DATA, SHAPES), strategy=chosen)
     strategy = build_strategy(chosen, (own.weights(), own.buffers()), own, workers=workers, lease_s=60.0)
     crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(workers)]
-    simulate(strategy, own, chosen.sends, crew, serve_s=0.01)
+    simulate(strategy, own, crew, Conditions(serve_s=0.01))
     return strategy, own
 
 
@@ -187,7 +187,7 @@ def test_one_worker_of_a_stream_with_label_noise_is_sequential_training() -> Non
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_several_workers_learn_with_every_strategy(name: str) -> None:
     strategy, own = trained(name, CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}), workers=3)
-    assert own.accuracy(strategy.weights, strategy.buffers, DATA) > 0.9
+    assert own.evaluated(strategy.weights, strategy.buffers, DATA)[0] > 0.9
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.toml") if "mnist" not in path.stem))
@@ -213,11 +213,11 @@ def test_the_networks_of_all_tiers_learn_on_the_fleet(name: str) -> None:
     strategy = build_strategy(chosen, (own.weights(), own.buffers()), own, workers=2, lease_s=60.0)
     before = strategy.weights.copy()
     crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(2)]
-    found = simulate(strategy, own, chosen.sends, crew)
+    found = simulate(strategy, own, crew)
     assert (found.updates, found.missing) == (2, 0)
     assert np.isfinite(strategy.weights).all()
     assert np.count_nonzero(strategy.weights != before) > 0.5 * len(before)
-    assert 0 <= own.accuracy(strategy.weights, strategy.buffers, images) <= 1
+    assert 0 <= own.evaluated(strategy.weights, strategy.buffers, images)[0] <= 1
 
 
 def test_values_of_another_network_are_refused() -> None:
@@ -231,7 +231,8 @@ def test_values_of_another_network_are_refused() -> None:
 def test_statistics_of_nothing_are_measured_again_before_weights_are_judged() -> None:
     strategy, own = trained("sgd", CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}))
     damaged = np.full_like(strategy.buffers, 1e3)
-    assert own.accuracy(strategy.weights, damaged, DATA) == own.accuracy(strategy.weights, strategy.buffers, DATA)
+    of_damaged, of_own = (own.evaluated(strategy.weights, each, DATA)[0] for each in (damaged, strategy.buffers))
+    assert of_damaged == of_own
 
 
 def test_a_machine_that_trains_with_others_needs_no_torchvision() -> None:

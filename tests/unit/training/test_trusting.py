@@ -16,7 +16,7 @@ from training.strategies.config import OuterConfig, ServerConfig, StrategyConfig
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Lease, Sends, Update, Verdict
-from training.virtual import SimulatedWorker, simulate
+from training.virtual import Conditions, SimulatedWorker, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)
@@ -339,7 +339,7 @@ def simulated(config: StrategyConfig, cheat: Cheat, *, cheaters: int = 3) -> tup
     """How far the weights end from the goal."""
     crew = [SimulatedWorker(name=f"w{n}", step_s=0.1, cheat=cheat if n >= 10 - cheaters else None) for n in range(10)]
     strategy = start(config, steps=2_000, workers=10)
-    result = simulate(strategy, Quadratic(), config.sends, crew, spread=0.1)
+    result = simulate(strategy, Quadratic(), crew, Conditions(spread=0.1))
     assert (result.missing, result.twice) == (0, 0)
     return float(np.linalg.norm(strategy.weights - GOAL)), strategy, result
 

@@ -16,7 +16,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends
-from training.virtual import Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
+from training.virtual import Conditions, Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)
@@ -69,17 +69,8 @@ def run(
         workers=len(workers),
         lease_s=lease_s,
     )
-    result = simulate(
-        strategy,
-        learner,
-        config.sends,
-        workers,
-        wire=wire,
-        masking=config.masking,
-        serve_s=serve_s,
-        sync_s=sync_s,
-        faults=faults,
-    )
+    conditions = Conditions(wire=wire, serve_s=serve_s, sync_s=sync_s, faults=faults or {})
+    result = simulate(strategy, learner, workers, conditions)
     assert strategy.finished
     return result, strategy.weights, learner
 
