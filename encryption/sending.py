@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 from msgspec.structs import replace
 from prometheus_client import Counter
 
 from encryption.features import Features, features_tensor
 from tierkit.errors import UpstreamError
-from tierkit.inference.oip_client import OipClient
+from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.events import Sent, read_sent
@@ -97,6 +98,17 @@ class Call:
     budget_s: float | None = None
     urgent: bool = False
 
+    def options(self, upstream: Upstream, **more: Any) -> InferOptions:
+        """The options of a request about an upstream node's network; `more` are further ones."""
+        return InferOptions(
+            sha256=upstream.sha256,
+            budget_s=self.budget_s,
+            request_id=self.request_id,
+            trace=self.trace,
+            urgent=self.urgent,
+            **more,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -132,14 +144,8 @@ class FeatureClient:
             to.upstream.url,
             to.upstream.model,
             _request(await features_tensor(features), call),
-            sha256=to.upstream.sha256,
-            budget_s=call.budget_s,
-            request_id=call.request_id,
-            trace=call.trace,
-            urgent=call.urgent,
-            token=to.upstream.key,
             # Floating-point numbers hardly get shorter.
-            compressed=features.form is FeatureForm.UINT8,
+            call.options(to.upstream, token=to.upstream.key, compressed=features.form is FeatureForm.UINT8),
         )
         form = kind_of(wanted)
         _uploads(to.upstream.tier, form).inc(response.request_bytes)
@@ -163,12 +169,7 @@ class PixelClient:
             to.upstream.url,
             to.upstream.model,
             _request(Tensor("images", images), call),
-            sha256=to.upstream.sha256,
-            budget_s=call.budget_s,
-            request_id=call.request_id,
-            trace=call.trace,
-            urgent=call.urgent,
-            token=to.upstream.key,
+            call.options(to.upstream, token=to.upstream.key),
         )
         _uploads(to.upstream.tier, PIXELS).inc(response.request_bytes)
         return Reply(response=response, sent=Sent(form=PIXELS, upload_bytes=response.request_bytes))
@@ -185,14 +186,12 @@ class PixelClient:
             to.relay.url,
             to.upstream.model,
             _request(Tensor("images", images), call),
-            sha256=to.upstream.sha256,
-            budget_s=call.budget_s,
-            request_id=call.request_id,
-            trace=call.trace,
-            urgent=call.urgent,
-            token=to.relay.key,
-            prefix=RELAY_PREFIX,
-            headers={UPSTREAM_HEADER: UPSTREAMS.dump_json((passed_on,)).decode()},
+            call.options(
+                to.upstream,
+                token=to.relay.key,
+                prefix=RELAY_PREFIX,
+                headers={UPSTREAM_HEADER: UPSTREAMS.dump_json((passed_on,)).decode()},
+            ),
         )
         _uploads("relay", PIXELS).inc(response.request_bytes)
         try:

@@ -44,7 +44,7 @@ from models.atomic import write_atomically
 from models.data import ImageSet
 from tierkit.client import AsyncClient
 from tierkit.errors import InvalidInput, MissingExtra, ServiceFailed, SetupError, TerraceError
-from tierkit.fleet import Exit, Fleet, FleetPlan, launch
+from tierkit.fleet import Exit, Fleet, FleetPlan, LaunchOptions, launch
 from tierkit.types import Tier
 
 __all__ = [
@@ -421,7 +421,9 @@ class Run:
             self.log.write(f"{name}  {line}\n")
             watch(name, line)
 
-        starting = launch(plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=command)
+        starting = launch(
+            plan, folder, LaunchOptions(on_line=on_line, on_exit=on_exit, start_s=_START_S, command=command)
+        )
         self.expect(1)
         try:
             async with AsyncExitStack() as stack:

@@ -42,7 +42,7 @@ from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import wanted_s
 from tierkit.inference.node import ServedModels, show_engine
-from tierkit.inference.oip_client import ModelMetadata, OipClient, TensorMetadata
+from tierkit.inference.oip_client import InferOptions, ModelMetadata, OipClient, TensorMetadata
 from tierkit.pacing import backoff_s
 from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
@@ -400,9 +400,7 @@ class OipEngine:
             self.url,
             found.wanted.name,
             request,
-            budget_s=budget_s,
-            token=self._token(),
-            binary=self._binary,
+            InferOptions(budget_s=budget_s, token=self._token(), binary=self._binary),
         )
         answer = response.output(found.output)
         if answer is None or answer.shape != (len(values), found.wanted.classes) or answer.dtype.kind != "f":

@@ -26,7 +26,7 @@ from terrace.options import Json, ModelSet, Untrusted, with_options
 from terrace.report import answer_names, job_summary, tier_networks
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job, NodeShare
-from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, launch, local_plan
+from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, LaunchOptions, launch, local_plan
 from tierkit.types import Scheme, Tier
 
 __all__ = ["app"]
@@ -100,7 +100,7 @@ async def _demo(
         console.print(tier_networks(manifest, [tier for tier, count in counts.items() if count], untrusted))
         console.print()
         waiting.enter_context(console.status("[dim]starting the fleet[/dim]"))
-        async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
+        async with launch(plan, Path(folder), LaunchOptions(on_exit=tell_exit)) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
             waiting.close()
             view = DemoScreen(sample, hierarchy, known=known, names=names, ready_s=time.monotonic() - began)

@@ -45,6 +45,7 @@ from tierkit.fleet import (
     Exit,
     Fleet,
     FleetPlan,
+    LaunchOptions,
     RunningService,
     chosen,
     kill_service,
@@ -248,11 +249,13 @@ async def _run(plan: FleetPlan, networks: RenderableType | None, credentials: Cr
             launch(
                 plan,
                 Path(folder),
-                on_line=show_line,
-                on_exit=show_exit,
-                on_ready=show_ready,
-                token=token_from(credentials.token_file),
-                tls_ca=credentials.tls_ca,
+                LaunchOptions(
+                    on_line=show_line,
+                    on_exit=show_exit,
+                    on_ready=show_ready,
+                    token=token_from(credentials.token_file),
+                    tls_ca=credentials.tls_ca,
+                ),
             ) as fleet,
             asyncio.TaskGroup() as tasks,
         ):

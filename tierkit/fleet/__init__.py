@@ -1,6 +1,6 @@
 """Local fleet launcher: the services of one machine as processes, started and stopped together."""
 
-from tierkit.fleet.launcher import TERRACE, Exit, Fleet, RunningService, launch
+from tierkit.fleet.launcher import TERRACE, Exit, Fleet, LaunchOptions, RunningService, launch
 from tierkit.fleet.plan import MAX_NODES, SCHEDULER, FleetPlan, ServicePlan, local_plan, read_fleet_file
 from tierkit.fleet.processes import chosen, kill_service, launched_services
 
@@ -11,6 +11,7 @@ __all__ = [
     "Exit",
     "Fleet",
     "FleetPlan",
+    "LaunchOptions",
     "RunningService",
     "ServicePlan",
     "chosen",

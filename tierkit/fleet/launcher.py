@@ -21,7 +21,7 @@ from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
 
-__all__ = ["Exit", "Fleet", "RunningService", "launch"]
+__all__ = ["Exit", "Fleet", "LaunchOptions", "RunningService", "launch"]
 
 TERRACE = (sys.executable, "-P", "-m", "terrace")
 """The usual command. -P, or a foreign folder models/ in the current directory would be imported."""
@@ -67,18 +67,35 @@ class RunningService:
         return self.process.returncode is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Options of a launch."""
+
+    on_line: Callable[[str, str], None] = lambda name, line: None
+    """Called with the name of a service and a line that it wrote."""
+    on_exit: Callable[[Exit], None] = lambda end: None
+    """Called when a service ends that was not asked to."""
+    on_ready: Callable[[RunningService], None] = lambda service: None
+    """Called when a service is ready."""
+    start_s: float = 30.0
+    """Seconds until all services must be ready, if the scheduler is one of them."""
+    stop_s: float = 15.0
+    """Seconds that all services have to finish their work."""
+    token: Callable[[], str] | None = None
+    """Token of a user, for the scheduler's device list."""
+    tls_ca: Path | None = None
+    """File with the certificates to trust then."""
+    command: Sequence[str] = TERRACE
+    """Starts a service, followed by its kind and its flags."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """The running services of one machine; made by `launch`, which explains the first fields."""
+    """The running services of one machine; made by `launch`."""
 
     plan: FleetPlan
     folder: Path
-    on_line: Callable[[str, str], None]
-    on_exit: Callable[[Exit], None]
-    on_ready: Callable[[RunningService], None]
-    command: Sequence[str]
-    token: Callable[[], str] | None
-    tls_ca: Path | None
+    options: LaunchOptions
     services: dict[str, RunningService] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a service has ended; the waiter clears it."""
@@ -124,7 +141,11 @@ class Fleet:
         wanted = {node.name for node in self.plan.nodes}
         once = Backoff(attempts=1, failover_s=0.0)
         async with AsyncClient(
-            self.scheduler_url, timeout_s=budget_s, backoff=once, token=self.token, tls_ca=self.tls_ca
+            self.scheduler_url,
+            timeout_s=budget_s,
+            backoff=once,
+            token=self.options.token,
+            tls_ca=self.options.tls_ca,
         ) as client:
             while True:
                 try:
@@ -175,7 +196,7 @@ class Fleet:
             # Several nodes share a machine, so none insists on its usual port.
             settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}
         process = await asyncio.create_subprocess_exec(
-            *self.command,
+            *self.options.command,
             *ServicePlan(name=plan.name, kind=plan.kind, settings=settings).arguments(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -197,7 +218,7 @@ class Fleet:
                 raise DeadlineExceeded(f"{service.name} was not ready in time")
             await asyncio.sleep(_READY_POLL_S)
         service.url = json.loads(service.ready_file.read_text(encoding="utf-8"))["url"]
-        self.on_ready(service)
+        self.options.on_ready(service)
 
     async def _watch(self, service: RunningService) -> None:
         """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""
@@ -213,56 +234,27 @@ class Fleet:
                 break
             text = line.decode("utf-8", "replace").rstrip()
             service.last_lines.append(text)
-            self.on_line(service.name, text)
+            self.options.on_line(service.name, text)
         code = await service.process.wait()
         service.exit = Exit(name=service.name, code=code, last_lines=tuple(service.last_lines))
         self.changed.set()
         if self._attended:
-            self.on_exit(service.exit)
+            self.options.on_exit(service.exit)
 
 
 @asynccontextmanager
-async def launch(
-    plan: FleetPlan,
-    folder: Path,
-    *,
-    on_line: Callable[[str, str], None] = lambda name, line: None,
-    on_exit: Callable[[Exit], None] = lambda end: None,
-    on_ready: Callable[[RunningService], None] = lambda service: None,
-    start_s: float = 30.0,
-    stop_s: float = 15.0,
-    token: Callable[[], str] | None = None,
-    tls_ca: Path | None = None,
-    command: Sequence[str] = TERRACE,
-) -> AsyncIterator[Fleet]:
+async def launch(plan: FleetPlan, folder: Path, options: LaunchOptions | None = None) -> AsyncIterator[Fleet]:
     """A running fleet; leaving the block stops every process, after an error too.
 
     Args:
         folder: for the ready files; must exist.
-        on_line: called with the name of a service and a line that it wrote.
-        on_exit: called when a service ends that was not asked to.
-        on_ready: called when a service is ready.
-        start_s: seconds until all services must be ready, where the scheduler is one of them.
-        stop_s: seconds that all services have to finish what they do.
-        token: a user's, to ask the scheduler for the device list with.
-        tls_ca: file with the certificates to trust then.
-        command: starts a service, followed by its kind and its flags.
     """
-    fleet = Fleet(
-        plan=plan,
-        folder=folder,
-        on_line=on_line,
-        on_exit=on_exit,
-        on_ready=on_ready,
-        command=command,
-        token=token,
-        tls_ca=tls_ca,
-    )
+    fleet = Fleet(plan=plan, folder=folder, options=options or LaunchOptions())
     try:
-        await fleet.start(budget_s=start_s)
+        await fleet.start(budget_s=fleet.options.start_s)
         yield fleet
     finally:
-        stopping = asyncio.ensure_future(fleet.stop(budget_s=stop_s))
+        stopping = asyncio.ensure_future(fleet.stop(budget_s=fleet.options.stop_s))
         try:
             await asyncio.shield(stopping)
         except asyncio.CancelledError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ from tierkit.wire.oip import (
 from tierkit.wire.oip.compression import ZSTD, compress
 from tierkit.wire.trace import Trace
 
-__all__ = ["ModelMetadata", "OipClient", "TensorMetadata"]
+__all__ = ["InferOptions", "ModelMetadata", "OipClient", "TensorMetadata"]
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,36 @@ class _ServerMetadata(msgspec.Struct):
     extensions: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferOptions:
+    """Options of one inference request."""
+
+    sha256: str | None = None
+    """Version of the model that must answer, as Terrace's nodes name it; None for any."""
+    budget_s: float | None = None
+    """Seconds for the whole exchange. They are sent along, so that the node can refuse what it cannot do in time."""
+    request_id: str = ""
+    """Sent along; "" for none."""
+    trace: Trace | None = None
+    """Trace that the request belongs to; sent along."""
+    urgent: bool = False
+    """True if it overtakes the requests that wait there."""
+    token: str = ""
+    """Token that the node asks for; "" for none."""
+    compressed: bool = False
+    """True to compress the request; only Terrace's nodes read that."""
+    binary: bool = True
+    """True to send the inputs as binary; else as JSON, which every server reads. The request itself names the form of
+    the outputs."""
+    prefix: str = "/v2/models"
+    """Prefix of the route."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers."""
+
+
+_DEFAULTS = InferOptions()
+
+
 class OipClient:
     """Inference requests to any server of the protocol, over connections that `http` keeps open.
 
@@ -95,7 +125,7 @@ class OipClient:
         """What a server says of a model.
 
         Args:
-            url, model, budget_s, token: as for `infer`.
+            url, model: as for `infer`; budget_s, token: as in `InferOptions`.
 
         Raises:
             UpstreamUnavailable, UpstreamTimeout, UpstreamError: as `infer`.
@@ -120,17 +150,7 @@ class OipClient:
         url: str,
         model: str,
         request: InferRequest,
-        *,
-        sha256: str | None = None,
-        budget_s: float | None = None,
-        request_id: str = "",
-        trace: Trace | None = None,
-        urgent: bool = False,
-        token: str = "",
-        compressed: bool = False,
-        binary: bool = True,
-        prefix: str = "/v2/models",
-        headers: Mapping[str, str] | None = None,
+        options: InferOptions = _DEFAULTS,
     ) -> InferResponse:
         """Send one request and read its answer; binary tensors are not copied here.
 
@@ -138,38 +158,28 @@ class OipClient:
             url: of the node, such as http://127.0.0.1:7401.
             model: name of the model there.
             request: the batch; names the outputs wanted.
-            sha256: version of the model that must answer, as Terrace's nodes name it; None for any.
-            budget_s: for the whole exchange; sent along, so that the node can refuse what it cannot do in time.
-            request_id: sent along; "" for none.
-            trace: that the request belongs to; sent along.
-            urgent: whether it overtakes the requests that wait there.
-            token: that the node asks for; "" for none.
-            compressed: whether the request goes compressed; only Terrace's own nodes read that.
-            binary: whether the inputs go as binary; else as JSON, which every server reads. The request itself says in
-                which form it wants the outputs.
-            prefix: of the route.
-            headers: to send along besides.
 
         Raises:
             UpstreamUnavailable: no connection, or it broke, or the node takes no work now (503).
             UpstreamTimeout: no answer within the budget, or the node said so (504).
             UpstreamError: any other refusal, or an answer that is none to this request.
         """
-        chunks, own = encode_request(request, binary=binary)
-        own |= headers or {}
+        budget_s, sha256 = options.budget_s, options.sha256
+        chunks, own = encode_request(request, binary=options.binary)
+        own |= options.headers
         if budget_s is not None:
             own[BUDGET_HEADER] = f"{max(0.0, budget_s) * 1000:.3f}"
-        if request_id:
-            own[REQUEST_ID_HEADER] = request_id
-        if trace is not None:
-            own |= trace.headers
-        if urgent:
+        if options.request_id:
+            own[REQUEST_ID_HEADER] = options.request_id
+        if options.trace is not None:
+            own |= options.trace.headers
+        if options.urgent:
             own[PRIORITY_HEADER] = INTERACTIVE
-        own |= authorization(token)
-        if compressed:
+        own |= authorization(options.token)
+        if options.compressed:
             chunks = [await compress(b"".join(chunks))]
             own |= {"Content-Encoding": ZSTD, "Content-Length": str(len(chunks[0]))}
-        target = f"{url}{prefix}/{quote(model, safe='')}/infer"
+        target = f"{url}{options.prefix}/{quote(model, safe='')}/infer"
         rows = len(request.inputs[0].data)
         limit_bytes = min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)
         async with calling(url, budget_s=budget_s), ask(self._http, "POST", target, chunks, own) as answer:

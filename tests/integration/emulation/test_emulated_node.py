@@ -13,7 +13,7 @@ from models.data import read_sample
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tierkit.http.client import ask, open_client
-from tierkit.inference.oip_client import OipClient
+from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.testing import service_process
 from tierkit.types import Tier
 from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor
@@ -53,7 +53,7 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
         assert metadata["parameters"]["emulated_ms_per_image"] == MS_PER_IMAGE
         request = InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput("logits"),))
         started = time.perf_counter()
-        response = await OipClient(http).infer(service.url, entry.name, request, budget_s=10)
+        response = await OipClient(http).infer(service.url, entry.name, request, InferOptions(budget_s=10))
         spent_s = time.perf_counter() - started
     logits = response.output("logits")
     assert logits is not None

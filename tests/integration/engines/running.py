@@ -16,7 +16,7 @@ from models.session import OnnxModel, load_model
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.node import InferenceNode, node_app
-from tierkit.inference.oip_client import OipClient
+from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.testing import serve_app
 from tierkit.wire.oip import InferRequest, InferResponse, RequestedOutput, Tensor
 
@@ -37,7 +37,8 @@ class RunningCloud:
     async def infer(self, images: Any, *outputs: str, model: str = NETWORK, **options: Any) -> InferResponse:
         tensor = images if isinstance(images, Tensor) else Tensor("images", images)
         wanted = tuple(map(RequestedOutput, outputs or ("logits", "probabilities")))
-        return await self._oip.infer(self.url, model, InferRequest((tensor,), wanted), **{"budget_s": 60.0, **options})
+        request = InferRequest((tensor,), wanted)
+        return await self._oip.infer(self.url, model, request, InferOptions(**{"budget_s": 60.0, **options}))
 
     async def get(self, path: str, **headers: str) -> httpx.Response:
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20) as client:

@@ -13,7 +13,7 @@ from tests.integration.engines.conftest import pids_of
 from tests.integration.engines.running import NETWORK, agree, cloud, local, sample
 from tierkit.errors import ClusterUnavailable, SetupError, UpstreamUnavailable
 from tierkit.http.client import open_client
-from tierkit.inference.oip_client import OipClient
+from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.testing import service_process, wait_for
 from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor
 
@@ -96,7 +96,7 @@ async def test_a_cluster_of_its_own_lasts_as_long_as_the_node(tmp_path: Path) ->
 
         async def answers() -> bool:
             try:
-                answer = await OipClient(http).infer(service.url, NETWORK, request, budget_s=60.0)
+                answer = await OipClient(http).infer(service.url, NETWORK, request, InferOptions(budget_s=60.0))
             except UpstreamUnavailable:  # until it runs
                 return False
             agree(answer, local().run({"images": sample(2)}, ["logits"]))

@@ -10,7 +10,7 @@ import pytest
 
 from tierkit.client import AsyncClient
 from tierkit.errors import ServiceFailed, SetupError
-from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan
+from tierkit.fleet import Exit, Fleet, FleetPlan, LaunchOptions, launch, local_plan
 from tierkit.testing import wait_for
 from tierkit.types import Health, Tier
 
@@ -45,13 +45,13 @@ def ears() -> Ears:
 
 @pytest.fixture
 async def fleet(tmp_path: Path, ears: Ears) -> AsyncIterator[Fleet]:
-    async with launch(plan(tmp_path), tmp_path, on_line=ears.on_line, on_exit=ears.on_exit) as fleet:
+    async with launch(plan(tmp_path), tmp_path, LaunchOptions(on_line=ears.on_line, on_exit=ears.on_exit)) as fleet:
         await fleet.join(budget_s=20)
         yield fleet
 
 
 async def test_a_fleet_comes_up_and_goes_down_whole(tmp_path: Path, ears: Ears) -> None:
-    async with launch(plan(tmp_path), tmp_path, on_line=ears.on_line, on_exit=ears.on_exit) as fleet:
+    async with launch(plan(tmp_path), tmp_path, LaunchOptions(on_line=ears.on_line, on_exit=ears.on_exit)) as fleet:
         await fleet.join(budget_s=20)
         processes = [os.pidfd_open(service.process.pid) for service in fleet.services.values()]
         async with AsyncClient(fleet.scheduler_url) as client:
@@ -94,7 +94,7 @@ async def test_a_service_that_cannot_start_stops_all_and_says_why(tmp_path: Path
     processes: list[int] = []
     wrong = plan(tmp_path, end=1, edge=0, threads="many")
     with pytest.raises(SetupError, match=r"end-1 stopped with exit code 2: .*--threads is 'many'"):
-        async with launch(wrong, tmp_path, on_line=lambda name, line: processes.append(len(line))):
+        async with launch(wrong, tmp_path, LaunchOptions(on_line=lambda name, line: processes.append(len(line)))):
             pytest.fail("the fleet must not come up")
     assert processes, "the sentence of the service is passed on, too"
 
@@ -113,7 +113,7 @@ async def test_an_error_in_the_block_still_stops_the_fleet(tmp_path: Path) -> No
 
 
 async def test_a_service_that_does_not_listen_to_reason_is_killed(tmp_path: Path) -> None:
-    async with launch(plan(tmp_path, end=1, edge=0), tmp_path, stop_s=1.0) as fleet:
+    async with launch(plan(tmp_path, end=1, edge=0), tmp_path, LaunchOptions(stop_s=1.0)) as fleet:
         stuck = fleet.services["end-1"]
         stuck.process.send_signal(signal.SIGSTOP)
     assert stuck.process.returncode == -signal.SIGKILL

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.data import read_sample
 from tierkit.client import AsyncClient
-from tierkit.fleet import launch, local_plan
+from tierkit.fleet import LaunchOptions, launch, local_plan
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
@@ -53,7 +53,7 @@ async def test_from_the_client_to_the_last_node(tmp_path: Path) -> None:
     # The edge node is the relay: it encodes for the cloud, which is not trusted.
     query = {"scheme": "end-cloud", "encode_on": "edge"}
     async with (
-        launch(plan, tmp_path, on_line=logs.on_line) as fleet,
+        launch(plan, tmp_path, LaunchOptions(on_line=logs.on_line)) as fleet,
         AsyncClient(fleet.scheduler_url) as client,
         httpx.AsyncClient(base_url=fleet.scheduler_url, timeout=60) as http,
     ):

@@ -9,7 +9,7 @@ import pytest
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.client import open_client
-from tierkit.inference.oip_client import OipClient
+from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.testing import listening, wait_for
 from tierkit.wire.oip import InferRequest, InferResponse, Limits, RequestedOutput, Tensor, encode_response
 
@@ -29,7 +29,7 @@ def ask(images: Any, **fields: Any) -> InferRequest:
 
 async def test_an_answer(running: Any, client: OipClient) -> None:
     request = ask(running.model.images((1, 2, 3), (4, 5, 6)), id="7")
-    response = await client.infer(running.url, "pixel", request, budget_s=5, request_id="abc")
+    response = await client.infer(running.url, "pixel", request, InferOptions(budget_s=5, request_id="abc"))
     logits = response.output("logits")
     assert logits is not None
     assert logits.tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -41,10 +41,11 @@ async def test_refusals_keep_their_meaning(running: Any, client: OipClient) -> N
     with pytest.raises(UpstreamError, match="404: no model 'nobody' here") as refusal:
         await client.infer(running.url, "nobody", request)
     assert refusal.value.status_code == 404
+    broken = ask(running.model.images((255, 255, 255)))
     with pytest.raises(UpstreamError, match="500: internal error; request id abc"):
-        await client.infer(running.url, "pixel", ask(running.model.images((255, 255, 255))), request_id="abc")
+        await client.infer(running.url, "pixel", broken, InferOptions(request_id="abc"))
     with pytest.raises(UpstreamTimeout):
-        await client.infer(running.url, "pixel", request, budget_s=0.0)
+        await client.infer(running.url, "pixel", request, InferOptions(budget_s=0.0))
     running.lifecycle.drain()
     with pytest.raises(UpstreamUnavailable, match="503: the service is shutting down") as unavailable:
         await client.infer(running.url, "pixel", request)
@@ -62,7 +63,7 @@ async def test_the_budget_ends_the_call_and_takes_the_work_from_the_node(running
     first = asyncio.create_task(client.infer(running.url, "pixel", ask(running.model.images((1, 2, 3)))))
     await wait_for(running.model.entered.is_set)
     with pytest.raises(UpstreamTimeout):
-        await client.infer(running.url, "pixel", ask(running.model.images((4, 4, 4))), budget_s=0.3)
+        await client.infer(running.url, "pixel", ask(running.model.images((4, 4, 4))), InferOptions(budget_s=0.3))
     await wait_for(lambda: running.node.heartbeat().queued_images == 0)
     running.model.gate.set()
     await first
@@ -117,7 +118,7 @@ def logits(rows: int, name: str = "logits") -> InferResponse:
 async def test_answers_that_are_none(client: OipClient, answer: bytes, error: type[Exception], says: str) -> None:
     async with listening(answering(answer)) as url:
         with pytest.raises(error, match=says):
-            await client.infer(url, "pixel", ask(IMAGE), budget_s=5)
+            await client.infer(url, "pixel", ask(IMAGE), InferOptions(budget_s=5))
 
 
 async def test_whatever_goes_wrong_with_an_answer_is_the_fault_of_who_gave_it(
