@@ -14,7 +14,7 @@ from tierkit.types import Health, Tier
 
 
 async def test_no_image_is_lost_with_the_server_and_work_goes_there_again(tmp_path: Path) -> None:
-    images = read_sample().images[:600]
+    images = read_sample().images[:100]
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -38,7 +38,7 @@ async def test_no_image_is_lost_with_the_server_and_work_goes_there_again(tmp_pa
         await become(Health.ALIVE)
         job = await client.wait(await client.submit(images, scheme="end-cloud"), budget_s=60)
         assert (job.state, job.answered_fine) == ("completed", len(images))
-        many = np.concatenate([images] * 5)
+        many = np.concatenate([images] * 10)
         begun = await client.submit(many, scheme="end-cloud")
 
         async def answers_come() -> bool:
