@@ -128,6 +128,16 @@ def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typ
     """A command for each of these experiments, and one for the report of their runs."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=help_text)
 
+    for experiment in experiments.values():
+        _add(
+            app,
+            experiment.name,
+            _command(experiments, experiment.name),
+            experiment.options,
+            ignores=experiment.ignores,
+            profile=experiment.profile or "native",
+        )
+
     @app.command()
     def report(
         folder: Annotated[
@@ -141,15 +151,6 @@ def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typ
             _note(warning)
         screen().print(str(page), soft_wrap=True, markup=False)
 
-    for experiment in experiments.values():
-        _add(
-            app,
-            experiment.name,
-            _command(experiments, experiment.name),
-            experiment.options,
-            ignores=experiment.ignores,
-            profile=experiment.profile or "native",
-        )
     return app
 
 

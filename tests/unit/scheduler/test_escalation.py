@@ -95,9 +95,9 @@ def test_the_aim_of_the_job_goes_before_the_tuned_one():
         ({"scheme": Scheme.END}, "scheme end sends nothing up"),
         (
             {"scheme": Scheme.END_EDGE},
-            "scheme end-edge no image goes on .*choose scheme mapping or adaptive, or escalate_from",
+            "scheme end-edge no image goes .*choose scheme mapping or adaptive, or escalate_from",
         ),
-        ({"scheme": Scheme.END_CLOUD}, "scheme end-cloud no image goes on"),
+        ({"scheme": Scheme.END_CLOUD}, "scheme end-cloud no image goes"),
         ({"tuning": NotFound("there is no file")}, r"has none \(there is no file\); submit with escalate=always"),
         ({"tuning": WeightsError("of other weights")}, r"has none \(of other weights\)"),
         ({"tuning": tuned((Tier.END, Tier.EDGE))}, "no tuned threshold from edge to cloud; there is: end to edge"),
