@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.cascade.experiment import CASCADE
 from benchmarks.durability import DURABILITY
 from benchmarks.main_job import MAIN_JOB
 from benchmarks.overload import OVERLOAD
@@ -16,5 +17,5 @@ __all__ = ["BENCHMARKS"]
 
 BENCHMARKS: dict[str, Experiment] = {
     benchmark.name: benchmark
-    for benchmark in (PEERS, DUEL, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS)
+    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS)
 }

@@ -155,8 +155,8 @@ def running(command: Sequence[str], environment: Mapping[str, str], *, core: int
 
 
 @contextlib.contextmanager
-def serving(command: Sequence[str], *, core: int) -> Iterator[tuple[str, ServerProcesses]]:
-    """One of our services on `core`, from when it is ready, and its URL.
+def serving(command: Sequence[str], *, core: int | None) -> Iterator[tuple[str, ServerProcesses]]:
+    """One of our services on `core`, or on ours for None, from when it is ready, and its URL.
 
     Args:
         command: module and flags; where it listens is chosen here.

@@ -46,7 +46,7 @@ def bench(
         typer.Option(help="classify: the scheduler's /v1/classify, over all tiers; tasks: an end node's task path."),
     ] = "classify",
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Coarse model of the end node, for --service-kind tasks.")
+        str | None, typer.Option("-m", "--model", help="Coarse model of the end node (only with tasks).")
     ] = None,
     batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Images per request.")] = 1,
     concurrency_range: Annotated[

@@ -1,0 +1,1 @@
+"""End and edge node compared with a cascade of two plain FastAPI services."""
