@@ -13,7 +13,7 @@ from benchmarks.cascade.experiment import CASCADE, LOADS
 
 @pytest.mark.timeout(180)
 def test_both_answer_as_the_bare_sessions_under_each_load(tmp_path: Path) -> None:
-    few = ["--rounds", "1", "--window-s", "1", "--out", str(tmp_path / "run"), "--json"]
+    few = ["--rounds", "1", "--window-s", "0.3", "--out", str(tmp_path / "run"), "--json"]
     done = CliRunner().invoke(app, ["cascade", *few], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
