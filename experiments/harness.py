@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from experiments.emulation import EMULATED
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
-from experiments.record import LARGEST, SEED, RunRecord, origin, outside, read_record
+from experiments.record import RunRecord, origin, read_record
 from experiments.testbed import (
     Encoding,
     Network,
@@ -556,17 +556,9 @@ def present(experiment: Experiment, path: Path, *, plots: bool = True) -> Outcom
         SetupError: the record cannot be read, or is damaged.
     """
     record = read_record(path)
-    if fault := _lacking(record):
-        raise SetupError(f"the record {path} is damaged: {fault}")
     figures, warnings = None, []
     try:
-        if record["config"].get("tasks", 0) > MOST_TASKS:  # bounds are computed task by task
-            raise ValueError(f"config.tasks is more than the {MOST_TASKS:,} that a run can have")
-        if place := outside(experiment.rows(record), -LARGEST, LARGEST):
-            raise ValueError(f"they make rows.{place} no number of at most {LARGEST:g}")
         table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."
-        if odd := [cell for row in table.rows for cell in row if not isinstance(cell, str)]:
-            raise ValueError(f"{odd[0]!r} stands where the table has a text")
         if plots:
             figures = Figures(record["state"])
             if record["points"]:
@@ -578,17 +570,6 @@ def present(experiment: Experiment, path: Path, *, plots: bool = True) -> Outcom
             f"the record {path} is damaged: its config and points are not those of {experiment.name} ({reason(exc)})"
         ) from exc
     return Outcome(folder=path.parent, record=record, table=table, source=source, figures=figures, warnings=warnings)
-
-
-def _lacking(record: Record) -> str:
-    """What a record of an experiment has beside what all records have, if this one lacks it; else ""."""
-    if not isinstance(record["results"].get("rows"), list):
-        return "results.rows is no list"
-    if record["seed"] is None:
-        return f"seed is null, expected is {SEED}"
-    if record["state"] == "complete" and not record["points"]:
-        return "points is empty: a complete run has what was measured there"
-    return ""
 
 
 def reason(error: Exception) -> str:

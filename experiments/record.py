@@ -14,7 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -29,15 +29,12 @@ from tierkit.errors import InvalidInput, SetupError
 from tierkit.plaintext import without_passwords
 
 __all__ = [
-    "LARGEST",
     "LARGEST_SEED",
-    "SEED",
     "RunRecord",
     "Spread",
     "host_facts",
     "joined",
     "origin",
-    "outside",
     "ranged",
     "read_record",
     "record_stem",
@@ -124,12 +121,7 @@ def source_commit(folder: Path | None = None) -> str | None:
         return None
 
 
-LARGEST = 1e12
-"""Of all figures, in any unit of ours: a terabyte, or 30 years in milliseconds."""
-
 LARGEST_SEED = 2**63 - 1
-SEED = f"a whole number from 0 to {LARGEST_SEED}"
-"""What a seed is."""
 
 
 def _in_utc(text: str) -> str:
@@ -243,53 +235,9 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SetupError(f"{path} is no whole record of an experiment: it has no {', '.join(sorted(missing))}")
     try:
         RunRecord.model_validate(fields)
-        fault = _fault(fields)
     except ValidationError as exc:
-        fault = faults(exc, RunRecord)
-    except RecursionError as exc:
-        raise SetupError(f"{path} is no whole record: {exc}") from exc
-    if fault:
-        raise SetupError(f"the record {path} is damaged: {fault}")
+        raise SetupError(f"the record {path} is damaged: {faults(exc, RunRecord)}") from exc
     return fields
-
-
-def _fault(fields: Mapping[str, Any]) -> str:
-    """What is wrong with the figures of a record; "" for nothing."""
-    figures = {name: fields[name] for name in ("config", "samples", "points", "results")}
-    for place, key, value in _leaves(figures):
-        if key == "seed" and value is not None and not (type(value) is int and 0 <= value <= LARGEST_SEED):
-            return f"{place} is {json.dumps(value):.40}, expected is {SEED}"
-    finite = sys.float_info.max
-    if place := outside(figures, -finite, finite):
-        return f"{place} is no finite number"
-    # What a profile says may be as large as its author likes: what comes of it is looked at.
-    chosen = {name: value for name, value in fields["config"].items() if not name.endswith("profile")}
-    if place := outside({"config": chosen, "points": fields["points"]}, 0, LARGEST):
-        return f"{place} is not from 0 to {LARGEST:g}, as all that is measured"
-    return ""
-
-
-def outside(value: Any, least: float, most: float) -> str:
-    """Where in tables and lists the first number stands that is not from `least` to `most`, as `points.3.seconds`;
-    else "". Seeds are no figures, and not looked at."""
-    for place, key, leaf in _leaves(value):
-        if isinstance(leaf, float | int) and key != "seed" and not least <= leaf <= most:
-            return place
-    return ""
-
-
-def _leaves(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """All that stands in tables and lists and is neither: where, as `points.3.seconds`, under which name, and it."""
-    parts: Iterable[tuple[Any, Any]]
-    if isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = enumerate(value)
-    else:
-        yield place, key, value
-        return
-    for name, part in parts:
-        yield from _leaves(part, f"{place}.{name}" if place else str(name), str(name))
 
 
 def _without_places(arguments: Sequence[str]) -> list[str]:
@@ -305,8 +253,9 @@ def _without_places(arguments: Sequence[str]) -> list[str]:
 
 
 def origin(record: Mapping[str, Any]) -> str:
-    """Where the figures of a record of `terrace experiment` come from: command, commit, time and machine."""
-    command = ["terrace", *_without_places(record["command"][1:])]
+    """Source of the figures of a record: command, commit, time and machine."""
+    words = _without_places(record["command"][1:])
+    command = ["terrace", *words] if words[:1] == ["experiment"] else ["python", "-m", "benchmarks", *words]
     commit, plus, _ = (record["commit"] or "unknown").partition("+")
     when = datetime.fromisoformat(record["measured_at"]).strftime("%Y-%m-%d %H:%M UTC")
     host = record["host"]

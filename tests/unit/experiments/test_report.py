@@ -87,18 +87,13 @@ def test_records_of_other_commands_are_named_and_left_out(tmp_path: Path) -> Non
     assert audit.startswith("left out: privacy-audit-")
 
 
-WHOLE_SEED = "expected is a whole number from 0 to 9223372036854775807"
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"results": {"rows": 7}}, "results.rows is no list"),
         ({"results": 7}, "results is 7: "),
         ({"samples": [1]}, "samples: "),
         ({"points": {}}, "points: "),
         ({"points": [1, 2]}, "points.1 is 2: "),
-        ({"points": []}, "points is empty: a complete run has what was measured there"),
         ({"notes": [{"a": 1}]}, "notes.0: "),
         ({"state": "splendid"}, "state is 'splendid': "),
         ({"seed": math.nan}, "seed is nan: "),
@@ -106,21 +101,11 @@ WHOLE_SEED = "expected is a whole number from 0 to 9223372036854775807"
         ({"seed": 1.5}, "seed is 1.5: "),
         ({"seed": True}, "seed is True: "),
         ({"seed": -1}, "seed is -1: "),
-        ({"seed": None}, f"seed is null, {WHOLE_SEED}"),
-        ({"config": {"profile": {"seed": math.nan}}}, f"config.profile.seed is NaN, {WHOLE_SEED}"),
         ({"commit": 5}, "commit is 5: "),
         ({"command": []}, "command has too few entries"),
         ({"command": [1]}, "command.0 is 1: "),
-        ({"points": [{"network": "x", "shape": [1, math.nan]}]}, "points.0.shape.1 is no finite number"),
-        ({"config": {"factor": math.inf}}, "config.factor is no finite number"),
-        ({"points": [{"network": "x", "shape": [1, -0.5]}]}, "points.0.shape.1 is not from 0 to 1e+12, as all that is"),
-        ({"points": [{"seconds": 1e300}]}, "points.0.seconds is not from 0 to 1e+12"),
-        ({"points": [{"seconds": 10**400}]}, "points.0.seconds is no finite number"),
-        ({"config": {"tasks": 10**9}}, "config.tasks is more than the 10,000 that a run can have"),
-        ({"config": {"task_s": -1}}, "config.task_s is not from 0 to 1e+12"),
         ({"config": {}}, "its config and points are not those of table3 ('quick' is missing)"),
         ({"points": [{"network": "x"}]}, "its config and points are not those of table3 ('"),
-        ({"points": [POINT | {"network": [5]}]}, "not those of table3 ([5] stands where the table has a text)"),
         ({"host": {"cores": 2, "cpu": "x"}}, "host.python is missing; host.terrace is missing"),
         ({"host": {**HOST, "cores": "two"}}, "host.cores is 'two': "),
         ({"host": {**HOST, "load_average": ""}}, "host.load_average is '': "),
@@ -163,7 +148,7 @@ async def test_what_a_later_version_adds_to_a_record_is_passed_over(tmp_path: Pa
     ("change", "sentence"),
     [
         ({"compute_ms_per_image": {}}, "this experiment compares with what machines of a known speed can do"),
-        ({"seed": -1}, "config.profile.seed is -1, expected is a whole"),
+        ({"seed": -1}, "config.profile: seed is -1: "),
         ({"nodes": {"end": 1}}, "nodes.edge is missing"),
     ],
 )
@@ -193,27 +178,6 @@ def test_the_report_names_the_source_of_what_was_emulated(tmp_path: Path) -> Non
     shutil.copy(RECORDS / "table2-2026-11-25T200551Z.json", tmp_path / RECORD)
     page, _ = write_report(tmp_path, EXPERIMENTS)
     assert "The profile's source: The hierarchical framework paper" in html.unescape(page.read_text())
-
-
-def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_path: Path) -> None:
-    record = json.loads((RECORDS / "figure3-2026-11-26T151215Z.json").read_text())
-    profile = record["config"]["profile"]
-    profile["compute_ms_per_image"] = dict.fromkeys(profile["compute_ms_per_image"], 1e-300)
-    profile["path"] = {}
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    with pytest.raises(SetupError, match=r"they make rows\.0\.\w+ no number of at most 1e\+12"):
-        write_report(tmp_path, EXPERIMENTS)
-
-
-async def test_a_record_with_an_impossible_figure_is_named_and_left_out(tmp_path: Path) -> None:
-    await table3(tmp_path / "table3")
-    record = json.loads((RECORDS / "table2-2026-11-25T200551Z.json").read_text())
-    record["points"][0]["stage_ms"][3] = -4.0
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / RECORD).write_text(json.dumps(record))
-    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
-    assert f"the record {tmp_path / 'odd' / RECORD} is damaged: points.0.stage_ms.3 is not from 0 to" in warning
-    assert "table2: " not in page.read_text()
 
 
 async def test_names_and_texts_of_a_record_are_no_markup_and_no_formula(tmp_path: Path) -> None:
