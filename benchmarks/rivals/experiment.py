@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from experiments.processes import running
 from tierkit.errors import SetupError, TerraceError
 from tierkit.extras import training_extra
 
-__all__ = ["RIVALS", "TRAINERS", "Choice", "fastest", "ratios", "result_of", "turns"]
+__all__ = ["RIVALS", "TRAINERS", "ratios", "result_of", "turns"]
 
 _SCRIPTS = Path(__file__).parent / "contenders"
 _FLAGS = ("data", "rate", "period", "seed", "workers", "accuracy")
@@ -37,37 +36,21 @@ for a core, and not for each other."""
 _RUN_S = 150.0
 """For a run to reach the accuracy, from the start of its processes on."""
 _POLL_S = 0.05
-_TRIAL_SEED = 1_000
-"""Added to the seeds of trials, so that no round repeats one."""
 _TORCH = "torch==2.13.0"
-_RATES = (0.05, 0.1, 0.2)
+_RATE = 0.1
+"""Learning rate of each worker, from the first step to the last."""
 _MOST_OF_TORCH = 1.15
 """Of the time of the faster row of torch.distributed, in the median of the rounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is tuned."""
-
-    rate: float
-    """Learning rate of a worker, from the first step to the last."""
-    period: int
-    """Steps of a worker between two exchanges."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer(Program):
-    """One contender, and the steps between two exchanges among which it has the choice."""
+    """One contender."""
 
-    periods: tuple[int, ...] = (50,)
-    """Also the steps between two measurements."""
+    period: int = 50
+    """Steps of a worker between two exchanges, and between two measurements."""
     exchanges: str | None = None
     """What the table says of the steps between two exchanges, if they are not the period."""
-
-    @property
-    def choices(self) -> list[Choice]:
-        """All that it is tried with; that in the middle of the list stands for them where nothing is tried."""
-        return [Choice(rate, period) for rate in _RATES for period in self.periods]
 
 
 def _script(name: str, *more: str) -> tuple[str, ...]:
@@ -111,7 +94,7 @@ HIVEMIND = Trainer(
     requirements=("hivemind==1.1.12", _TORCH, "numpy"),
     distribution="hivemind",
     # It averages at most every 3 s or so: with fewer steps its peers wait for each other.
-    periods=(100,),
+    period=100,
 )
 TRAINERS = (ALONE, ALL_REDUCE, LOCAL, TERRACE, FLOWER, HIVEMIND)
 
@@ -120,9 +103,6 @@ class Chosen(Options):
     """How often, and to where."""
 
     rounds: int = option(5, "Runs of each, from --seed on.", quick=1, min=1, max=100)
-    trials: int = option(
-        1, "Runs of each with each of its rates and periods, of which it keeps the fastest.", quick=0, min=0, max=10
-    )
     accuracy: float = option(0.36, "On the images held out, at which a run ends.", quick=0.2, min=0.1, max=0.6)
     venvs: Path | None = option(None, "Where the environments lie. Default: ~/.cache/terrace/peers.", file_okay=False)
     data: Path | None = option(None, "Folder that holds cifar-100-python/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
@@ -136,7 +116,7 @@ class Rivals(Experiment):
     ignores = frozenset({"tasks"})
     profile = None
     repeats = ("rounds", "rounds")
-    quick = "{rounds} rounds rather than 5, to {accuracy:g}, nothing tuned"
+    quick = "{rounds} rounds rather than 5, to {accuracy:g}"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         with training_extra("training on the fleet", "learn"):
@@ -147,12 +127,10 @@ class Rivals(Experiment):
             "cores": os.cpu_count(),
             "threads": 1,
             "rounds": chosen.rounds,
-            "trials": chosen.trials,
             "accuracy": chosen.accuracy,
-            "choices": {trainer.name: [asdict(each) for each in trainer.choices] for trainer in TRAINERS},
+            "rate": _RATE,
         }
-        tried = sum(len(trainer.choices) for trainer in TRAINERS)
-        run.expect(chosen.trials * tried + chosen.rounds * len(TRAINERS))
+        run.expect(chosen.rounds * len(TRAINERS))
         installed = await install(run, TRAINERS, chosen.venvs)
         run.config["torch"] = {
             name: installed_version(found.python, "torch")
@@ -161,44 +139,35 @@ class Rivals(Experiment):
         }
 
         first = run.request.seed
-        seeds = [*range(first, first + chosen.rounds), *range(first + _TRIAL_SEED, first + _TRIAL_SEED + chosen.trials)]
-        await asyncio.to_thread(write_task, chosen.data, _NETWORK, seeds, run.folder)
+        await asyncio.to_thread(write_task, chosen.data, _NETWORK, range(first, first + chosen.rounds), run.folder)
 
-        async def once(trainer: Trainer, choice: Choice, seed: int, words: str, **where: Any) -> None:
-            with run.step(f"{words}, {trainer.title}, rate {choice.rate:g}, {choice.period} steps"):
-                figures: Mapping[str, Any]
-                try:
-                    if isinstance(found := installed[trainer.name], TerraceError):
-                        raise found
-                    values = {
-                        "data": str(run.folder.absolute()),
-                        **{name: str(value) for name, value in asdict(choice).items()},
-                        "seed": str(seed),
-                        "workers": str(_WORKERS),
-                        "accuracy": str(chosen.accuracy),
-                    }
-                    where["version"] = found.version
-                    figures = await _trained(trainer, found.python, values, chosen.data)
-                except TerraceError as exc:
-                    figures = {"failure": str(exc)}
-            run.add(**where, trainer=trainer.name, title=trainer.title, seed=seed, **asdict(choice), **figures)
-
-        for number in range(chosen.trials):
-            for trainer in TRAINERS:
-                for choice in trainer.choices:
-                    await once(trainer, choice, first + _TRIAL_SEED + number, "trial", kind="trial")
-        kept = {trainer.name: fastest(trainer, run.points) for trainer in TRAINERS}
         for number in range(chosen.rounds):
             for trainer in turns(TRAINERS, number):
-                words = f"round {number + 1} of {chosen.rounds}"
-                await once(trainer, kept[trainer.name], first + number, words, kind="round", round=number)
+                point = {"round": number, "trainer": trainer.name, "title": trainer.title, "seed": first + number}
+                point |= {"rate": _RATE, "period": trainer.period}
+                with run.step(f"round {number + 1} of {chosen.rounds}, {trainer.title}"):
+                    figures: Mapping[str, Any]
+                    try:
+                        if isinstance(found := installed[trainer.name], TerraceError):
+                            raise found
+                        point["version"] = found.version
+                        values = {
+                            "data": str(run.folder.absolute()),
+                            **{name: str(point[name]) for name in ("rate", "period", "seed")},
+                            "workers": str(_WORKERS),
+                            "accuracy": str(chosen.accuracy),
+                        }
+                        figures = await _trained(trainer, found.python, values, chosen.data)
+                    except TerraceError as exc:
+                        figures = {"failure": str(exc)}
+                run.add(**point, **figures)
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
-        measured = [point for point in record["points"] if point["kind"] == "round"]
-        shares = ratios(measured)
-        rows = [_row(points, shares.get(name)) for (name,), points in grouped(measured, "trainer").items()]
+        shares = ratios(record["points"])
+        lines = grouped(record["points"], "trainer").items()
+        rows = [_row(points, shares.get(name)) for (name,), points in lines]
         rows.sort(key=lambda row: [trainer.name for trainer in TRAINERS].index(row["trainer"]))
-        if not record["config"]["quick"]:  # too short, and nothing is tuned: nothing is judged
+        if not record["config"]["quick"]:  # too short to be judged
             _judge(rows, record["config"]["rounds"])
         return rows
 
@@ -254,20 +223,6 @@ def turns(trainers: Sequence[Trainer], number: int) -> list[Trainer]:
     """The order of a round: each begins in its turn."""
     at = number % len(trainers)
     return [*trainers[at:], *trainers[:at]]
-
-
-def fastest(trainer: Trainer, points: Iterable[Point]) -> Choice:
-    """What it reached the accuracy with in the least time, the median of all trials; a trial that failed took for ever.
-    Where none reached it, the middle of its list."""
-    seconds: dict[Choice, list[float]] = {}
-    for point in points:
-        if point["kind"] == "trial" and point["trainer"] == trainer.name:
-            choice = Choice(point["rate"], point["period"])
-            seconds.setdefault(choice, []).append(point.get("seconds", math.inf))
-    best = min(seconds, key=lambda each: statistics.median(seconds[each]), default=None)
-    if best is None or math.isinf(statistics.median(seconds[best])):
-        return trainer.choices[len(trainer.choices) // 2]
-    return best
 
 
 # --- from the record ------------------------------------------------------------------------------------------------

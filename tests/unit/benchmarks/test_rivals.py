@@ -1,4 +1,4 @@
-"""Terrace beside other frameworks: what is read of their output, what is kept of trials, how rounds are judged."""
+"""Terrace beside other frameworks: what is read of their output, how rounds are judged."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rivals.experiment import FLOWER, RIVALS, TRAINERS, Choice, fastest, ratios, result_of, turns
+from benchmarks.rivals.experiment import RIVALS, TRAINERS, ratios, result_of, turns
 
 
 @pytest.mark.parametrize(
@@ -31,27 +31,6 @@ def test_each_begins_a_round_in_its_turn() -> None:
     names = [trainer.name for trainer in TRAINERS]
     assert [order[0] for order in orders] == [*names, names[0]]
     assert all(sorted(order) == sorted(names) for order in orders)
-
-
-def trial(rate: float, period: int, seconds: float | None, trainer: str = "flower") -> dict[str, Any]:
-    figures: Mapping[str, Any] = {"failure": "too slow"} if seconds is None else {"seconds": seconds}
-    return {"kind": "trial", "trainer": trainer, "rate": rate, "period": period, **figures}
-
-
-@pytest.mark.parametrize(
-    ("trials", "choice"),
-    [
-        ([trial(0.1, 25, 3.0), trial(0.2, 50, 2.0), trial(0.05, 50, 4.0)], Choice(0.2, 50)),
-        # One fast trial of several does not make it.
-        ([trial(0.1, 25, 1.0), *[trial(0.1, 25, 9.0)] * 2, *[trial(0.2, 25, 3.0)] * 3], Choice(0.2, 25)),
-        # A failure took for ever; somebody else's trials say nothing.
-        ([trial(0.1, 25, None), trial(0.2, 25, 90.0), trial(0.05, 25, 1.0, "terrace")], Choice(0.2, 25)),
-        ([trial(0.2, 25, None)], FLOWER.choices[len(FLOWER.choices) // 2]),
-        ([], FLOWER.choices[len(FLOWER.choices) // 2]),
-    ],
-)
-def test_the_fastest_choice_is_kept(trials: list[dict[str, Any]], choice: Choice) -> None:
-    assert fastest(FLOWER, trials) == choice
 
 
 def visit(number: int, trainer: str, seconds: float | None) -> dict[str, Any]:
@@ -107,7 +86,7 @@ def test_a_target_that_is_missed_is_named(times: Any, missed: set[str]) -> None:
 
 def test_the_table_shows_medians_and_ranges_of_the_rounds_alone() -> None:
     points = rounds(terrace=[2.0, 4.0, 3.0], flower=[4.0, 5.0, 9.0])
-    text = RIVALS.table(record({**trial(0.1, 50, 0.1), "title": "Flower"}, *points)).markdown()
+    text = RIVALS.table(record(*points)).markdown()
     assert "| Terrace 1 | 0.1 | 50 | 3 | 3.00 (2.00 to 4.00) | 50 | 60.0 | 40 | - |  |" in text
     assert "| 4 | 5.00" not in text
     assert "5.00 (4.00 to 9.00) | 50 | 100.0 | 40 | 0.500 (0.333 to 0.800) | below 1 in each round |" in text
