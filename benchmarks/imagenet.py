@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.commandline import asked_wrongly
 from tierkit.errors import MissingExtra, SetupError, TerraceError
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from encryption.packing import Quantiser
-from models.atomic import write_new
 from models.dataset import Dataset
 from models.evaluate import score
 from models.folders import Images, Labelled
@@ -17,6 +16,7 @@ from models.held_out import Unseen
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile, load_manifest, merge_encoder, save_manifest
 from models.session import OnnxModel, load_model, verify_file
 from models.split import FEATURES, extract_part
+from tierkit.atomic import write_new
 from tierkit.errors import InvalidInput
 from tierkit.tensors import Array
 from tierkit.types import EncoderKind

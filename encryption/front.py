@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen
 
 __all__ = ["Front", "Setting", "save_front", "undominated"]

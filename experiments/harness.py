@@ -40,8 +40,8 @@ from experiments.testbed import (
     read_tasks,
     with_answers,
 )
-from models.atomic import write_atomically
 from models.data import ImageSet
+from tierkit.atomic import write_atomically
 from tierkit.client import AsyncClient
 from tierkit.errors import InvalidInput, MissingExtra, ServiceFailed, SetupError, TerraceError
 from tierkit.fleet import Exit, Fleet, FleetPlan, LaunchOptions, launch

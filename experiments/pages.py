@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.errors import InvalidInput
 
 __all__ = ["fill", "place_in", "read_page"]

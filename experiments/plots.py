@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.errors import MissingExtra
 
 __all__ = ["Figures", "averaged", "bound", "counted", "draw_ranges", "formula", "measured", "paper"]

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from models.atomic import made_folder, write_atomically
+from tierkit.atomic import made_folder, write_atomically
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.plaintext import without_passwords

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.harness import RECORD, Experiment, Outcome, present, publish
 from experiments.record import read_record
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.commandline import NO_ROOM
 from tierkit.errors import InvalidInput, SetupError
 

@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from models.atomic import write_atomically
 from models.folders import Pictures, find_pictures
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import Fit
+from tierkit.atomic import write_atomically
 from tierkit.errors import DataError
 from tierkit.tensors import Array
 

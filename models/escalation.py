@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, weights_folder
+from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.tensors import Array

@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from models.split import Part
+from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen, faults, read_json
 from tierkit.errors import DataError, InvalidInput, NotFound, SetupError, WeightsError
 from tierkit.types import EncoderKind

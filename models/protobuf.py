@@ -1,7 +1,7 @@
 """ONNX files without any ONNX library: the protobuf wire format, and the fields that are looked at.
 
-The format is described at https://protobuf.dev/programming-guides/encoding/; field numbers are those of `onnx.proto`
-(IR version 3 and later).
+The format is described at https://protobuf.dev/programming-guides/encoding/, and the numbers of fields are in
+`onnx.proto` (IR version 3 and later).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ VALUE_NAME = 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 Field = tuple[int, memoryview, memoryview]
-"""Field number, the encoding of the field's value alone, and the field's whole encoding."""
+"""Field number, the encoding of the field's value, and the whole encoding of the field."""
 
 
 def fields(message: memoryview) -> Iterator[Field]:
     """The fields of a message in the order of the file, without a copy.
 
     Raises:
-        IndexError, ValueError: `message` is no protobuf message.
+        IndexError, ValueError: `message` is not a protobuf message.
     """
     at = 0
     while at < len(message):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from models.atomic import write_atomically
 from models.data import ImageSet, read_sample
 from models.evaluate import logits_of
 from models.hierarchy import bundled_hierarchy
 from models.manifest import Manifest, load_manifest, weights_folder
 from models.session import load_model
+from tierkit.atomic import write_atomically
 from tierkit.tensors import Array
 
 __all__ = ["LISTED", "find_rightly", "read_rightly", "right_first"]

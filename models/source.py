@@ -17,9 +17,9 @@ from urllib.parse import quote
 import aiohttp
 import anyio
 
-from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest
 from models.store import Fetch
+from tierkit.atomic import write_atomically
 from tierkit.errors import (
     DeadlineExceeded,
     Forbidden,

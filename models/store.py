@@ -11,8 +11,8 @@ from typing import IO
 
 import anyio
 
-from models.atomic import made_folder, write_atomically
 from models.manifest import WeightsFile
+from tierkit.atomic import made_folder, write_atomically
 from tierkit.errors import SetupError, WeightsError
 
 __all__ = ["ModelStore"]

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from models.atomic import write_atomically
 from models.dataset import Dataset
 from models.escalation import Gate, Network, Tuning, compact_json, make_gate, margin, save_tuning, unsure
 from models.evaluate import logits_of
@@ -23,6 +22,7 @@ from models.held_out import Unseen
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest, ModelEntry, load_manifest
 from models.session import load_model, softmax
+from tierkit.atomic import write_atomically
 from tierkit.errors import DataError, InvalidInput, MissingExtra
 from tierkit.tensors import Array
 from tierkit.types import Tier

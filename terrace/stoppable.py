@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from models.atomic import finish_writing
 from terrace.console import screen
+from tierkit.atomic import finish_writing
 
 __all__ = ["interruptible", "run_stoppable"]
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Format = Literal["fp32", "bf16", "int8"]
-"""Of the numbers. int8 is for updates alone: weights go with it in bf16."""
+"""Format of numbers. int8 is only for updates; the weights of such a run are sent in bf16."""
 
 BLOCK = 256
 """Numbers in int8 that have one scale."""
@@ -40,14 +40,14 @@ _COMPRESSION_BYTES_PER_S = 60e6
 _LEVEL = 1
 
 _MOST_HEADER_BYTES = 4096
-"""Of a header; ours have some 200. A longer one could describe so many tensors that their list alone fills memory."""
+"""Bound of a header; ours have about 200. A longer one could describe so many tensors that their list fills memory."""
 _CHUNK = 1 << 16
-"""Numbers that are converted at a time, a multiple of `BLOCK`: what lies in between stays in the processor's cache."""
+"""Numbers that are converted at a time, a multiple of `BLOCK`: the intermediate values stay in the processor's cache."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
 
 
 def format_of_weights(format: Format) -> Format:
-    """What the weights travel in where the updates have this format."""
+    """Format of the weights in a run whose updates have this format."""
     return "fp32" if format == "fp32" else "bf16"
 
 
@@ -86,7 +86,7 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
 
 
 def rounded(values: Flat, format: Format) -> Flat:
-    """What comes out of `unpack` when `pack` left nothing out, as a vector of its own."""
+    """The numbers as `unpack` returns them if `pack` left nothing out, in a new vector."""
     if format == "fp32":
         return values.copy()
     return _from_bf16(_to_bf16(values)) if format == "bf16" else _from_int8(*_to_int8(values))
@@ -144,10 +144,10 @@ def compress(body: bytes) -> bytes:
 
 
 def decompress(body: bytes, *, most_bytes: int) -> bytes:
-    """What `compress` was given.
+    """The body that `compress` was given.
 
     Raises:
-        MalformedMessage: it is no zstd, is empty or longer than `most_bytes`, or does not say how long it is.
+        MalformedMessage: it is not zstd, is empty or longer than `most_bytes`, or has no length.
     """
     try:
         length = zstandard.frame_content_size(body)
@@ -160,17 +160,17 @@ def decompress(body: bytes, *, most_bytes: int) -> bytes:
 
 
 def worth_compressing(bytes_per_s: float | None) -> bool:
-    """Whether a body is sooner there when it is compressed.
+    """True if a compressed body arrives sooner.
 
-    Measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon (2026): level 1 takes
-    in 200 to 850 MB/s and leaves 0.62 to 0.79 of them, and 520 to 780 MB/s come out again. Below 56 to 82 MB/s the
-    bytes that it saves would take longer than both; in fp32, of which it leaves 0.93, below 21 to 34 MB/s.
+    Measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon (2026): level 1 reads
+    200 to 850 MB/s, leaves 0.62 to 0.79 of them, and decompresses 520 to 780 MB/s. Below 56 to 82 MB/s the saved bytes
+    would take longer than both. In fp32, of which it leaves 0.93, that is below 21 to 34 MB/s.
     """
     return bytes_per_s is not None and bytes_per_s < _COMPRESSION_BYTES_PER_S
 
 
 def _mask(values: Flat, format: Format) -> NDArray[np.bool_] | None:
-    """Where the numbers are that are not zero; None where leaving out the others saves nothing."""
+    """A mask of the numbers that are not zero; None if leaving out the zeros saves nothing."""
     zeros = len(values) - int(np.count_nonzero(values))
     size = {"fp32": 4, "bf16": 2, "int8": 1}[format]
     return values != 0 if zeros * size > len(values) // 8 + 256 else None
@@ -257,7 +257,8 @@ def _chunks(length: int, size: int) -> Iterator[slice]:
 
 
 def _header_bytes(values: int, buffers: int, format: Format) -> int:
-    """Of the header with its length: it says of each vector what it is and where, and is filled up to eights."""
+    """Bytes of the header and its length. It has type, shape and place of each vector, and is padded to a multiple of
+    8."""
     kind, size = {"fp32": ("F32", 4), "bf16": ("BF16", 2), "int8": ("I8", 1)}[format]
     scales = [("scales", "F32", 4, -(-values // BLOCK))] if format == "int8" else []
     header, start = {}, 0

@@ -13,7 +13,7 @@ from PIL import Image
 from pydantic import AwareDatetime, Field, field_validator
 
 from encryption.audit.rows import Row
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import DataError, SetupError
 from tierkit.tensors import Array

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.tensors import Array
 
 __all__ = ["Strip", "draw_sheet"]

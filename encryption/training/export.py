@@ -14,7 +14,6 @@ from encryption.packing import Quantiser
 from encryption.training.config import BottleneckConfig
 from encryption.training.learner import build_parts
 from encryption.training.record import EncoderRecord
-from models.atomic import write_atomically, write_new
 from models.calibration import fit_temperature
 from models.dataset import Dataset
 from models.evaluate import score
@@ -38,6 +37,7 @@ from models.training.checkpoint import load_own
 from models.training.learner import load_weights
 from models.training.networks import build_network, count_parameters
 from models.training.record import read_records, save_record, unfinished
+from tierkit.atomic import write_atomically, write_new
 from tierkit.tensors import Array
 from tierkit.types import EncoderKind
 

@@ -11,7 +11,6 @@ from encryption.training.config import BottleneckConfig
 from encryption.training.learner import EncoderLearner
 from encryption.training.record import EncoderRecord
 from encryption.training.upper import load_shipped, teacher_answers
-from models.atomic import made_folder
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
@@ -21,6 +20,7 @@ from models.training.data import TrainingData
 from models.training.learner import averaged_network, check_images
 from models.training.networks import build_network
 from models.training.run import RunOptions, drive
+from tierkit.atomic import made_folder
 from tierkit.errors import WeightsError
 
 __all__ = ["train_encoder"]

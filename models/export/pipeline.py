@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from torch import nn
 
-from models.atomic import write_atomically, write_new
 from models.calibration import fit_temperature
 from models.data import ImageSet
 from models.dataset import Dataset
@@ -35,6 +34,7 @@ from models.training.checkpoint import load_checkpoint, load_own
 from models.training.learner import averaged_network
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, read_records, save_record, unfinished
+from tierkit.atomic import write_atomically, write_new
 from tierkit.errors import WeightsError
 from tierkit.tensors import Array
 

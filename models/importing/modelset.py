@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.atomic import alone_in, write_new
 from models.hierarchy import Hierarchy
 from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
+from tierkit.atomic import alone_in, write_new
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.types import Tier
 

@@ -11,9 +11,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from pydantic import ValidationError
 
-from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from models.training.config import Config
+from tierkit.atomic import write_atomically
 from tierkit.documents import faults
 from tierkit.errors import WeightsError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from models.atomic import write_atomically
 from models.training.record import TrainingRecord
+from tierkit.atomic import write_atomically
 
 __all__ = ["draw_curves"]
 

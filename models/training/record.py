@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from models.atomic import write_atomically
 from models.manifest import TrainingFacts
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
+from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import WeightsError
 

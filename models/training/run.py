@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from models.atomic import alone_in, made_folder
 from models.dataset import Dataset
 from models.evaluate import Evaluation, score
 from models.training.checkpoint import EpochRow, load_checkpoint
@@ -24,6 +23,7 @@ from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, make_record, save_record, unfinished
 from models.training.teacher import teacher_probabilities
 from models.training.trainer import Learner, Progress, Trainer, resume
+from tierkit.atomic import alone_in, made_folder
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 
 __all__ = ["RunOptions", "drive", "measure_run", "train_run"]

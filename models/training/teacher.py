@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.atomic import write_atomically
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.session import softmax
 from models.training.checkpoint import CHECKPOINT, load_checkpoint, not_trained
 from models.training.learner import averaged_network, predict
+from tierkit.atomic import write_atomically
 from tierkit.errors import DataError
 from tierkit.tensors import Array
 

@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Executable, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from models.atomic import replace_file
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import REFUSALS, plain_reason
 from scheduler.store.tables import inputs
+from tierkit.atomic import replace_file
 from tierkit.errors import Unavailable
 
 __all__ = ["InputCopies"]

@@ -17,7 +17,6 @@ from encryption.audit.rows import PROVEN_SSIM, Row, Subject, strongest
 from experiments.harness import Table
 from experiments.pages import fill, place_in
 from experiments.record import RunRecord
-from models.atomic import made_folder
 from models.dataset import CIFAR100, Dataset
 from models.manifest import EncoderEntry, Manifest, ModelEntry, load_manifest, weights_folder
 from terrace.commands.privacy_training import export, front, train
@@ -25,6 +24,7 @@ from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
 from terrace.options import Data, DatasetName, Json, ModelSet, with_options
 from terrace.stoppable import interruptible
+from tierkit.atomic import made_folder
 from tierkit.extras import training_extra
 from tierkit.types import EncoderKind, Privacy
 

@@ -48,8 +48,8 @@ class Authenticator:
         path: file of tokens; None for none.
         key: secret that opens this service as well; "" for none.
         roles: that may use this service at all.
-        wall: seconds since 1970, for expiry.
-        clock: monotonic seconds, for limits.
+        wall: Returns seconds since 1970; expiry needs them.
+        clock: Returns monotonic seconds; limits need them.
 
     Raises:
         SetupError: the file cannot be used.
@@ -73,7 +73,7 @@ class Authenticator:
         self._known: dict[str, tuple[TokenEntry, Caller]] = {}
         """By the hash of the token; exchanged as a whole, by another thread."""
         self._workers: dict[str, TokenEntry] = {}
-        """Of the role worker, by their ids."""
+        """Tokens of the role worker, by their ids."""
         self._fleet = Caller(name="the fleet", role="fleet")
         self.sessions: Sessions | None = None
         """Set by a service that gives sessions; without it no cookie is accepted."""
@@ -127,7 +127,7 @@ class Authenticator:
         return caller, *self.sessions.issue(caller.entry, self._wall())
 
     def knows(self, headers: Headers) -> bool:
-        """Whether they hold a valid token, of either role, or a session; counts against no limit."""
+        """True if they hold a valid token of any role, or a session; counts against no limit."""
         try:
             self._identify(headers)
         except (Unauthenticated, Unavailable):
@@ -159,14 +159,14 @@ class Authenticator:
         return caller
 
     def still_admits(self, caller: Caller) -> bool:
-        """Whether the token with which a caller has come in is valid as it was then."""
+        """True if the token of an admitted caller is still valid, with the same role."""
         if caller.entry is None:
             return True
         entry, now = self._known.get(caller.entry.sha256, (None, caller))
         return entry is not None and now.role == caller.role and not entry.expired(self._wall())
 
     def revoked_of(self, tokens: Iterable[str]) -> tuple[str, ...]:
-        """Which of these ids of workers' tokens are valid no more."""
+        """The ids among these of workers' tokens that are no longer valid."""
         found, now = ((token, self._workers.get(token)) for token in tokens), self._wall()
         return tuple(token for token, entry in found if entry is None or entry.expired(now))
 
@@ -177,7 +177,7 @@ class Authenticator:
 
     @property
     def admits_nobody(self) -> bool:
-        """Whether there is a file of tokens and none in it that is valid now."""
+        """True if there is a file of tokens, and none of them is valid now."""
         return self.path is not None and all(entry.expired(self._wall()) for entry, _ in self._known.values())
 
     def load(self) -> None:

@@ -33,7 +33,7 @@ _KEPT_LINES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a service ended."""
+    """End of a service."""
 
     name: str
     code: int
@@ -82,7 +82,7 @@ class LaunchOptions:
     stop_s: float = 15.0
     """Seconds that all services have to finish their work."""
     token: Callable[[], str] | None = None
-    """Token of a user, for the scheduler's device list."""
+    """Returns the token of a user, which the scheduler's device list needs."""
     tls_ca: Path | None = None
     """File with the certificates to trust then."""
     command: Sequence[str] = TERRACE
@@ -100,7 +100,7 @@ class Fleet:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a service has ended; the waiter clears it."""
     _attended: bool = False
-    """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
+    """True while the end of a service is reported: not while starting, when it is an error, nor while stopping."""
 
     @property
     def scheduler_url(self) -> str:
@@ -221,7 +221,7 @@ class Fleet:
         self.options.on_ready(service)
 
     async def _watch(self, service: RunningService) -> None:
-        """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""
+        """Pass on the lines of the service until it ends, then report its end unless it was asked to stop."""
         output = service.process.stdout
         assert output is not None
         while True:

@@ -17,13 +17,13 @@ from tierkit.errors import (
 __all__ = ["Ring", "Round", "leads_elsewhere"]
 
 _GATEWAY_CODES = frozenset({502, 503, 504})
-"""What a proxy answers in the place of a scheduler that is gone. A scheduler's own refusals with these codes become
+"""Answers of a proxy whose scheduler is gone. A scheduler's own refusals with these codes become
 other classes."""
 
 
 def leads_elsewhere(error: TerraceError) -> bool:
-    """Whether the error means that the scheduler asked does not lead, or cannot be asked at all. A refusal by the one
-    that leads is its answer, and stays so wherever it is sent."""
+    """True if the error means that this scheduler does not lead, or cannot be reached. A refusal by the leader is an
+    answer, and would be the same from any other scheduler."""
     if isinstance(error, Standby | NotTerrace | UpstreamUnavailable | UpstreamTimeout | CertificateError):
         return True
     return isinstance(error, UpstreamError) and error.status_code in _GATEWAY_CODES
@@ -48,19 +48,19 @@ class Ring:
 
 
 class Round:
-    """What one request has met at the addresses of a ring, until it has tried each of them."""
+    """Errors of one request at the addresses of a ring, until it has tried each of them."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._met: list[tuple[str, TerraceError]] = []
 
     def failed(self, address: str, error: TerraceError) -> TerraceError | None:
-        """Take note of what `address` said.
+        """Note the error of `address`.
 
         Returns:
-            None where the ring's current address is to be asked now. Else the error that ends the round: the refusal of
-            the one that leads, or what all of them said, which is `Standby` if one of them is a standby. The next call
-            begins a new round.
+            None if the ring's current address is to be asked next. Else the error that ends the round: the refusal of
+            the leader, or the errors of all, as `Standby` if one of them is a standby. The next call begins a new
+            round.
         """
         if not leads_elsewhere(error):
             self._met = []

@@ -117,12 +117,12 @@ class OipClient:
         self._row_bytes = row_bytes
 
     async def speaks_binary(self, url: str, *, budget_s: float, token: str = "") -> bool:
-        """Whether a server says that it reads and writes binary tensors; arguments and errors as for `metadata`."""
+        """True if a server declares binary tensors. See `metadata` for arguments and errors."""
         said = await self._get(url, "/v2", budget_s=budget_s, token=token)
         return "binary_tensor_data" in _read(url, said, _ServerMetadata).extensions
 
     async def metadata(self, url: str, model: str, *, budget_s: float, token: str = "") -> ModelMetadata:
-        """What a server says of a model.
+        """Metadata of a model, from its server.
 
         Args:
             url, model: as for `infer`; budget_s, token: as in `InferOptions`.
@@ -220,7 +220,7 @@ def _read(url: str, body: bytes, form: type[T]) -> T:
 
 
 def _timing(header: str) -> Timing | None:
-    """What a Terrace node says of its own time; None where it says nothing, or nothing like it."""
+    """The times that a Terrace node reports; None if the header is missing or has another form."""
     found = _TIMING.fullmatch(header)
     if found is None:
         return None

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from models.atomic import write_atomically
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
@@ -22,6 +21,7 @@ from models.hierarchy import Hierarchy
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import Part, TrainingData
+from tierkit.atomic import write_atomically
 from tierkit.documents import read_json
 from tierkit.errors import DataError, InvalidInput, SetupError
 from training.data.manifest import (

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from models.atomic import write_atomically
 from models.data import ImageSet
 from models.training.data import TrainingData
 from models.training.record import FleetFacts
+from tierkit.atomic import write_atomically
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder

@@ -27,7 +27,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from models.atomic import private_folder, write_atomically
+from tierkit.atomic import private_folder, write_atomically
 from tierkit.errors import SetupError
 from training.units import Flat
 

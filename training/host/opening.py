@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from models.atomic import write_atomically
 from models.dataset import Dataset
 from models.training.config import TrainConfig, find_config
+from tierkit.atomic import write_atomically
 from tierkit.documents import read_json
 from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceError
 from training.data.segments import cut, opened

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image, ImageDraw
 from typer.testing import CliRunner
 
-from models.atomic import alone_in
 from models.data import read_sample
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import load_manifest
 from models.session import load_model
 from terrace.cli import run
 from terrace.commands.models import app
+from tierkit.atomic import alone_in
 from tierkit.errors import DataError, InvalidInput, WeightsError
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")

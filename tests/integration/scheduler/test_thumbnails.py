@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models import pictures
+from models.pictures import decode as pictures
 from scheduler.settings import SchedulerSettings
 from tierkit.testing import wait_for
 

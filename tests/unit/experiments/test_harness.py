@@ -39,7 +39,7 @@ from experiments.table1 import TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
-from models.atomic import write_atomically
+from tierkit.atomic import write_atomically
 from tierkit.commandline import asked_wrongly
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
 from tierkit.fleet import Exit, FleetPlan

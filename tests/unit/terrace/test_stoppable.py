@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_thread_that_still_computes() -> None:
 COMPUTES = """
 import ctypes, os, sys
 from pathlib import Path
-from models import atomic
+from tierkit import atomic
 from terrace.stoppable import interruptible
 
 sync = os.fsync

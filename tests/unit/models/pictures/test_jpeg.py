@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from models.jpeg import END
 from models.manifest import Fit
 from models.pictures import MAX_PIXELS, Picture
+from models.pictures.jpeg import END
 from tierkit.errors import InvalidInput, TooLarge
 
 FIT = Fit(32, 32)

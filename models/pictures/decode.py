@@ -25,9 +25,9 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401 - or Pillow imports it while the time of a picture is counted
 )
 
-from models import jpeg
-from models.heic import decoded_pixels
 from models.manifest import Fit, Resample
+from models.pictures import jpeg
+from models.pictures.heic import decoded_pixels
 from tierkit.distribution import install_command
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.memory import give_back
@@ -182,7 +182,7 @@ class Picture:
             raise TooLarge(f"{name}: more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments; save it again")
         # The pixels that an AVIF declares need not be those that its decoder finds inside, up to 16,384 x 16,384.
         self.large = self._kind == "AVIF" or is_large(height, width)
-        """Whether few should be decoded at a time."""
+        """True if only a few should be decoded at a time."""
 
         # Of a PNG the orientation may stand behind the pixels.
         turned = self._kind != "PNG" and self._orientation() in _TURNED
@@ -291,7 +291,7 @@ class Picture:
 
 
 def decoder(fit: Fit) -> Decode:
-    """What turns files into the pixels of one network; of large pictures one at a time."""
+    """A function that turns files into the pixels of one network, large pictures one at a time."""
 
     def decode(file: bytes, stopped: threading.Event) -> Array:
         try:
@@ -454,7 +454,7 @@ def check_size(height: int, width: int, name: str, *, max_pixels: int) -> None:
 
 
 def is_large(height: int, width: int) -> bool:
-    """Whether only a few of these images should be decoded at a time."""
+    """True if only a few of these images should be decoded at a time."""
     return height * width > _LARGE_PIXELS
 
 

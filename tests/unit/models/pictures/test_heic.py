@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from models.heic import decoded_pixels
 from models.manifest import Fit
 from models.pictures import Picture
+from models.pictures.heic import decoded_pixels
 from tierkit.errors import InvalidInput, TooLarge
 
 COLOUR = (9, 200, 9)

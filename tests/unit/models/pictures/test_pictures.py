@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import AvifImagePlugin, Image, ImageOps
 
-from models import pictures
 from models.manifest import Fit, ResizeRule
-from models.pictures import Picture, resized, within
+from models.pictures import Picture, decode as pictures, resized, within
 from tests.mutations import changed_bytes
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 

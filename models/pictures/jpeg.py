@@ -63,7 +63,7 @@ def frame_of(data: bytes | memoryview) -> int:
 
 
 def is_sequential(frame: int) -> bool:
-    """Whether a decoder holds a few rows at a time, and no coefficients of the whole picture."""
+    """True if a decoder holds a few rows at a time, and no coefficients of the whole picture."""
     return frame in _SEQUENTIAL
 
 
@@ -162,7 +162,7 @@ def _hole_in(data: bytes) -> str | None:
 
 
 def _zeros_end_blocks(data: bytes) -> bool:
-    """Whether the code of zeros ends a block in all tables of AC coefficients."""
+    """True if the code of zeros ends a block in all tables of AC coefficients."""
     segments = (content for marker, content in _segments(data) if marker == _HUFFMAN_TABLES)
     firsts = {symbols[:1] for content in segments for table, symbols, _ in _codes(content) if table >> 4}
     return firsts == {b"\0"}

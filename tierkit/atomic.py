@@ -41,7 +41,7 @@ def made_folder(folder: Path) -> Path:
 
 
 def private_folder(folder: Path, *, of: str) -> None:
-    """Make a folder its owner's alone; what `replace_file` writes there is, too. A folder with other things in it keeps
+    """Make a folder private to its owner, with what `replace_file` writes there. A folder with other things in it keeps
     its mode.
 
     Args:
@@ -82,8 +82,8 @@ def alone_in(folder: Path, *, otherwise: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; on success it is synced to disk and takes the place of `path`. Others on the
-    machine may read it, unless they may not enter its folder.
+    """Open a temporary file next to `path`; on success it is synced to disk and replaces `path`. Others on the machine
+    may read it, unless they may not enter its folder.
 
     Raises:
         SetupError: the file could not be written (no space, no permission); `path` is as it was before.

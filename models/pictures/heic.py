@@ -1,4 +1,4 @@
-"""What a HEIC file costs to decode, by its own description.
+"""Cost of decoding a HEIC file, from its own description.
 
 One picture in it may be laid together from others, those again from others, and each of them may be used thousands of
 times. Its decoder goes through all of them, also where they do not show, and cannot be stopped.

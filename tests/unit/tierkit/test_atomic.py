@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.atomic import replace_file, write_atomically, write_new
+from tierkit.atomic import replace_file, write_atomically, write_new
 from tierkit.errors import SetupError
 
 
