@@ -42,7 +42,7 @@ _LEVEL = 1
 _MOST_HEADER_BYTES = 4096
 """Bound of a header; ours have about 200. A longer one could describe so many tensors that their list fills memory."""
 _CHUNK = 1 << 16
-"""Numbers that are converted at a time, a multiple of `BLOCK`: the intermediate values stay in the processor's cache."""
+"""Numbers that are converted at a time, a multiple of `BLOCK`. Their intermediate values fit the processor's cache."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
 
 
