@@ -1,4 +1,4 @@
-"""What durability costs the scheduler: tasks per second with and without it, on nodes that answer at once.
+"""Cost of durability to the scheduler: tasks per second with and without it, on nodes that answer at once.
 
 With `--database` a second scheduler takes its turns too, which keeps its results there.
 
@@ -8,7 +8,7 @@ process that read a task of 50 images and answer with ready-made lines, so all t
 with durability counts from the stored submission to the durable final state; one without sends the same tasks and keeps
 nothing of the answers but their number. The two take turns, since the speed of a machine drifts.
 
-Processor time is that of this process with all its threads; a second process on a busy machine does not change it much.
+Processor time counts this process with all its threads; a second process on a busy machine does not change it much.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ async def _taken(scheduler: Scheduler, job_id: str) -> tuple[float, float]:
 
 
 class Chosen(Options):
-    """How much is sent, and to how many nodes."""
+    """Tasks, repeats and nodes of a run."""
 
     tasks: int = option(1000, "Tasks of each run, 50 images each.", quick=200, min=1, max=MOST_TASKS)
     repeats: int = option(5, "Runs of each kind.", quick=2, min=1, max=MOST_RUNS)
@@ -264,12 +264,12 @@ async def _scheduler(settings: SchedulerSettings) -> AsyncIterator[Scheduler]:
 
 
 def _name_of(url: str) -> str:
-    """Of a database, as people write it."""
+    """Name of a database for people."""
     return "PostgreSQL" if url.startswith("postgresql") else "the other database"
 
 
 class Durability(Experiment):
-    """How many tasks a second the scheduler dispatches, with and without durability."""
+    """Tasks per second that the scheduler dispatches, with and without durability."""
 
     name = "durability"
     options = Chosen

@@ -1,9 +1,9 @@
 """The main job, measured: a whole fleet on this machine against the same inference in one bare process.
 
-Each repeat runs the job once through the fleet (scheduler, end, edge and cloud nodes, HTTP between them) and once bare:
-the same batches through the same ONNX files in this process, on all cores, nothing else. The bare time is the better of
-two ways to use the cores (one batch at a time on all of them, or one batch per core). The order of the two alternates,
-because the speed of a machine drifts. Every prediction of the fleet is compared with that of the bare run.
+Each repeat runs the job once through the fleet: scheduler, end, edge and cloud nodes, with HTTP between them. Then it
+runs bare: the same batches through the same ONNX files in this process, on all cores, nothing else. The bare time is
+the better of two ways to use the cores (one batch at a time on all of them, or one batch per core). The order of the
+two alternates, because the speed of a machine drifts. Every prediction of the fleet is compared with the bare run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _JOB_BUDGET_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Which images one task held, and which tier gave its fine answer."""
+    """Images of one task, and the tier of its fine answer."""
 
     start: int
     stop: int
@@ -102,7 +102,7 @@ def bare_run(
 
 
 def compare(results: Sequence[ImageResult], coarse: NDArray[np.int64], fine: NDArray[np.int64]) -> dict[str, int]:
-    """Count the images whose labels from the fleet equal those of the bare run."""
+    """Count the images whose labels from the fleet equal the bare run's."""
     coarse_equal = [r.coarse is not None and r.coarse.index == coarse[r.index] for r in results]
     fine_equal = [r.fine.index == fine[r.index] for r in results if r.fine is not None]
     return {
@@ -141,7 +141,7 @@ async def _fleet_run(url: str, data: ImageSet) -> tuple[float, list[ImageResult]
 
 
 class Chosen(Options):
-    """How often, and the fleet."""
+    """Repeats, and the nodes of the fleet."""
 
     repeats: int = option(3, "How often the job runs through the fleet and bare.", quick=1, min=1, max=MOST_RUNS)
     end: int = option(2, "End devices.", min=1, max=MAX_NODES)
@@ -150,7 +150,7 @@ class Chosen(Options):
 
 
 def _start_end_node() -> dict[str, float]:
-    """Seconds from start to ready, and resident memory when idle, of an end node that stands alone."""
+    """Seconds from start to ready, and resident memory when idle, of an end node without a fleet."""
     with tempfile.TemporaryDirectory(prefix="terrace-end-") as folder:
         ready = Path(folder) / "ready.json"
         started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Overload: what a node still gives when far more is asked of it than it can do.
+"""Overload: goodput of a node when far more is asked of it than it can do.
 
-A node is saturated by a closed loop, then asked for a multiple of that by an open loop, then saturated again; the
-goodput of the overload is compared with the mean of the two, for the speed of a machine drifts. Meanwhile its memory is
-watched and its health asked for. Server and load have a core each.
+A closed loop saturates a node, an open loop asks for a multiple of that, and a closed loop saturates it again. The
+goodput of the overload is compared with the mean of the two, because the speed of a machine drifts. Meanwhile its
+memory is watched and its health asked for. Server and load have a core each.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _ANSWER_S = 60.0
 _WATCH_S = 0.25
 _REFUSED = "503"
 _FACTORS = {Tier.END: 2.0, Tier.EDGE: 16.0}
-"""How many times the capacity of a tier's own network is asked for."""
+"""Load on each tier, as a multiple of the capacity of its network."""
 
 _LEAST_GOODPUT = 0.9
-"""Of that at saturation."""
+"""Smallest goodput, as a share of the throughput at saturation."""
 _MOST_REFUSAL_MS = 50.0
 """From a request's first byte sent to its 503, p99."""
 _MOST_HEALTH_MS = 50.0
 
 
 class Chosen(Cores):
-    """What is overloaded, and for how long."""
+    """Networks, factors and length of the overload."""
 
     seconds: float = option(60.0, "Length of the overload.", min=1, max=3600)
     only: list[str] | None = option(None, "This case in place of the two; may be repeated.", metavar="MODEL=FACTOR")
@@ -142,14 +142,14 @@ def read_case(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         if model and 0 < float(factor) < math.inf:
             return model, float(factor)
-    raise InvalidInput(f"{text!r} is no case: write MODEL=FACTOR, such as mobilenet-v1-0.5=2")
+    raise InvalidInput(f"{text!r} is not a case: write MODEL=FACTOR, such as mobilenet-v1-0.5=2")
 
 
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
 def missed(point: Mapping[str, Any]) -> list[str]:
-    """What is not as it should be, in sentences; none where all is well."""
+    """Targets that a measurement misses, one sentence each."""
     found = []
     if point["goodput_ratio"] < _LEAST_GOODPUT:
         found.append(f"goodput is {point['goodput_ratio']:.2f} of saturation, below {_LEAST_GOODPUT:g}")
@@ -192,7 +192,7 @@ _LINES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 
 class Overload(Experiment):
-    """What a node still gives when 2 times (end network) or 16 times (edge) its capacity is asked for."""
+    """Goodput of a node when 2 times (end network) or 16 times (edge) its capacity is asked for."""
 
     name = "overload"
     options = Chosen

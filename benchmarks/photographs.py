@@ -1,8 +1,8 @@
-"""Photographs through the end tier alone, against a bare loop: decode, resize, run the same network, on as many cores.
+"""Photographs through the end tier only, against a bare loop: decode, resize, run the same network, on as many cores.
 
 Both sides get the same JPEG files. The bare loop is the best of three ways to use the cores: one batch at a time on all
 of them, one batch on each, one photograph on each. In each round the two sides take turns, and the order of the two
-alternates, because the speed of a machine drifts. Every answer of the fleet is compared with that of the bare loop.
+alternates, because the speed of a machine drifts. Every answer of the fleet is compared with the bare loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tierkit.types import JobState, Scheme, Tier
 __all__ = ["PHOTOGRAPHS", "make_jpegs", "ratio_of"]
 
 _TARGET = 0.9
-"""Of the bare loop's speed, in the median of the rounds."""
+"""Smallest median ratio of the fleet's speed to the bare loop's."""
 _SIZE = (500, 375)
 _QUALITY = 92
 _BATCH = 25
@@ -55,7 +55,7 @@ _WARM = 2 * _BATCH
 
 
 def make_jpegs(count: int, seed: int, sources: Sequence[Path]) -> list[bytes]:
-    """So many different JPEG files of 500 x 375 or 375 x 500 pixels and some 40 to 80 kB.
+    """Different JPEG files of 500 x 375 or 375 x 500 pixels and about 40 to 80 kB.
 
     Args:
         sources: photographs to take parts of; without any, the pictures are made of soft shapes and grain.
@@ -86,7 +86,7 @@ def _jpeg(original: Image.Image | None, rng: np.random.Generator) -> bytes:
 
 
 def _session(path: Path, threads: int) -> Any:
-    """ONNX Runtime alone."""
+    """A plain ONNX Runtime session."""
     runtime = import_runtime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -130,7 +130,7 @@ def ratio_of(point: dict[str, Any]) -> float:
 
 
 class Chosen(Options):
-    """Which network, how many photographs, how often."""
+    """Network, photographs and rounds."""
 
     models: Path | None = option(
         None,

@@ -4,8 +4,9 @@
     python -m benchmarks.tables --keep runs/table1 docs/results/paper.md
 
 fills every place `<!-- table: RECORD -->` of these pages with table and plots, and with the command, commit and time of
-the measurement. RECORD is the name of a file in `benchmarks/records` without its ending, or that of an experiment for
-its newest record there; several, with blanks between, are put together. The plots go into `plots/` beside the page.
+the measurement. RECORD is the name of a file in `benchmarks/records` without its ending, or the name of an experiment
+for its newest record there. Several names, with blanks between, are put together. The plots go into `plots/` next to
+the page.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _EXPERIMENTS = {**EXPERIMENTS, **BENCHMARKS}
 RECORDS = Path(__file__).parent / "records"
 
 PLOTS = "plots"
-"""Folder beside a page."""
+"""Folder next to a page."""
 
 _PLACE = re.compile(r"<!-- table: (.+?) -->")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What stands in one place of a page."""
+    """Content of one place of a page."""
 
     markdown: str
     plots: Mapping[str, bytes]
@@ -52,7 +53,7 @@ class Place:
 
 
 def places_of(page: Path, records: Path = RECORDS) -> dict[str, Place]:
-    """What a page asks for, by the words in which it does; places without records are left to others.
+    """Content of the places of a page, by their words; places without records of this command are left out.
 
     Raises:
         InvalidInput, SetupError: a record cannot be read, or not be put together with another.

@@ -1,7 +1,7 @@
 """Processes of a contender: started on one core, found again even if they fork, measured, and all of them ended.
 
-Some servers start their workers through daemons of their own, outside of any process group. All of them inherit the
-environment, so a variable with an unguessable value tells which processes are whose. Linux only (/proc).
+Some servers start their workers through daemons, outside of any process group. All of them inherit the environment, so
+a variable with an unguessable value marks the processes of a server. Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOG_LINES = 5
 
 
 class Cores(Options):
-    """Which core serves and which one sends."""
+    """Core of the server, and core of the load."""
 
     server_core: int = option(0, "Core of what is measured.", min=0)
     load_core: int = option(1, "Core of the load.", min=0)
@@ -131,8 +131,8 @@ class ServerProcesses:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], environment: Mapping[str, str], *, core: int | None) -> Iterator[ServerProcesses]:
-    """Start a server on `core`, or on ours for None, in a folder of its own, which is also its home; on exit all of it
-    is gone."""
+    """Start a server on `core`, or on ours for None, in a new folder, which is also its home; on exit all of it is
+    gone."""
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
         log = Path(folder, "log")

@@ -28,7 +28,7 @@ class Bare(NamedTuple):
 
 
 BareLoop = Callable[[int, float], Bare]
-"""Runs the loop with batches of a size, for about a number of seconds."""
+"""Runs the loop: batch size, and approximate seconds."""
 
 
 @contextlib.contextmanager

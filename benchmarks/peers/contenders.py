@@ -1,4 +1,4 @@
-"""Who is compared, and how each one is started and spoken to."""
+"""The servers that are compared: their commands, packages and protocols."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ __all__ = ["CONTENDERS", "MLSERVER_JSON", "TERRACE", "Contender", "Program", "Pr
 _SERVERS = Path(__file__).parent / "servers"
 
 Protocol = Literal["raw", "oip", "base64"]
-"""What is sent: raw pixels to /predict, the Open Inference Protocol with binary tensors, or the same protocol as JSON
-with the pixels in base64."""
+"""Form of a request: raw pixels to /predict, the Open Inference Protocol with binary tensors, or the same protocol as
+JSON with the pixels in base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Something that runs in an environment of its own."""
+    """A program with a separate environment."""
 
     name: str
     title: str
     command: tuple[str, ...]
-    """After the interpreter; what stands in braces is filled in."""
+    """Words after the interpreter; those in braces are filled in."""
     requirements: tuple[str, ...] = ()
-    """What pip installs into its environment; none: it runs in Terrace's own."""
+    """Packages that pip installs into its environment; without any it runs in Terrace's own."""
     distribution: str
-    """Whose version is shown."""
+    """Distribution that gives the version."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its processes."""
 
     def filled(self, python: Path, values: Mapping[str, str]) -> list[str]:
-        """What starts it, with `values` for what its command leaves open."""
+        """Its command, with `values` for the words in braces."""
         return [str(python), *(word.format(**values) for word in self.command)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender(Program):
-    """One server of the comparison; {port}, {model} (its name) and {weights} (the folder) stand in its command."""
+    """One server of the comparison; its command may have {port}, {model} (its name) and {weights} (the folder)."""
 
     protocol: Protocol
 
@@ -57,7 +57,7 @@ TERRACE = Contender(
 
 
 def _peer(name: str, title: str, package: str, **other: Any) -> Contender:
-    """A server with a script of its own, and its package from PyPI."""
+    """A server with a script in `servers/`, and its package from PyPI."""
     known = {
         "protocol": "raw",
         "command": (str(_SERVERS / f"serve_{name}.py"),),
@@ -115,11 +115,12 @@ MLSERVER_JSON = _peer(
     "mlserver",
     command=(str(_SERVERS / "serve_mlserver_json.py"),),
 )
-"""As its users have it, and as `terrace cloud --engine oip` asks it; it shares the environment of the other one."""
+"""MLServer with tensors as JSON, the form that `terrace cloud --engine oip` sends; it shares the other one's
+environment."""
 
 
 def cloud_node(title: str, flags: tuple[str, ...]) -> Contender:
-    """A cloud node with these flags beside those that all of ours have."""
+    """A cloud node with these flags and the common ones."""
     return replace(TERRACE, name="cloud", title=title, command=("-m", "cloud_node", *TERRACE.command[2:], *flags))
 
 

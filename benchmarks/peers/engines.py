@@ -1,8 +1,8 @@
 """`python -m benchmarks engines`: a cloud node with each engine, one after the other, in rounds.
 
 What computes has the server's core: the node itself with `onnx`, the other server with `oip`, whose node then shares
-the core of the load, as it would have another machine. Ray's processes may use both: the node, and a
-cluster of its own.
+the core of the load, as it would have another machine. Ray's processes may use both cores: the node, and its
+cluster.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Choice:
     title: str
     engine: str
     flags: tuple[str, ...] = ()
-    """Of `terrace cloud`, beside `--engine`."""
+    """Flags of `terrace cloud`, in addition to `--engine`."""
     upstream: Contender | None = None
     """The server that computes; its address goes to `--upstream`."""
 
@@ -64,7 +64,7 @@ CHOICES: tuple[Choice, ...] = (
 
 
 class Chosen(Servers):
-    """How often each engine is measured."""
+    """Rounds, cores and environments."""
 
     rounds: int = option(3, "Rounds; a figure is their median.", quick=1, min=1, max=100)
 

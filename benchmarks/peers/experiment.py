@@ -23,7 +23,7 @@ __all__ = ["PEERS", "Timing", "compare"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long things are measured."""
+    """Rounds and lengths of the windows."""
 
     rounds: int = 3
     window_s: float = 3.0
@@ -38,7 +38,7 @@ Turn = tuple[Network, Sequence[Contender], Sequence[Load]]
 
 
 class Chosen(Servers):
-    """Who is compared, and how often."""
+    """Servers, rounds and networks."""
 
     only: list[str] | None = option(
         None,
@@ -125,8 +125,8 @@ _NO_LOAD = {"batch": None, "concurrency": None}
 
 
 def _row(visits: Sequence[Point], own: Mapping[int, float | None]) -> dict[str, Any]:
-    """What one server gave. Ratios are taken within each round, and the median of the ratios counts: rounds lie minutes
-    apart, in which the machine's speed drifts.
+    """Figures of one server. Ratios are taken within each round, and the median of the ratios counts: rounds lie
+    minutes apart, in which the machine's speed drifts.
 
     Args:
         own: images a second of Terrace's node, by round.
@@ -180,7 +180,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 class Peers(Experiment):
-    """Terrace's node beside other servers and a bare ONNX Runtime loop, one core for each side."""
+    """Terrace's node compared with other servers and a bare ONNX Runtime loop, one core for each side."""
 
     name = "peers"
     options = Chosen

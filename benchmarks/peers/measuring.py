@@ -1,4 +1,4 @@
-"""A server that runs and gives right answers, and what one window of load says of it."""
+"""A server that runs and answers correctly, and the figures of one window of load."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Network:
         return self._model.run({"images": images}, ["logits"])["logits"]
 
     def fill(self, port: int) -> dict[str, str]:
-        """What a contender's command leaves open."""
+        """Values for the words in braces of a contender's command."""
         return {"port": str(port), "model": self.name, "weights": str(self.folder)}
 
     def environment(self, port: int = 0) -> dict[str, str]:
-        """What `servers/common.py` reads."""
+        """Environment variables for `servers/common.py`."""
         return {
             "PEER_MODEL": str(self._file),
             "PEER_NAME": self.name,
@@ -126,7 +126,7 @@ class Serving:
         return make_target(self.origin, self.contender.protocol, self.network.name, images)
 
     async def window(self, target: Target, concurrency: int, plan: LoadPlan) -> Mapping[str, float | None]:
-        """What one window of load gave, and what that cost the server.
+        """Figures of one window of load, and its cost to the server.
 
         Raises:
             UpstreamError: not every request was answered.

@@ -33,7 +33,7 @@ batch may round differently, and no more."""
 
 
 def random_images(batch: int, shape: Sequence[int]) -> list[Array]:
-    """The batches of a row; those of the bare loop are the same."""
+    """Batches of a row, the same as for the bare loop."""
     random = np.random.default_rng(0)
     return [random.integers(0, 256, (batch, *shape), np.uint8) for _ in range(_PAYLOADS)]
 
@@ -73,7 +73,7 @@ def check_answer(protocol: Protocol, reply: Reply, expected: Array) -> None:
         raise UpstreamError(f"the answer holds {list(logits.shape)} numbers instead of {list(expected.shape)}")
     agree = float(np.mean(logits.argmax(axis=1) == expected.argmax(axis=1)))
     if agree < _AGREE:
-        raise UpstreamError(f"only {100 * agree:.0f} % of the answers are those of the bare session")
+        raise UpstreamError(f"only {100 * agree:.0f} % of the answers agree with the bare session")
 
 
 def _raw(origin: Origin, _model: str, images: Array) -> bytes:

@@ -1,6 +1,6 @@
 """`python -m benchmarks training-rivals`: Terrace and others train one network to one accuracy, in turns.
 
-Each is a script below `contenders/` that runs in an environment of its own, reads the same images and the same first
+Each is a script below `contenders/` that runs in a separate environment, reads the same images and the same first
 weights, and ends with one line of JSON. A slow minute of the machine hits all of them: a round has one run of each, and
 ratios are taken within a round.
 """
@@ -31,8 +31,8 @@ _FLAGS = ("data", "rate", "period", "seed", "workers", "accuracy")
 
 _NETWORK = _SCRIPTS / "wrn-10-1.toml"
 _WORKERS = 2
-"""As many as the machine that this is measured on has cores: with a step of 50 ms and more, further workers would wait
-for a core, and not for each other."""
+"""One for each core of the measuring machine: with a step of 50 ms and more, further workers would wait for a core, and
+not for each other."""
 _RUN_S = 150.0
 """For a run to reach the accuracy, from the start of its processes on."""
 _POLL_S = 0.05
@@ -40,7 +40,7 @@ _TORCH = "torch==2.13.0"
 _RATE = 0.1
 """Learning rate of each worker, from the first step to the last."""
 _MOST_OF_TORCH = 1.15
-"""Of the time of the faster row of torch.distributed, in the median of the rounds."""
+"""Largest median ratio of Terrace's time to the faster row of torch.distributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Trainer(Program):
     period: int = 50
     """Steps of a worker between two exchanges, and between two measurements."""
     exchanges: str | None = None
-    """What the table says of the steps between two exchanges, if they are not the period."""
+    """Steps between two exchanges in the table, if they differ from the period."""
 
 
 def _script(name: str, *more: str) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ TRAINERS = (ALONE, ALL_REDUCE, LOCAL, TERRACE, FLOWER, HIVEMIND)
 
 
 class Chosen(Options):
-    """How often, and to where."""
+    """Rounds, target accuracy and folders."""
 
     rounds: int = option(5, "Runs of each, from --seed on.", quick=1, min=1, max=100)
     accuracy: float = option(0.36, "On the images held out, at which a run ends.", quick=0.2, min=0.1, max=0.6)
@@ -181,7 +181,7 @@ class Rivals(Experiment):
 
 
 async def _trained(trainer: Trainer, python: Path, values: Mapping[str, str], data: Path | None) -> dict[str, Any]:
-    """What a run ended with.
+    """Result of a run.
 
     Raises:
         SetupError: it ended without a result, or did not get there in time.
@@ -267,7 +267,7 @@ def _row(points: Sequence[Point], shares: Sequence[float] | None) -> dict[str, A
 
 
 def _judge(rows: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Say of each row what the target is, and whether it is missed."""
+    """Add the target to each row, and why it is missed."""
     of_torch = [row for row in rows if row["trainer"] in (ALL_REDUCE.name, LOCAL.name)]
     better = min((row for row in of_torch if row["seconds"] is not None), key=lambda row: row["seconds"], default=None)
     for row in rows:

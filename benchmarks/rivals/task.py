@@ -18,7 +18,7 @@ __all__ = ["write_task"]
 
 
 def write_task(data: Path | None, network: Path, seeds: Iterable[int], folder: Path) -> None:
-    """Write what others need to train a network as Terrace does, as `contenders/common.py` reads it.
+    """Write the images and first weights of a training task, in the form that `contenders/common.py` reads.
 
     Args:
         network: its configuration.

@@ -1,4 +1,4 @@
-"""What a training update reveals: reads a worker's images back from the gradients that it sends. Needs torch."""
+"""Attack on training updates: reads a worker's images back from the gradients that it sends. Needs torch."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class ConnectionBroken(UpstreamUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a server listens, and the path in front of all its routes ("" for none)."""
+    """Address of a server, and the path in front of all its routes ("" for none)."""
 
     host: str
     port: int
     tls: bool = False
     prefix: str = ""
     context: ssl.SSLContext | None = field(default=None, compare=False, repr=False)
-    """What is trusted, where `tls`."""
+    """Trusted certificates, with `tls`."""
     token: str | None = field(default=None, compare=False, repr=False)
     """Shown with every request."""
 
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None
 
     def close(self) -> None:
-        """Close at once, also in the middle of a request."""
+        """Close at once, even in the middle of a request."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

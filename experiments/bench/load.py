@@ -1,9 +1,9 @@
 """The two ways to put load on a server.
 
 A *closed loop* keeps a number of requests under way: the next one is sent when one is answered, so a slow server slows
-its clients. An *open loop* sends at given times, independent of the server, as independent users would, and counts
-latency from the time at which a request was due: a server that stalls for a second is then charged for every request
-that waited, and not only for the one that saw it (coordinated omission).
+its clients. An *open loop* sends at given times, independent of the server, as independent users would. It counts
+latency from the time at which a request was due, so a server that stalls for a second is charged for every request that
+waited, and not only for the first of them (coordinated omission).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Load = Closed | Open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """How each level is measured."""
+    """Lengths and limits of the measurement of a level."""
 
     window_s: float = 5.0
     warmup_s: float = 0.5

@@ -1,8 +1,9 @@
 """From samples to figures. Pure: every number here can be worked out by hand.
 
 Which requests a figure counts is the difference between the two loops. A closed loop's window holds what finished in
-it. An open loop's latencies are those of the requests that were due in the window, however late they finished, for a
-server that falls behind must not hide the requests that it kept waiting; its throughput is what finished in the window.
+it. An open loop's latencies count the requests that were due in the window, however late they finished, because a
+server that falls behind must not hide the requests that it kept waiting. Its throughput counts what finished in the
+window.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One level of load. Latencies are those of answered requests, milliseconds from when a request was due."""
+    """One level of load. Latencies count answered requests, in milliseconds from when a request was due."""
 
     window_s: float
     requests: int
@@ -78,9 +79,9 @@ class Summary:
     requests_per_s: float
     """Answered within the window."""
     goodput_images_per_s: float
-    """As `images_per_s`, of the requests that met the deadline; the same figure where none was set."""
+    """Like `images_per_s`, but only requests that met the deadline; the same figure without a deadline."""
     offered_per_s: float | None
-    """Requests due per second, for an open loop."""
+    """Requests due per second of an open loop."""
     latency_ms: Mapping[str, float | None]
     """"mean" and one entry for each percentile, such as "p99"; None without answers."""
     first_ms: Mapping[str, float | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -88,18 +88,15 @@ def _add(
     app: typer.Typer,
     name: str,
     run: Callable[[Mapping[str, Any], dict[str, Any]], None],
-    options: type[Options] = Options,
-    *,
-    ignores: Collection[str] = (),
-    profile: str = "paper",
+    experiment: Experiment | None = None,
 ) -> None:
-    """A command with these options, and with those that all have."""
-    own = options.model_fields
-    left_out = {*ignores, *own}
+    """A command with the options of this experiment, or of all of them, and with the common ones."""
+    own = experiment.options.model_fields if experiment else {}
+    left_out = {*(experiment.ignores if experiment else ("tasks",)), *own}
     fields = {**own, **{field: about for field, about in _Common.model_fields.items() if field not in left_out}}
     kinds: dict[str, Any] = {}
     defaults = {field: about.default for field, about in {**_Common.model_fields, **fields}.items()} | {"json": False}
-    defaults["profile"] = profile
+    defaults["profile"] = (experiment.profile or "native") if experiment else "paper"
     for field, about in fields.items():
         facts = dict(cast(dict[str, Any], about.json_schema_extra or {}))
         kind: Any = about.annotation
@@ -129,14 +126,7 @@ def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typ
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=help_text)
 
     for experiment in experiments.values():
-        _add(
-            app,
-            experiment.name,
-            _command(experiments, experiment.name),
-            experiment.options,
-            ignores=experiment.ignores,
-            profile=experiment.profile or "native",
-        )
+        _add(app, experiment.name, _command(experiments, experiment.name), experiment)
 
     @app.command()
     def report(
@@ -166,7 +156,7 @@ def _request(profile: str, quick: bool, seed: int, tasks: int | None, data: Path
 def _run(
     experiments: Sequence[Experiment], options: Options | None, *, out: Path | None, json: bool, **asked: Any
 ) -> None:
-    """Run them one after the other, each into a folder of its own, until one is stopped. Of several, one that fails or
+    """Run them one after the other, each into a new folder, until one is stopped. Of several, one that fails or
     cannot be trusted does not keep the others from being measured."""
     request = _request(**asked)
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
@@ -211,7 +201,7 @@ def _run(
 
 
 def _without_plots() -> str:
-    """What a run here will lack; "" where matplotlib is installed."""
+    """Why there will be no plots; "" if matplotlib is installed."""
     try:
         Figures()
     except MissingExtra as exc:
@@ -248,4 +238,4 @@ def _show(experiment: Experiment, outcome: Outcome) -> None:
 
 
 app = experiment_app(EXPERIMENTS, "Measure the paper's tables and figures, and other costs.")
-_add(app, "all", _all, ignores={"tasks"})
+_add(app, "all", _all)

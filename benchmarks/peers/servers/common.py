@@ -1,7 +1,7 @@
-"""What all the small servers share: the ONNX Runtime session, and what the bytes of a request mean.
+"""Common parts of the small servers: the ONNX Runtime session, and the meaning of the bytes of a request.
 
-It runs in each peer's own environment, beside its server and without Terrace; so it imports numpy and ONNX Runtime
-alone. The environment variables PEER_MODEL (file) and PEER_PORT say what to serve and where; PEER_SHAPE is one image's
+It runs in each peer's environment, next to its server and without Terrace, so it imports only numpy and ONNX Runtime.
+The environment variables PEER_MODEL (file) and PEER_PORT name the network and the port; PEER_SHAPE is one image's
 height, width and colours.
 
 A raw request is the UINT8 pixels of as many images as its length says; its answer is their FP32 logits.

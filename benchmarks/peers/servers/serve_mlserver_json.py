@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Its imports are installed in the environment of this server only.
-"""MLServer with a runtime of its own for the network, as its users write them: tensors of FP32, as JSON."""
+"""MLServer with a custom runtime for the network, written like a user's: tensors of FP32, as JSON."""
 
 import asyncio
 import os
