@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from encryption.features import Features
 from encryption.noise import KEY_BYTES
-from encryption.serving import NOISE_KEYS, Head
+from encryption.serving import NOISE_KEYS, HeadModel
 from tierkit.errors import EncoderMismatch, InvalidInput, NotFound
 from tierkit.inference.files import FileDecoder, are_files
 from tierkit.inference.model import Model
@@ -52,7 +52,7 @@ class Encoders:
     """
 
     def __init__(
-        self, heads: Sequence[Head], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
+        self, heads: Sequence[HeadModel], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
     ) -> None:
         self._substitute = substitute
         self._heads = {head.encoder.name: head for head in heads}

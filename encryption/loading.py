@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from encryption.features import check_features
-from encryption.serving import Head, Network, Tail
+from encryption.serving import HeadModel, NetworkPart, TailModel
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
 from models.serving import decode_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
@@ -28,7 +28,7 @@ __all__ = ["Loader", "encoders_of", "load_heads", "load_served"]
 log = logging.getLogger(__name__)
 
 
-async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[Head]:
+async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[HeadModel]:
     """The heads of all encoders of the manifest, ready to load. One whose file is neither here nor with the scheduler
     is left out: the scheduler then sends this node nothing that needs it."""
     store = open_store(settings)
@@ -41,7 +41,7 @@ async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[Head]:
             continue
         network = manifest.entry(encoder.network)
         load = _loader(encoder, manifest, "head", path, settings)
-        heads.append(Head(encoder, network, load, decode_of(manifest, network)))
+        heads.append(HeadModel(encoder, network, load, decode_of(manifest, network)))
     return heads
 
 
@@ -52,7 +52,7 @@ class Loader(Protocol):
         """A whole network, ready to run."""
         ...
 
-    async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
+    async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
         """Returns a function that loads the tail of an encoder, or None where nothing computes that tail."""
         ...
 
@@ -77,7 +77,7 @@ async def load_served(
             log.info("features of an encoder are not taken: nothing computes its tail", extra={"encoder": encoder.name})
             continue
         network = manifest.entry(encoder.network)
-        tail = Tail(encoder, network, load, manifest.labels(network))
+        tail = TailModel(encoder, network, load, manifest.labels(network))
         tails.setdefault(encoder.network, []).append(tail)
         guards[tail.name] = partial(_guard, tail)
     if not settings.only_features:
@@ -108,12 +108,12 @@ def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required:
     return found
 
 
-async def _local_tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Callable[[], Network]:
+async def _local_tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Callable[[], NetworkPart]:
     path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings)
     return _loader(encoder, manifest, "tail", path, settings)
 
 
-async def _guard(tail: Tail, request: InferRequest) -> None:
+async def _guard(tail: TailModel, request: InferRequest) -> None:
     await check_features(tail.encoder, request)
     if not tail.loaded:
         await asyncio.to_thread(tail.load)

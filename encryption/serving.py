@@ -17,7 +17,7 @@ from models.split import FEATURES
 from tierkit.tensors import Array, Decode, TensorSpec
 from tierkit.types import FeatureForm
 
-__all__ = ["NOISE_KEYS", "Head", "Network", "Tail"]
+__all__ = ["NOISE_KEYS", "HeadModel", "NetworkPart", "TailModel"]
 
 NOISE_KEYS = "noise_keys"
 """Input of a head that adds noise: the key of each image's."""
@@ -25,7 +25,7 @@ NOISE_KEYS = "noise_keys"
 _WIRE_TYPES = {FeatureForm.UINT8: "UINT8", FeatureForm.FLOAT16: "FP16", FeatureForm.FLOAT32: "FP32"}
 
 
-class Network(Protocol):
+class NetworkPart(Protocol):
     """What runs one part of a network."""
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -40,14 +40,14 @@ class _Part:
     load: loads the network's part.
     """
 
-    def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], Network]) -> None:
+    def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], NetworkPart]) -> None:
         self.encoder = encoder
         self.network = network
         self._load = load
         self._loading = threading.Lock()
-        self._loaded: Network | None = None
+        self._loaded: NetworkPart | None = None
 
-    def load(self) -> Network:
+    def load(self) -> NetworkPart:
         """The part itself, loaded by the first call; blocks meanwhile.
 
         Raises:
@@ -72,7 +72,7 @@ class _Part:
         return "onnxruntime_onnx"
 
 
-class Head(_Part):
+class HeadModel(_Part):
     """`images` UINT8 `[n, h, w, 3]` to features as they go over the wire: the outputs `uint8`, `float16` and `float32`,
     each `[n, channels, h, w]`. One that adds noise also takes `noise_keys` UINT8 `[n, KEY_BYTES]`: the tasks of a batch
     have their own. Implements `tierkit.inference.model.Model`.
@@ -85,7 +85,7 @@ class Head(_Part):
         self,
         encoder: EncoderEntry,
         network: ModelEntry,
-        load: Callable[[], Network],
+        load: Callable[[], NetworkPart],
         decode: Decode | None = None,
     ) -> None:
         super().__init__(encoder, network, load)
@@ -126,7 +126,7 @@ class Head(_Part):
         return {name: pack(self.encoder, features, FeatureForm(name)) for name in outputs}
 
 
-class Tail(_Part):
+class TailModel(_Part):
     """`features` in any of their forms to `logits` and `probabilities` FP32 `[n, classes]`. Implements
     `tierkit.inference.model.Model`.
 
@@ -135,7 +135,7 @@ class Tail(_Part):
     """
 
     def __init__(
-        self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], Network], labels: Sequence[str]
+        self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], NetworkPart], labels: Sequence[str]
     ) -> None:
         super().__init__(encoder, network, load)
         self._labels = labels

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from encryption.serving import Head, Tail
+from encryption.serving import HeadModel, TailModel
 from experiments.emulation.compute import Answers
 from experiments.profile import Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
@@ -223,7 +223,7 @@ def _with_tail(
     def load(side: Side) -> Callable[[], OnnxModel]:
         return partial(load_encoder, encoder, network, side, threads=_THREADS)
 
-    head, tail = Head(encoder, network, load("head")), Tail(encoder, network, load("tail"), ())
+    head, tail = HeadModel(encoder, network, load("head")), TailModel(encoder, network, load("tail"), ())
     for start in range(0, len(images), _TAIL_IMAGES):
         features = head.run({"images": images[start : start + _TAIL_IMAGES]}, [form])[form]
         answers = answers.joined(Answers.compute(tail, features, batch=BATCH))
@@ -233,7 +233,9 @@ def _with_tail(
 def head_ms_per_image(encoder: EncoderEntry, form: FeatureForm) -> float:
     """What the head of an encoder takes for an image on one core of this machine, packing included."""
     load = partial(load_encoder, encoder, load_manifest().entry(encoder.network), "head")
-    return _real_ms(Head(encoder, load_manifest().entry(encoder.network), load), read_sample().images[:BATCH], form)
+    return _real_ms(
+        HeadModel(encoder, load_manifest().entry(encoder.network), load), read_sample().images[:BATCH], form
+    )
 
 
 def _real_ms(model: Model, batch: Array, output: str = "logits") -> float:

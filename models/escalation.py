@@ -27,8 +27,8 @@ from tierkit.types import Tier
 __all__ = [
     "TUNING_NAME",
     "Gate",
-    "Network",
-    "Point",
+    "GateSide",
+    "OperatingPoint",
     "Tuning",
     "compact_json",
     "load_tuning",
@@ -63,7 +63,7 @@ def unsure(probabilities: Array, below: float) -> Array:
     return np.asarray(margin(probabilities).astype(np.float64) < below)
 
 
-class Network(Frozen):
+class GateSide(Frozen):
     """One side of a gate."""
 
     tier: Tier
@@ -75,7 +75,7 @@ class Network(Frozen):
         return cls(tier=Tier(entry.tier), name=entry.name, sha256=entry.sha256)
 
 
-class Point(Frozen):
+class OperatingPoint(Frozen):
     """A threshold, and what came of it on the held-out images."""
 
     below: Threshold
@@ -89,8 +89,8 @@ class Point(Frozen):
 class Gate(Frozen):
     """Between two networks: accuracy against the share of images that go up, as measured on held-out images."""
 
-    lower: Network
-    upper: Network
+    lower: GateSide
+    upper: GateSide
     answers: Literal["coarse", "fine"]
     """Which answers the margin and the accuracies are of; `coarse` where the lower network gives no others."""
     images: Annotated[int, Field(ge=1)]
@@ -108,10 +108,10 @@ class Gate(Frozen):
             raise ValueError("below and share must rise, up to a share of 1")
         return self
 
-    def point(self, index: int) -> Point:
-        return Point(below=self.below[index], share=self.share[index], accuracy=self.accuracy[index])
+    def point(self, index: int) -> OperatingPoint:
+        return OperatingPoint(below=self.below[index], share=self.share[index], accuracy=self.accuracy[index])
 
-    def for_accuracy(self, relative: float) -> Point:
+    def for_accuracy(self, relative: float) -> OperatingPoint:
         """The fewest images to send up for `relative` times the upper network's accuracy.
 
         The least share from which on the held-out accuracy stays at or above the target: where the curve first
@@ -132,7 +132,7 @@ class Gate(Frozen):
             )
         return self.point(first)
 
-    def for_budget(self, budget: float) -> Point:
+    def for_budget(self, budget: float) -> OperatingPoint:
         """The most images to send up with at most `budget` (0 to 1) of all images doing so.
 
         The share of other images differs from that of the held-out ones by chance, so it is one standard error of a
@@ -189,8 +189,8 @@ class Tuning(Frozen):
 
 
 def make_gate(
-    lower: Network,
-    upper: Network,
+    lower: GateSide,
+    upper: GateSide,
     answers: Literal["coarse", "fine"],
     *,
     margins: Array,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from models.dataset import Dataset
-from models.escalation import Gate, Network, Tuning, compact_json, make_gate, margin, save_tuning, unsure
+from models.escalation import Gate, GateSide, Tuning, compact_json, make_gate, margin, save_tuning, unsure
 from models.evaluate import logits_of
 from models.folders import Labelled
 from models.held_out import Unseen
@@ -29,10 +29,10 @@ from tierkit.types import Tier
 
 __all__ = [
     "Answers",
-    "Outcome",
     "Side",
-    "Target",
+    "TuningOutcome",
     "TuningReport",
+    "TuningTarget",
     "caution",
     "curve_rows",
     "measure_choice",
@@ -100,7 +100,7 @@ def _advance(report: Callable[[str, int, int], object], name: str, of: int, coun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TuningTarget:
     """What to choose thresholds for."""
 
     accuracy: float
@@ -110,7 +110,7 @@ class Target:
     """Share of the images that may go up."""
 
 
-def tune(answers: Answers, target: Target, *, data: str) -> Tuning:
+def tune(answers: Answers, target: TuningTarget, *, data: str) -> Tuning:
     """Thresholds for every gate that the answers to held-out images allow.
 
     Args:
@@ -142,8 +142,8 @@ def _gate(lower: Side, upper: Side) -> Gate:
     fine = lower.entry.tier != "end" and "fine" in lower.right and "fine" in upper.right
     answers: Answered = "fine" if fine else "coarse"
     return make_gate(
-        Network.of(lower.entry),
-        Network.of(upper.entry),
+        GateSide.of(lower.entry),
+        GateSide.of(upper.entry),
         answers,
         margins=margin(lower.probabilities[answers]),
         lower_right=lower.right[answers],
@@ -152,7 +152,7 @@ def _gate(lower: Side, upper: Side) -> Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TuningOutcome:
     """What a choice of thresholds comes to on a set of images."""
 
     escalate: str
@@ -173,7 +173,7 @@ class Outcome:
     """To the highest tier's accuracy: fine where all images have a fine answer, else coarse."""
 
 
-def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: Tier) -> Outcome:
+def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: Tier) -> TuningOutcome:
     """Send images up a chain of tiers as the end node does (scheme `mapping`), and count what comes of it.
 
     Args:
@@ -206,7 +206,7 @@ def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: T
     every_fine = all("fine" in answers[chain[index]].right for index in np.unique(final))
     top = answers[chain[-1]]
     level: Answered = "fine" if every_fine else "coarse"
-    return Outcome(
+    return TuningOutcome(
         escalate=escalate,
         escalate_from=lowest,
         images=n,
@@ -224,7 +224,7 @@ class TuningReport:
     """What `tune_weights` found, and the files that it wrote."""
 
     tuning: Tuning
-    test: tuple[Outcome, ...]
+    test: tuple[TuningOutcome, ...]
     """Each way to escalate on the test images; none where they were not to be measured."""
     files: tuple[Path, ...]
     plot: bool
@@ -246,7 +246,7 @@ def tune_weights(
     folder: Path,
     dataset: Dataset,
     records: Path,
-    target: Target,
+    target: TuningTarget,
     *,
     test: bool = True,
     provider: str = "cpu",
@@ -300,7 +300,7 @@ def _served(manifest: Manifest, provider: str) -> dict[Tier, ModelEntry]:
     return {tier: manifest.default_for(tier, gpu=provider == "cuda") for tier in tiers}
 
 
-def _outcomes(answers: Answers, tuning: Tuning) -> Iterator[Outcome]:
+def _outcomes(answers: Answers, tuning: Tuning) -> Iterator[TuningOutcome]:
     for lowest in (Tier.EDGE, Tier.END):
         for escalate in ("threshold", "budget"):
             if lowest is Tier.END or {Tier.EDGE, Tier.CLOUD} <= set(answers):

@@ -12,13 +12,13 @@ from models.session import load_encoder, load_model, verify_file
 from models.speed import probe_images
 from tierkit.errors import WeightsError
 
-__all__ = ["Verdict", "verify_encoder", "verify_entry"]
+__all__ = ["Verification", "verify_encoder", "verify_entry"]
 
 _IMAGES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verification:
     """What `verify_entry` found."""
 
     name: str
@@ -28,7 +28,7 @@ class Verdict:
     """What is right, or the first thing that is wrong."""
 
 
-def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verdict:
+def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verification:
     """Check one network of a weights folder; what is wrong with its file is in the verdict.
 
     Raises:
@@ -38,11 +38,11 @@ def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provide
         verify_file(entry, folder)
         detail = _run_parts(entry, manifest, folder, provider)
     except WeightsError as error:
-        return Verdict(name=entry.name, file=entry.file, ok=False, detail=str(error))
-    return Verdict(name=entry.name, file=entry.file, ok=True, detail=detail)
+        return Verification(name=entry.name, file=entry.file, ok=False, detail=str(error))
+    return Verification(name=entry.name, file=entry.file, ok=True, detail=detail)
 
 
-def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verdict:
+def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verification:
     """Check head and tail of one encoder of a weights folder, as `verify_entry` does a network."""
     network = manifest.entry(encoder.network)
     labels = manifest.labels(network)
@@ -54,8 +54,8 @@ def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, p
         if not np.isfinite(tail.run(features, ["logits"])["logits"]).all():
             raise WeightsError(f"{encoder.tail.file} gives values that are not finite")
     except WeightsError as error:
-        return Verdict(name=encoder.name, file=file, ok=False, detail=str(error))
-    return Verdict(name=encoder.name, file=file, ok=True, detail="sha256 of head and tail match; both run")
+        return Verification(name=encoder.name, file=file, ok=False, detail=str(error))
+    return Verification(name=encoder.name, file=file, ok=True, detail="sha256 of head and tail match; both run")
 
 
 def _run_parts(entry: ModelEntry, manifest: Manifest, folder: Path, provider: str) -> str:

@@ -15,7 +15,7 @@ from tierkit.wire.messages import NodeId, checked_url
 from training.payloads import Format
 from training.strategies.config import OuterConfig, ServerConfig, Steps
 from training.trust.score import FIRST
-from training.units import Lease, Verdict, WorkUnit
+from training.units import UnitLease, Verdict, WorkUnit
 
 __all__ = [
     "KEY_HEADER",
@@ -187,7 +187,7 @@ class GrantedLease(Frozen, extra="ignore"):
     """See `training.units.WorkUnit`."""
 
     @classmethod
-    def of(cls, lease: Lease) -> GrantedLease:
+    def of(cls, lease: UnitLease) -> GrantedLease:
         """What its worker is told of a lease."""
         unit = asdict(lease.unit)
         return cls(number=lease.number, push=unit.pop("steps"), **unit)

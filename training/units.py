@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Computed", "Flat", "Lease", "Sends", "Update", "Verdict", "WorkUnit", "is_finite"]
+__all__ = ["Computed", "Flat", "Sends", "UnitLease", "Update", "Verdict", "WorkUnit", "is_finite"]
 
 Flat = NDArray[np.float32]
 """All trained values of a network, or all its buffers, as one vector."""
@@ -51,7 +51,7 @@ class WorkUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class UnitLease:
     """The right to bring the update of a unit; `training.strategies.leases` says until when."""
 
     number: int

@@ -1,4 +1,4 @@
-"""A run on virtual time: the host's `Run` as it is, with real gradients; machines and links are simulated.
+"""A run on virtual time: the host's `TrainingRun` as it is, with real gradients; machines and links are simulated.
 
 A worker asks for a unit, fetches the weights, computes as long as its speed says, and sends; the host serves one
 request after the other, and a request for a unit waits there until there is one. Whatever is computed is computed at
@@ -24,14 +24,14 @@ import numpy as np
 from tierkit.errors import Forbidden, InvalidInput, Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.cheating import ANSWERS_AT_ONCE, Cheat, Cheater, Plot
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.masking import masked
 from training.payloads import Format, format_of_weights, packed_bytes, rounded
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks, Steps, is_sound
-from training.units import Flat, Lease, Update, Verdict
+from training.units import Flat, UnitLease, Update, Verdict
 
-__all__ = ["Conditions", "Fault", "FaultKind", "Link", "Simulated", "SimulatedWorker", "draw_faults", "simulate"]
+__all__ = ["Conditions", "FaultKind", "Link", "Simulated", "SimulatedWorker", "UpdateFault", "draw_faults", "simulate"]
 
 _DEATHS, _DEATHS_EACH = 1_000, 100
 """Workers that die without an update in between, and for each machine: more, and a run would never end."""
@@ -73,7 +73,7 @@ class SimulatedWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class UpdateFault:
     """What goes wrong with one update."""
 
     kind: FaultKind
@@ -81,7 +81,7 @@ class Fault:
     """Until the worker is back, the update is sent again, or it comes."""
 
 
-def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, Fault]:
+def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, UpdateFault]:
     """Faults of so many of the first `updates` updates of a run, by their number, each kind as often as the others.
 
     Raises:
@@ -92,7 +92,7 @@ def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dic
     draw, kinds = random.Random(seed), get_args(FaultKind)
     hit = draw.sample(range(updates), count)
     return {
-        update: Fault(kind=kinds[number % len(kinds)], seconds=longest_s * draw.random())
+        update: UpdateFault(kind=kinds[number % len(kinds)], seconds=longest_s * draw.random())
         for number, update in enumerate(hit)
     }
 
@@ -139,7 +139,7 @@ class Conditions:
     spread: float = 0.0
     """A worker's steps take from `1 - spread` to `1 + spread` of its time, drawn for each update."""
     seed: int = 0
-    faults: Mapping[int, Fault] = field(default_factory=dict)
+    faults: Mapping[int, UpdateFault] = field(default_factory=dict)
     """By the number of the update that they hit, counted in the order in which updates are ready to be sent."""
 
 
@@ -162,7 +162,7 @@ def simulate(
     sends, masking = strategy.sends, strategy.masking
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     # Nobody is forgotten, however many come and go.
-    run = Run(strategy, most_workers=math.inf)
+    run = TrainingRun(strategy, most_workers=math.inf)
     run.rechecks = Rechecks(strategy.trust, random.Random(seed + 1).random)
     plot = Plot(workers=len(workers), cheaters=sum(worker.cheat is not None for worker in workers))
     stays, came = random.Random(seed + 2), dict[str, float]()
@@ -203,7 +203,7 @@ def simulate(
                 future.set_result(None)
         waiting.clear()
 
-    async def granted(worker: SimulatedWorker) -> tuple[Lease, Flat, Flat] | None:
+    async def granted(worker: SimulatedWorker) -> tuple[UnitLease, Flat, Flat] | None:
         """A unit with weights and buffers; None where the run has ended."""
         await served()
         waited = False
@@ -257,7 +257,7 @@ def simulate(
         await kept(lasting=verdict != "duplicate")
         return verdict
 
-    async def sent(worker: SimulatedWorker, update: Update, rate: float | None, fault: Fault | None) -> None:
+    async def sent(worker: SimulatedWorker, update: Update, rate: float | None, fault: UpdateFault | None) -> None:
         """Send an update, whatever goes wrong."""
         kind, seconds = (None, 0.0) if fault is None else (fault.kind, fault.seconds)
         if kind == "cut":

@@ -22,7 +22,7 @@ from cloud_node.engines.model import EngineModel
 from cloud_node.settings import CloudSettings
 from encryption.features import Features, features_tensor, unpack
 from encryption.loading import load_served
-from encryption.serving import Network
+from encryption.serving import NetworkPart
 from models.manifest import EncoderEntry, Manifest, ModelEntry
 from models.serving import decode_of
 from models.session import entry_of
@@ -267,7 +267,7 @@ class OipEngine:
             await self._patiently(meet)
         return self._model(entry, takes, labels)
 
-    async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
+    async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
         """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
         network = self._manifest.entry(encoder.network)
         labels = self._manifest.labels(network)

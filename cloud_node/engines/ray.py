@@ -24,7 +24,7 @@ from cloud_node.engines.model import EngineModel
 from cloud_node.engines.replica import Content, Replica
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
-from encryption.serving import Network
+from encryption.serving import NetworkPart
 from models.manifest import EncoderEntry, Manifest, ModelEntry, WeightsFile
 from models.serving import decode_of, obtain_weights, open_store
 from models.session import entry_of, verify_file
@@ -130,7 +130,7 @@ class RayEngine:
         )
         return await self._model(entry, entry, "whole", takes, at_once=True)
 
-    async def tail(self, encoder: EncoderEntry) -> Callable[[], Network]:
+    async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart]:
         """See `encryption.loading.Loader`. Raises SetupError: as `models.serving.obtain_weights`."""
         network = self._manifest.entry(encoder.network)
         entry = entry_of(encoder, network, "tail")

@@ -21,7 +21,7 @@ from encryption.audit.similarity import as_planes, mean_ssim, ssim
 from tierkit.errors import DataError
 from tierkit.tensors import Array
 
-__all__ = ["Decoder", "Lessons", "Trained", "check_shapes", "reconstruct", "train_decoder"]
+__all__ = ["InversionDecoder", "Lessons", "Trained", "check_shapes", "reconstruct", "train_decoder"]
 
 _BATCH = 128
 _KEPT_BACK = 256
@@ -54,12 +54,12 @@ class Lessons:
 class Trained:
     """A decoder, and how it did on the pictures kept back."""
 
-    decoder: Decoder
+    decoder: InversionDecoder
     shown: int
     ssim: float
 
 
-class Decoder(nn.Module):
+class InversionDecoder(nn.Module):
     """What arrives, FP32 `[n, channels, H, W]`, to images in [0, 1] `[n, 3, h, w]`.
 
     Residual blocks stand at the resolution of the features, and again at each doubling up to half that of the image;
@@ -179,7 +179,7 @@ def train_decoder(
     own, held = images[: len(images) - kept], images[len(images) - kept :]
     held_sent = send(held)
     first = own[:_EXAMPLES]
-    decoder = Decoder(torch.from_numpy(send(first)), first).to(memory_format=torch.channels_last)
+    decoder = InversionDecoder(torch.from_numpy(send(first)), first).to(memory_format=torch.channels_last)
     batch = min(_BATCH, len(own))
     steps = max(1, lessons.images // batch)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=_RATE, weight_decay=1e-4)
@@ -209,7 +209,9 @@ def train_decoder(
     return Trained(decoder=decoder.eval(), shown=shown, ssim=best_ssim)
 
 
-def _learn(decoder: Decoder, optimizer: torch.optim.Optimizer, sent: Tensor, images: Array, squared_only: bool) -> None:
+def _learn(
+    decoder: InversionDecoder, optimizer: torch.optim.Optimizer, sent: Tensor, images: Array, squared_only: bool
+) -> None:
     decoder.train()
     wanted = as_planes(images)
     with torch.autocast("cpu", torch.bfloat16):
@@ -222,7 +224,7 @@ def _learn(decoder: Decoder, optimizer: torch.optim.Optimizer, sent: Tensor, ima
     optimizer.step()
 
 
-def reconstruct(decoder: Decoder, sent: Array) -> Array:
+def reconstruct(decoder: InversionDecoder, sent: Array) -> Array:
     """Pictures UINT8 `[n, h, w, 3]` of what arrived, FP32 `[n, channels, H, W]`."""
     decoder.eval()
     parts = []

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from models.importing.following import BYTES, SUMS, Pixels, followed
+from models.importing.following import BYTES, SUMS, PixelTensor, followed
 from models.importing.preprocess import PreprocessFacts
 from tierkit.errors import InvalidInput
 
@@ -76,7 +76,7 @@ def _seen(graph: onnx.GraphProto, taken: str) -> _Seen:
     return _Seen(facts, None, reorders)
 
 
-def _judged(pixels: Pixels, kind: str) -> float | str | None:
+def _judged(pixels: PixelTensor, kind: str) -> float | str | None:
     """By what pixels are to be divided (1 or 255), the operator that is not understood, or None for values that are
     taken as they are."""
     unchanged = (pixels.factor == 1).all() and (pixels.offset == 0).all() and np.isnan(pixels.limit)
@@ -93,7 +93,7 @@ def _judged(pixels: Pixels, kind: str) -> float | str | None:
     return pixels.by
 
 
-def _colour(pixels: Pixels) -> Literal["rgb", "bgr", "reordered"] | None:
+def _colour(pixels: PixelTensor) -> Literal["rgb", "bgr", "reordered"] | None:
     """rgb or bgr if ImageNet's mean shows it, "reordered" if nothing does and the colours change places."""
     source = pixels.source.ravel().astype(int).tolist()
     if source == [0, 1, 2]:

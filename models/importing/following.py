@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from models.importing.graph import taken_by
 from tierkit.tensors import Array
 
-__all__ = ["BYTES", "SUMS", "Pixels", "followed"]
+__all__ = ["BYTES", "SUMS", "PixelTensor", "followed"]
 
 BYTES = 30.0
 """A larger mean or limit is for values of 0 to 255."""
@@ -32,7 +32,7 @@ _DEEPEST = 8
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelTensor:
     """A tensor made of the input's values, each axis but the channels' of length 1."""
 
     source: Array
@@ -43,15 +43,15 @@ class Pixels:
     by: str | None = None
     """The first operator that changed the values."""
 
-    def formed(self, change: Callable[[Array], Array]) -> Pixels:
+    def formed(self, change: Callable[[Array], Array]) -> PixelTensor:
         return replace(self, source=change(self.source), factor=change(self.factor), offset=change(self.offset))
 
 
-def followed(graph: onnx.GraphProto, taken: str) -> list[tuple[Pixels, str]]:
+def followed(graph: onnx.GraphProto, taken: str) -> list[tuple[PixelTensor, str]]:
     """What the input's values have become where something else is done with them, and the operator that does it."""
     constants = _Constants(graph)
     found = {taken: _input(graph, taken)}
-    ends: list[tuple[Pixels, str]] = []
+    ends: list[tuple[PixelTensor, str]] = []
     for node in graph.node:
         if node.op_type in _ASIDE or not (used := [name for name in taken_by(node) if name in found]):
             continue
@@ -71,14 +71,14 @@ def _named(node: onnx.NodeProto) -> str:
     return str(node.op_type) if ours else f"an operator of {node.domain}"
 
 
-def _input(graph: onnx.GraphProto, taken: str) -> Pixels:
+def _input(graph: onnx.GraphProto, taken: str) -> PixelTensor:
     value = next(each for each in graph.input if each.name == taken)
     dims = [each.dim_value for each in value.type.tensor_type.shape.dim]
     axis = 3 if dims[3:] and dims[3] in (1, 3) and dims[1] not in (1, 3) else 1
     shape = [1] * max(4, len(dims))
     shape[axis] = 1 if dims[axis:] and dims[axis] == 1 else 3
     source = np.arange(shape[axis], dtype=float).reshape(shape)
-    return Pixels(source, np.ones(shape), np.zeros(shape))
+    return PixelTensor(source, np.ones(shape), np.zeros(shape))
 
 
 class _Constants:
@@ -162,7 +162,7 @@ def _sliced(array: Array, axes: list[int], starts: Any, say: Callable[[int, str]
     return array[tuple(parts)]
 
 
-def _after(node: onnx.NodeProto, found: Mapping[str, Pixels], constants: _Constants) -> list[Pixels] | None:
+def _after(node: onnx.NodeProto, found: Mapping[str, PixelTensor], constants: _Constants) -> list[PixelTensor] | None:
     """What an operator gives; None if it does something else than to scale, shift and move channels.
 
     Raises:
@@ -219,7 +219,7 @@ def _after(node: onnx.NodeProto, found: Mapping[str, Pixels], constants: _Consta
     return None
 
 
-def _split(node: onnx.NodeProto, pixels: Pixels, say: Callable[[int, str], Any]) -> list[Pixels]:
+def _split(node: onnx.NodeProto, pixels: PixelTensor, say: Callable[[int, str], Any]) -> list[PixelTensor]:
     axis, count, sizes = say(9, "axis") or 0, len(node.output), say(1, "split")
     if pixels.source.shape[axis] == 1:
         return [pixels] * count
@@ -228,7 +228,7 @@ def _split(node: onnx.NodeProto, pixels: Pixels, say: Callable[[int, str], Any])
     return [replace(pixels, source=s, factor=f, offset=o) for s, f, o in zip(*parts, strict=True)]
 
 
-def _computed(kind: str, pixels: Pixels, value: Array, first: bool = True) -> Pixels:
+def _computed(kind: str, pixels: PixelTensor, value: Array, first: bool = True) -> PixelTensor:
     factor, offset = np.broadcast_arrays(pixels.factor, pixels.offset)
     with np.errstate(divide="ignore", invalid="ignore"):
         match kind, first:
@@ -248,6 +248,6 @@ def _computed(kind: str, pixels: Pixels, value: Array, first: bool = True) -> Pi
     return replace(pixels, source=source, factor=factor, offset=offset, by=pixels.by or kind)
 
 
-def _limit(pixels: Pixels, top: float) -> float:
+def _limit(pixels: PixelTensor, top: float) -> float:
     """The largest value of the input that stays below a value."""
     return float(np.max((top - pixels.offset) / pixels.factor))

@@ -16,7 +16,16 @@ from models.importing.hints import is_for_names
 from models.importing.neighbours import read_json
 from tierkit.errors import DataError, InvalidInput
 
-__all__ = ["Place", "agreed", "names_in", "names_in_config", "names_in_metadata", "numbered", "place_in", "read_labels"]
+__all__ = [
+    "LabelPlace",
+    "agreed",
+    "names_in",
+    "names_in_config",
+    "names_in_metadata",
+    "numbered",
+    "place_in",
+    "read_labels",
+]
 
 _MOST_BYTES = 4 * 1024**2
 _LONGEST = 200
@@ -187,7 +196,7 @@ def _keys(names: Sequence[str]) -> list[set[str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LabelPlace:
     """How a network's classes stand in its set."""
 
     target: Literal["coarse", "fine"]
@@ -195,7 +204,7 @@ class Place:
     """The network's output for each class of the set; None where the order is the same."""
 
 
-def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: str = "the set") -> Place:
+def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: str = "the set") -> LabelPlace:
     """Which classes of the set the network answers.
 
     Args:
@@ -209,7 +218,7 @@ def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: 
             continue
         position = {name: index for index, name in enumerate(labels)}
         order = tuple(position[name] for name in names)
-        return Place(target=target, order=None if order == tuple(range(len(order))) else order)  # type: ignore[arg-type]
+        return LabelPlace(target=target, order=None if order == tuple(range(len(order))) else order)  # type: ignore[arg-type]
     missing = [name for name in hierarchy.fine if name not in set(labels)]
     stray = [name for name in labels if name not in set(hierarchy.fine)]
     differ = "; ".join(

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from models.importing.graph import GREY, IMAGES, LOGITS, Signature, fold
-from models.importing.labels import Place
+from models.importing.labels import LabelPlace
 from models.importing.outputs import Ending, Form, form, own_answers
 from models.importing.preprocess import Preprocess
 from models.importing.reading import first_line
@@ -168,7 +168,7 @@ def check_answers_differ(running: Folded, probes: Array) -> None:
         )
 
 
-def _difference(running: Folded, probes: Array, own: Array, read_as: Form, place: Place) -> float:
+def _difference(running: Folded, probes: Array, own: Array, read_as: Form, place: LabelPlace) -> float:
     """Largest change of an answer by the folding: of a score, as a share of the largest one, or of a probability;
     infinite if the answers have another shape."""
     expected = own if place.order is None else own[:, place.order]
@@ -191,7 +191,7 @@ def served(
     end: Ending,
     probes: Array,
     values: Array,
-    place: Place,
+    place: LabelPlace,
     batch: int | None,
 ) -> tuple[onnx.ModelProto, Form, float]:
     """The network with its preprocessing inside, where its scores are, and by how much its answers differ.
@@ -213,7 +213,7 @@ def served(
     )
 
 
-def in_order(model: onnx.ModelProto, place: Place) -> onnx.ModelProto:
+def in_order(model: onnx.ModelProto, place: LabelPlace) -> onnx.ModelProto:
     """With the logits in the order of the set's classes."""
     if place.order is None:
         return model

@@ -16,11 +16,11 @@ from models.training.config import TrainConfig
 from models.training.loss import Labels
 from tierkit.errors import DataError
 
-__all__ = ["Part", "TrainingData"]
+__all__ = ["DataPart", "TrainingData"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DataPart:
     """What is to be known of a data set of which only some images are here."""
 
     train: np.ndarray
@@ -57,7 +57,7 @@ class TrainingData:
         *,
         teacher: Tensor | None = None,
         device: str = "cpu",
-        part: Part | None = None,
+        part: DataPart | None = None,
     ) -> None:
         if data.fine is None or data.coarse is None:
             raise DataError("training needs labelled images")

@@ -22,7 +22,7 @@ from models.training.learner import NetworkLearner, averaged_network, check_imag
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, make_record, save_record, unfinished
 from models.training.teacher import teacher_probabilities
-from models.training.trainer import Learner, Progress, Trainer, resume
+from models.training.trainer import Learner, Trainer, TrainerProgress, resume
 from tierkit.atomic import alone_in, made_folder
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 
@@ -42,7 +42,7 @@ class RunOptions:
     """Stop after this many minutes, at the end of a step."""
     steps: int | None = None
     """Stop when the run has done this many steps, those of earlier calls included."""
-    report: Callable[[Progress], None] = lambda _: None
+    report: Callable[[TrainerProgress], None] = lambda _: None
     """Called after each step."""
     say: Callable[[str], None] = lambda _: None
     """Told what is going on, and of each finished epoch."""
@@ -133,7 +133,7 @@ def _drive(trainer: Trainer, options: RunOptions, dataset: Dataset, kind: type[R
         save_record(made, folder)
         return made
 
-    def after_step(progress: Progress) -> None:
+    def after_step(progress: TrainerProgress) -> None:
         if progress.row is not None:
             line = _line(progress.row, progress.seconds_left, config.all_epochs)
             _log(folder / "log.txt", line)

@@ -25,7 +25,7 @@ from models.training.data import TrainingData
 from tierkit.errors import InvalidInput, WeightsError
 from tierkit.tensors import Array
 
-__all__ = ["Learner", "Progress", "Trainer", "resume"]
+__all__ = ["Learner", "Trainer", "TrainerProgress", "resume"]
 
 
 class Learner(Protocol):
@@ -59,7 +59,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TrainerProgress:
     """What a display needs after each step."""
 
     step: int
@@ -92,7 +92,7 @@ class Trainer:
 
     def run(
         self,
-        report: Callable[[Progress], None] = lambda _: None,
+        report: Callable[[TrainerProgress], None] = lambda _: None,
         *,
         last: int | None = None,
         stop: Callable[[], bool] = lambda: False,
@@ -130,7 +130,7 @@ class Trainer:
                 self._save()
                 saved_at = time.monotonic()
             left = (time.monotonic() - begun) / (self.step - first) * (self.steps - self.step)
-            report(Progress(step=self.step, steps=self.steps, seconds_left=left, row=row, saved=saved))
+            report(TrainerProgress(step=self.step, steps=self.steps, seconds_left=left, row=row, saved=saved))
             if done:
                 break
         return self.step == self.steps

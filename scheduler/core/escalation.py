@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.escalation import Gate, Point, Tuning
+from models.escalation import Gate, OperatingPoint, Tuning
 from scheduler.core.device import Node
 from tierkit.errors import InvalidInput, NotFound, TerraceError
 from tierkit.types import Escalate, Scheme, Tier
@@ -104,13 +104,15 @@ def choose_gates(
     return tuple(gates)
 
 
-def _aimed(gate: Gate, escalate: Escalate, tuning: Tuning, accuracy: float | None, budget: float | None) -> Point:
+def _aimed(
+    gate: Gate, escalate: Escalate, tuning: Tuning, accuracy: float | None, budget: float | None
+) -> OperatingPoint:
     if escalate is Escalate.THRESHOLD:
         return gate.for_accuracy(tuning.relative_accuracy if accuracy is None else accuracy)
     return gate.for_budget(tuning.budget if budget is None else budget)
 
 
-def _settled(gate: Gate, point: Point) -> JobGate:
+def _settled(gate: Gate, point: OperatingPoint) -> JobGate:
     return JobGate(
         lower=gate.lower.tier,
         upper=gate.upper.tier,

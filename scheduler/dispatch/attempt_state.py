@@ -58,7 +58,7 @@ from tierkit.wire.events import (
     RoutedEvent,
     StageLoss,
     TaskEvent,
-    UpperAnswer,
+    UpstreamAnswer,
     written,
 )
 
@@ -488,7 +488,7 @@ class AttemptStates:
 
     def _judge_upstreams(self, attempt: Attempt, event: TaskEvent) -> None:
         """Hold what an end device says of the upstream nodes' answers for or against those that it was told to ask."""
-        parts: Sequence[UpperAnswer | FallbackEvent | StageLoss] = ()
+        parts: Sequence[UpstreamAnswer | FallbackEvent | StageLoss] = ()
         match event:
             case FineEvent() | FallbackEvent():
                 parts = (event,)
@@ -499,7 +499,7 @@ class AttemptStates:
             for answer in part.wrong:
                 if incarnation := attempt.incarnations.get(answer.node_id):
                     self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID])
-            if isinstance(part, UpperAnswer):
+            if isinstance(part, UpstreamAnswer):
                 self._right(attempt, blamed, part.node_id, attempt.incarnations.get(part.node_id, ""))
 
     def _wrong(self, blamed: dict[str, str], node_id: str, incarnation: str, reason: str) -> None:

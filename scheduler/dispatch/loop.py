@@ -37,7 +37,7 @@ from scheduler.settings import SchedulerSettings
 from tierkit.errors import TerraceError
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
-from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, UpperAnswer
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, UpstreamAnswer
 from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import Timing
 
@@ -625,7 +625,7 @@ class Dispatcher:
                 for answer in event.answers[:1]:
                     self._learn_upstream(attempt, answer, most_s, now)
 
-    def _learn_upstream(self, attempt: Attempt, answer: UpperAnswer, most_s: float, now: float) -> None:
+    def _learn_upstream(self, attempt: Attempt, answer: UpstreamAnswer, most_s: float, now: float) -> None:
         round_trip_s, said = min(answer.round_trip_ms / 1000, most_s), answer.timing
         timing = None if said is None else _timing(said.queue_ms, said.compute_ms, said.batch_images, round_trip_s)
         self.pilot.fine(attempt, answer.node_id, timing, round_trip_s, now)

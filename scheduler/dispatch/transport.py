@@ -33,7 +33,7 @@ from tierkit.wire.events import (
     Sent,
     StageLoss,
     TaskEvent,
-    UpperAnswer,
+    UpstreamAnswer,
     read_event,
 )
 from tierkit.wire.messages import (
@@ -315,7 +315,7 @@ class _Expected:
         if not self._has_coarse:
             raise self._wrong("a final answer before the coarse one")
 
-    def _check_fine(self, answer: UpperAnswer, images: int) -> None:
+    def _check_fine(self, answer: UpstreamAnswer, images: int) -> None:
         request, upstream = self._request, self._asked.get(answer.node_id)
         if upstream is None or upstream.tier is not answer.tier:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")

@@ -38,7 +38,7 @@ from models.manifest import (
 )
 from models.session import import_runtime, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
-from models.tuning import Target, TuningReport, caution, tune_weights
+from models.tuning import TuningReport, TuningTarget, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
@@ -443,13 +443,13 @@ class Aim:
     ] = None
     budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5
 
-    def target(self) -> Target:
+    def target(self) -> TuningTarget:
         """Return the accuracy and the budget to aim at."""
         if self.relative_accuracy is not None and self.target_accuracy is not None:
             raise typer.BadParameter(
                 "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
             )
-        return Target(
+        return TuningTarget(
             accuracy=self.target_accuracy or self.relative_accuracy or 0.99,
             relative=self.target_accuracy is None,
             budget=self.budget,

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import anyio
 from anyio import to_thread
 
-from tierkit.client.http import Connection, Patience
+from tierkit.client.http import Patience, SchedulerConnection
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload, json_upload
 from tierkit.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout
@@ -66,7 +66,7 @@ _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | F
 }
 
 
-class AsyncClient(Connection):
+class AsyncClient(SchedulerConnection):
     """A connection to one scheduler, or to several of which one leads.
 
         async with AsyncClient("http://127.0.0.1:8070") as terrace:

@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from tierkit.access import checked_token, client_context, tls_trouble
-from tierkit.client.uploads import Upload
+from tierkit.client.uploads import UploadBody
 from tierkit.errors import (
     CertificateError,
     InvalidInput,
@@ -33,7 +33,7 @@ from tierkit.http.failover import Ring, Round, leads_elsewhere
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import checked_url
 
-__all__ = ["DEFAULT_URL", "Backoff", "Connection", "OnWait", "Patience"]
+__all__ = ["DEFAULT_URL", "Backoff", "OnWait", "Patience", "SchedulerConnection"]
 
 DEFAULT_URL = "http://127.0.0.1:8070"
 
@@ -174,11 +174,11 @@ class _Question:
     path: str
     params: Mapping[str, str | int] | None
     headers: Mapping[str, str] | None
-    upload: Upload | None
+    upload: UploadBody | None
     read_timeout_s: float | None = None
 
 
-class Connection:
+class SchedulerConnection:
     """One connection pool to one scheduler, or to several of which one leads.
 
     Environment proxies are not used: a scheduler is named by its own address, mostly a loopback or private one.
@@ -257,7 +257,7 @@ class Connection:
         repeatable: bool,
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-        upload: Upload | None = None,
+        upload: UploadBody | None = None,
         patience_s: float | None = None,
     ) -> httpx.Response:
         """Send until answered, with at most `Backoff.attempts` tries.
@@ -291,7 +291,7 @@ class Connection:
         *,
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-        upload: Upload | None = None,
+        upload: UploadBody | None = None,
         read_timeout_s: float | None = None,
         patient: bool = True,
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:

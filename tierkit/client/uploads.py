@@ -1,7 +1,7 @@
-"""What a user hands in, as the body of a request: arrays as one binary tensor, files and folders as a multipart form.
+"""Bodies of submissions: arrays as one binary tensor, files and folders as a multipart form.
 
-An `Upload` can be sent more than once: each call of `chunks()` starts from the beginning, and files are opened one at
-a time as they are sent, so a folder of 50,000 pictures needs neither memory nor 50,000 file descriptors.
+An `UploadBody` can be sent more than once, because each call of `chunks()` starts from the beginning. Files are opened
+one at a time as they are sent, so a folder of 50,000 pictures needs neither memory nor 50,000 file descriptors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tierkit.types import (
 from tierkit.wire.messages import NAME_HEADER
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "json_upload"]
+__all__ = ["Images", "Labels", "PolicyFields", "UploadBody", "build_upload", "json_upload"]
 
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class PolicyFields(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class UploadBody:
     """A request body that can be sent again."""
 
     headers: Mapping[str, str]
@@ -92,17 +92,17 @@ class Upload:
     chunks: Callable[[], AsyncIterator[bytes]]
 
 
-def json_upload(message: BaseModel) -> Upload:
+def json_upload(message: BaseModel) -> UploadBody:
     """A message as a JSON body."""
     content = message.model_dump_json().encode()
 
     async def chunks() -> AsyncIterator[bytes]:
         yield content
 
-    return Upload(headers={"Content-Type": "application/json", "Content-Length": str(len(content))}, chunks=chunks)
+    return UploadBody(headers={"Content-Type": "application/json", "Content-Length": str(len(content))}, chunks=chunks)
 
 
-def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any]) -> Upload:
+def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any]) -> UploadBody:
     """Choose the body for what was handed in.
 
     Raises:
@@ -164,7 +164,7 @@ def _as_array(images: Images) -> Array:
     return array
 
 
-def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> Upload:
+def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> UploadBody:
     inputs = [Tensor("images", np.ascontiguousarray(array))]
     if labels is not None:
         inputs.append(Tensor("labels", np.asarray(labels, dtype=np.int64)))
@@ -176,10 +176,10 @@ def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> Uplo
             for start in range(0, len(view), _CHUNK_BYTES):
                 yield bytes(view[start : start + _CHUNK_BYTES])
 
-    return Upload(headers=headers, params=fields, chunks=chunks)
+    return UploadBody(headers=headers, params=fields, chunks=chunks)
 
 
-def _form(files: Mapping[str, Path | bytes], labels: Labels | None, fields: dict[str, str]) -> Upload:
+def _form(files: Mapping[str, Path | bytes], labels: Labels | None, fields: dict[str, str]) -> UploadBody:
     if labels is not None:
         fields = {**fields, "labels": json.dumps(list(labels), default=int)}
     parts = [
@@ -198,7 +198,7 @@ def _form(files: Mapping[str, Path | bytes], labels: Labels | None, fields: dict
                 held.clear()
         yield bytes(held)
 
-    return Upload(headers={name: form.headers[name] for name in ("Content-Type", "Content-Length")}, chunks=chunks)
+    return UploadBody(headers={name: form.headers[name] for name in ("Content-Type", "Content-Length")}, chunks=chunks)
 
 
 def _part(name: str, body: bytes | IO[bytes]) -> tuple[str, bytes | IO[bytes], str, dict[str, str]]:

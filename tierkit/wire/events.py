@@ -28,8 +28,8 @@ __all__ = [
     "StageAnswer",
     "StageLoss",
     "TaskEvent",
-    "UpperAnswer",
     "UpperTiming",
+    "UpstreamAnswer",
     "WrongAnswer",
     "read_event",
     "read_sent",
@@ -137,7 +137,7 @@ class WrongAnswer(_Message, frozen=True, kw_only=True):
     detail: Detail
 
 
-class UpperAnswer(_Message, frozen=True, kw_only=True):
+class UpstreamAnswer(_Message, frozen=True, kw_only=True):
     """What one upstream node answered: one class per image, and the superclass that its probabilities add up to."""
 
     node_id: Name
@@ -157,13 +157,13 @@ class UpperAnswer(_Message, frozen=True, kw_only=True):
     """Of the nodes that were asked before it."""
 
 
-class FineEvent(_Event, UpperAnswer, tag="fine", frozen=True, kw_only=True):
+class FineEvent(_Event, UpstreamAnswer, tag="fine", frozen=True, kw_only=True):
     """The finer answer of an upstream node for a whole task."""
 
     task_id: Id
 
 
-class StageAnswer(UpperAnswer, frozen=True, kw_only=True):
+class StageAnswer(UpstreamAnswer, frozen=True, kw_only=True):
     """The finer answer of an upstream node for some images of a task."""
 
     indices: Annotated[tuple[Count, ...], Meta(min_length=1)]

@@ -16,7 +16,7 @@ from models.hierarchy import Hierarchy
 from tierkit.documents import Frozen
 from tierkit.errors import DataError
 
-__all__ = ["MOST_SEGMENTS", "Manifest", "Piece", "SegmentEntry", "decoded", "sha256_of"]
+__all__ = ["MOST_SEGMENTS", "Piece", "SegmentEntry", "SegmentManifest", "decoded", "sha256_of"]
 
 MOST_SEGMENTS = 1_024
 MOST_CHUNKS = 16_384
@@ -49,7 +49,7 @@ class SegmentEntry(Frozen):
     """Hash of each chunk; the last one may be shorter than the others."""
 
 
-class Manifest(Frozen):
+class SegmentManifest(Frozen):
     """What a run's data consists of, and all that a worker must know of the images that it does not hold."""
 
     version: Literal[1] = 1
@@ -67,7 +67,7 @@ class Manifest(Frozen):
     segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
 
     @model_validator(mode="after")
-    def _fits(self) -> Manifest:
+    def _fits(self) -> SegmentManifest:
         image = int(np.prod(self.shape, dtype=object))
         for number, entry in enumerate(self.segments):
             if len(entry.chunks) != -(-entry.bytes // self.chunk_bytes):
@@ -104,7 +104,7 @@ def sha256_of(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def decoded(content: bytes, manifest: Manifest) -> Piece:
+def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
     """A segment from its file.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tierkit.errors import TooLarge
 
-__all__ = ["Placement", "moved", "share", "that_fit"]
+__all__ = ["SegmentPlacement", "moved", "share", "that_fit"]
 
 _OWN = 2
 """Segments of a worker of usual speed."""
@@ -71,7 +71,7 @@ class _Placed:
     """Of it by the time it got them."""
 
 
-class Placement:
+class SegmentPlacement:
     """The segments of all workers.
 
     Args:

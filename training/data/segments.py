@@ -20,7 +20,7 @@ from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
-from models.training.data import Part, TrainingData
+from models.training.data import DataPart, TrainingData
 from tierkit.atomic import write_atomically
 from tierkit.documents import read_json
 from tierkit.errors import DataError, InvalidInput, SetupError
@@ -28,9 +28,9 @@ from training.data.manifest import (
     MOST_CHUNK_BYTES,
     MOST_CHUNKS,
     MOST_SEGMENTS,
-    Manifest,
     Piece,
     SegmentEntry,
+    SegmentManifest,
     decoded,
     sha256_of,
 )
@@ -53,7 +53,7 @@ def suits(config: TrainConfig) -> None:
         )
 
 
-def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: int, folder: Path) -> Manifest:
+def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: int, folder: Path) -> SegmentManifest:
     """Write the segments of a data set and their manifest into a folder.
 
     Args:
@@ -99,7 +99,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
         write_atomically(folder / entry.sha256, content)
         entries.append(entry)
     height, width, colours = data.images.shape[1:]
-    manifest = Manifest(
+    manifest = SegmentManifest(
         data_sha256=prepared.sha256,
         chunk_bytes=chunk_bytes,
         shape=(height, width, colours),
@@ -113,7 +113,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
     return manifest
 
 
-def opened(folder: Path, data_sha256: str) -> Manifest | None:
+def opened(folder: Path, data_sha256: str) -> SegmentManifest | None:
     """The segments that a folder holds, all of them checked; None where there is no manifest.
 
     Raises:
@@ -121,7 +121,7 @@ def opened(folder: Path, data_sha256: str) -> Manifest | None:
     """
     if not (folder / _MANIFEST).exists():
         return None
-    manifest = read_json(folder / _MANIFEST, Manifest, what="manifest of segments", error=SetupError)
+    manifest = read_json(folder / _MANIFEST, SegmentManifest, what="manifest of segments", error=SetupError)
     pieces = []
     for entry in manifest.segments:
         try:
@@ -137,7 +137,7 @@ def opened(folder: Path, data_sha256: str) -> Manifest | None:
     return manifest
 
 
-def assembled(pieces: Sequence[Piece], manifest: Manifest) -> ImageSet:
+def assembled(pieces: Sequence[Piece], manifest: SegmentManifest) -> ImageSet:
     """The data set that all segments together are.
 
     Raises:
@@ -155,7 +155,7 @@ def assembled(pieces: Sequence[Piece], manifest: Manifest) -> ImageSet:
 
 
 def of_segments(
-    config: TrainConfig, pieces: Iterable[Piece], manifest: Manifest, *, device: str = "cpu"
+    config: TrainConfig, pieces: Iterable[Piece], manifest: SegmentManifest, *, device: str = "cpu"
 ) -> TrainingData:
     """What is trained on by a worker that holds these segments alone. The same segments in the same order give the same
     batches, on any machine.
@@ -166,7 +166,7 @@ def of_segments(
     """
     suits(config)
     held = list(pieces)
-    part = Part(
+    part = DataPart(
         train=np.concatenate([piece.train for piece in held]),
         statistics=Statistics(mean=manifest.mean, std=manifest.std),
         steps_per_epoch=manifest.steps_per_epoch,
@@ -175,7 +175,7 @@ def of_segments(
     return TrainingData(config, _images(held, manifest), hierarchy_of(manifest), device=device, part=part)
 
 
-def hierarchy_of(manifest: Manifest) -> Hierarchy:
+def hierarchy_of(manifest: SegmentManifest) -> Hierarchy:
     """Of the data set.
 
     Raises:
@@ -184,7 +184,7 @@ def hierarchy_of(manifest: Manifest) -> Hierarchy:
     return Hierarchy.parse(manifest.hierarchy, source="the manifest of the segments")
 
 
-def _images(pieces: Sequence[Piece], manifest: Manifest) -> ImageSet:
+def _images(pieces: Sequence[Piece], manifest: SegmentManifest) -> ImageSet:
     fine = np.concatenate([piece.fine for piece in pieces])
     hierarchy = hierarchy_of(manifest)
     return ImageSet(

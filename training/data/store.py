@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
-from training.data.manifest import Manifest, Piece, decoded, sha256_of
+from training.data.manifest import Piece, SegmentManifest, decoded, sha256_of
 from training.data.serving import bounded
 
 __all__ = ["Store"]
@@ -34,7 +34,7 @@ class Store:
         SetupError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, write: Write = os.pwrite) -> None:
+    def __init__(self, folder: Path, manifest: SegmentManifest, *, write: Write = os.pwrite) -> None:
         self.folder, self.manifest = folder, manifest
         self._write = write
         self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}

@@ -22,7 +22,7 @@ from tierkit.settings import lasting_name
 from training.host.host import Host, HostParts
 from training.host.journal import Journal
 from training.host.opening import dataset_of
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.host.settings import HostSettings
 from training.learner import FlatLearner, foreign, learner_of, read_images
 from training.messages import GrantedLease, RunSpec
@@ -34,7 +34,7 @@ from training.units import Flat, WorkUnit
 from training.worker.connection import HostConnection
 from training.worker.finding import at
 from training.worker.node import SHOWN_SHARE
-from training.worker.patience import Patience
+from training.worker.patience import HostRetry
 
 __all__ = ["Aggregator", "open_aggregator"]
 
@@ -60,7 +60,7 @@ class Parent:
         """A connection, and what asks again while the parent is away."""
         async with open_client(tls_ca=self.tls_ca) as http:
             connection = HostConnection(self.name, secrets.token_hex(8), http, self.token)
-            yield connection, Patience(self.patience_s, connection, at(self.url))
+            yield connection, HostRetry(self.patience_s, connection, at(self.url))
 
 
 class Aggregator(Host):
@@ -129,7 +129,7 @@ class Aggregator(Host):
                 with contextlib.suppress(TerraceError):
                     await connection.leave(budget_s=_FAREWELL_S)
 
-    async def _fulfil(self, connection: HostConnection, patience: Patience, lease: GrantedLease, body: bytes) -> None:
+    async def _fulfil(self, connection: HostConnection, patience: HostRetry, lease: GrantedLease, body: bytes) -> None:
         """Have a unit of the parent computed, and bring its update."""
         weights, buffers = unpack(body, values=self._above.values, buffers=self._above.buffers)
         await self._call(lambda: self._begin(weights, buffers, lease.unit))
@@ -236,7 +236,7 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
     start = learner.weights(), learner.buffers()
     parts = HostParts(
         spec=spec,
-        run=Run(_strategy_of(spec, start, learner, WorkUnit(version=0, first=0, steps=0))),
+        run=TrainingRun(_strategy_of(spec, start, learner, WorkUnit(version=0, first=0, steps=0))),
         journal=journal,
         learner=learner,
         test=test,

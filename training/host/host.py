@@ -22,7 +22,7 @@ from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceEr
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
 from training.host.journal import Journal
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
 from training.learner import FlatLearner
 from training.messages import (
@@ -41,7 +41,7 @@ from training.messages import (
     WorkerStatus,
 )
 from training.payloads import format_of_weights, pack, packed_bytes
-from training.trust.recheck import Chosen, Rechecks, is_sound
+from training.trust.recheck import Recheck, Rechecks, is_sound
 from training.units import Flat
 
 __all__ = ["Host", "HostParts"]
@@ -74,7 +74,7 @@ class HostParts:
     """Parts of a host."""
 
     spec: RunSpec
-    run: Run
+    run: TrainingRun
     """Restored from the journal."""
     journal: Journal
     learner: FlatLearner
@@ -93,14 +93,14 @@ class HostParts:
 
 
 class Host:
-    """Keeps a run, and answers its workers. Their requests raise Forbidden, NotFound or Conflict as `Run.check`."""
+    """Keeps a run, and answers its workers. Their calls raise Forbidden, NotFound or Conflict as `TrainingRun.check`."""
 
     def __init__(self, parts: HostParts) -> None:
         self.spec, self._run, self._journal = parts.spec, parts.run, parts.journal
         self._learner, self._test, self._dataset = parts.learner, parts.test, parts.dataset
         self._checker, self._sharing = parts.checker, parts.sharing
         self._run.rechecks = Rechecks(self._run.strategy.trust, secrets.SystemRandom().random)
-        self._again: asyncio.Queue[Chosen] = asyncio.Queue()
+        self._again: asyncio.Queue[Recheck] = asyncio.Queue()
         """Units to be computed again: never more than `MOST_KEPT` of `training.trust.recheck`."""
         self._wait_s = parts.max_lease_wait_s
         self._offset = parts.started_at - time.monotonic()
@@ -151,7 +151,7 @@ class Host:
         """Let a worker in.
 
         Args:
-            caller: as `Run.join`.
+            caller: as `TrainingRun.join`.
 
         Raises:
             Forbidden: it takes no part in this run any more.
@@ -215,14 +215,14 @@ class Host:
         )
 
     async def check(self, name: str, incarnation: str) -> None:
-        """Raises NotFound or Conflict unless this worker has joined, as `Run.check`."""
+        """Raises NotFound or Conflict unless this worker has joined, as `TrainingRun.check`."""
         await self._call(lambda: self._run.check(name, incarnation))
 
     async def data(self, report: DataReport) -> DataAnswer:
         """A worker tells how far it is with its training images; what it is to do about them.
 
         Raises:
-            NotFound, Conflict: as `Run.check`, or as `shared`.
+            NotFound, Conflict: as `TrainingRun.check`, or as `shared`.
             TooLarge: it has no room for any.
         """
         sharing = self.shared
@@ -270,7 +270,7 @@ class Host:
 
         Raises:
             MalformedMessage: the body is no update of this network.
-            Forbidden, NotFound, Conflict: as `Run.check`.
+            Forbidden, NotFound, Conflict: as `TrainingRun.check`.
         """
 
         def call() -> tuple[UpdateAnswer, bool]:
@@ -525,7 +525,7 @@ class Host:
                 again = self._run.rechecks.is_right
                 right = await asyncio.to_thread(again, chosen, checker, sends, self.spec.wire, masking)
 
-            def call(chosen: Chosen = chosen, name: str = name, right: bool | None = right) -> None:
+            def call(chosen: Recheck = chosen, name: str = name, right: bool | None = right) -> None:
                 now = self._now()
                 self._run.rechecks.done(chosen)
                 if right is not None:

@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceEr
 from training.data.segments import cut, opened
 from training.host.host import Host, HostParts
 from training.host.journal import Journal
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.host.settings import HostSettings
 from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images
@@ -74,7 +74,7 @@ def open_host(settings: HostSettings) -> Host:
         )
         spec = _kept_spec(folder, wanted)
         start = weights, buffers
-        run = Run(build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s))
+        run = TrainingRun(build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s))
         started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
         if not (folder / _SPEC).exists():
             if started_at:
@@ -133,7 +133,7 @@ def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     return kept
 
 
-def _restore(run: Run, spec: RunSpec, journal: Journal, *, accept_loss: bool) -> float:
+def _restore(run: TrainingRun, spec: RunSpec, journal: Journal, *, accept_loss: bool) -> float:
     """Bring a run to where its journal ends; the time on its clock then."""
     state = journal.load()
     if state is None:

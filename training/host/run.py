@@ -21,9 +21,9 @@ from training.messages import RunSpec, Times, UpdateHead, WorkerStatus, known_ti
 from training.payloads import unpack
 from training.strategies.protocol import Strategy
 from training.trust.recheck import Rechecks
-from training.units import Computed, Flat, Lease, Update, Verdict
+from training.units import Computed, Flat, UnitLease, Update, Verdict
 
-__all__ = ["Run", "decoded"]
+__all__ = ["TrainingRun", "decoded"]
 
 _MOST_WORKERS = 1_000
 _MOST_SHOWN = 2_000
@@ -66,7 +66,7 @@ class _Totals:
     times: Times = field(default_factory=dict)
 
 
-class Run:
+class TrainingRun:
     """Times are seconds on one clock for the whole run, which stands still while there is no host. What a worker does
     under its name and incarnation raises Forbidden, NotFound or Conflict as `check`."""
 
@@ -192,7 +192,7 @@ class Run:
         if known.incarnation != incarnation:
             raise Conflict(f"another worker called {name!r} has joined this run since: give this one another name")
 
-    def grant(self, name: str, incarnation: str, size: int, now: float) -> Lease | None:
+    def grant(self, name: str, incarnation: str, size: int, now: float) -> UnitLease | None:
         """Its next unit; None where there is nothing to do at present.
 
         Args:
@@ -218,7 +218,7 @@ class Run:
 
     def expects(self, head: UpdateHead, now: float) -> bool:
         """Whether these steps are due from this worker under this lease."""
-        return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), Lease)
+        return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), UnitLease)
 
     def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
         """What a worker has sent; without its numbers where it is not expected, and nobody looks at them.

@@ -13,8 +13,8 @@ from pathlib import Path
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tierkit.errors import NotFound
-from training.data.manifest import Manifest, decoded
-from training.data.placement import Placement
+from training.data.manifest import SegmentManifest, decoded
+from training.data.placement import SegmentPlacement
 from training.data.segments import of_segments
 from training.data.serving import bounded
 from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
@@ -38,11 +38,11 @@ class Sharing:
         wait_s: for which a worker that has nothing to copy may be kept waiting.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, *, batch: int, wait_s: float) -> None:
+    def __init__(self, manifest: SegmentManifest, folder: Path, *, batch: int, wait_s: float) -> None:
         self.manifest, self._folder = manifest, folder
         parts = len(manifest.segments)
         self._tree = Tree()
-        self._placement = Placement(parts=parts, images=manifest.images / parts, batch=batch)
+        self._placement = SegmentPlacement(parts=parts, images=manifest.images / parts, batch=batch)
         self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}
         self._wait_s = wait_s
         self._key = secrets.token_urlsafe(32)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from training.units import Lease, Update, WorkUnit
+from training.units import UnitLease, Update, WorkUnit
 
 __all__ = ["Leases"]
 
@@ -27,7 +27,7 @@ _MOST_TIMED = 1_000
 
 @dataclass(slots=True)
 class _Held:
-    lease: Lease
+    lease: UnitLease
     shown: int
     """The first step that the worker has not shown to have computed."""
     until: float
@@ -75,14 +75,14 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Lease]:
+    def __iter__(self) -> Iterator[UnitLease]:
         """The leases that are out."""
         return iter([held.lease for held in self._held.values()])
 
     def __contains__(self, lease: object) -> bool:
-        return isinstance(lease, Lease) and lease.number in self._held
+        return isinstance(lease, UnitLease) and lease.number in self._held
 
-    def grant(self, worker: str, version: int, now: float) -> Lease | None:
+    def grant(self, worker: str, version: int, now: float) -> UnitLease | None:
         """The next unit, steps that were given back first; None while others compute all that is left."""
         if self._again:
             steps = self._again.popleft()
@@ -99,11 +99,11 @@ class Leases:
             rate=self.rate,
             segments=self.segments.get(worker, ()),
         )
-        lease = Lease(number=self._number, worker=worker, unit=unit)
+        lease = UnitLease(number=self._number, worker=worker, unit=unit)
         self._held[lease.number] = _Held(lease, unit.first, now + self._lease_s, since=now)
         return lease
 
-    def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
+    def claim(self, update: Update, now: float) -> UnitLease | Literal["duplicate", "late", "refused"]:
         """The lease that an update belongs to, if it covers its steps."""
         held = self._held.get(update.lease)
         if held is None:
@@ -114,7 +114,7 @@ class Leases:
             return "late"
         return held.lease if update.steps == held.lease.unit.span else "refused"
 
-    def fulfil(self, lease: Lease, now: float) -> None:
+    def fulfil(self, lease: UnitLease, now: float) -> None:
         """Its update is in the weights."""
         self._time(self._held.pop(lease.number), now)
         self.done += lease.unit.steps
@@ -122,7 +122,7 @@ class Leases:
         if len(self._fulfilled) > _REMEMBERED:
             del self._fulfilled[next(iter(self._fulfilled))]
 
-    def give_back(self, lease: Lease, overdue_at: float | None = None) -> None:
+    def give_back(self, lease: UnitLease, overdue_at: float | None = None) -> None:
         """Its steps are for another worker. If its update is overdue, its worker takes at least this long, and will be
         waited for longer next time."""
         held = self._held.pop(lease.number)
@@ -140,19 +140,19 @@ class Leases:
             held.shown, held.until = shown, now + self._lease_s
         return True
 
-    def held_by(self, worker: str) -> Lease | None:
+    def held_by(self, worker: str) -> UnitLease | None:
         """The lease that a worker has."""
         return next((lease for lease in self if lease.worker == worker), None)
 
-    def expired(self, now: float) -> list[Lease]:
+    def expired(self, now: float) -> list[UnitLease]:
         """Leases whose time is up; whoever asks gives them back."""
         return [held.lease for held in self._held.values() if now >= held.until]
 
-    def in_time(self, now: float, besides: Lease | None = None) -> int:
+    def in_time(self, now: float, besides: UnitLease | None = None) -> int:
         """Number of leases, other than `besides`, whose updates are not overdue."""
         return len([due for held, due in self._due() if now < due and held.lease is not besides])
 
-    def overdue(self, now: float) -> list[Lease]:
+    def overdue(self, now: float) -> list[UnitLease]:
         """The leases whose update is overdue, the one that is so for longest first."""
         late = sorted((due, held.lease.number) for held, due in self._due() if now >= due)
         return [self._held[number].lease for _, number in late]
@@ -211,7 +211,7 @@ class Leases:
         self._took = dict(state["took"])
         self._held = {}
         for each in state["held"]:
-            lease = Lease(
+            lease = UnitLease(
                 number=each["number"],
                 worker=each["worker"],
                 unit=WorkUnit(**{**each["unit"], "segments": tuple(each["unit"]["segments"])}),

@@ -13,7 +13,7 @@ from training.strategies.config import BLOCK, OuterConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pooled
 from training.strategies.protocol import Strategy
-from training.units import Flat, Lease, Update
+from training.units import Flat, UnitLease, Update
 
 __all__ = ["OuterRules"]
 
@@ -33,7 +33,7 @@ class OuterRules(Strategy):
         # Chen and Huo 2016: a block's momentum is 1 - 1/N.
         self._momentum = 1 - 1 / self._size if config.momentum == BLOCK else float(config.momentum)
 
-    def _next(self, worker: str, now: float) -> Lease | None:
+    def _next(self, worker: str, now: float) -> UnitLease | None:
         # The steps of a lease that expired are granted again in whichever round it is.
         return None if self._is_full else super()._next(worker, now)
 
@@ -43,7 +43,7 @@ class OuterRules(Strategy):
         taken = self._taken if self._pool is None else len(self._pool)
         return taken + sum(lease.unit.version == self.version for lease in self.leases) >= self._size
 
-    def _settle(self, now: float, besides: Lease | None = None) -> None:
+    def _settle(self, now: float, besides: UnitLease | None = None) -> None:
         super()._settle(now, besides)
         if self._pool is not None or not self._taken:
             return
@@ -58,7 +58,7 @@ class OuterRules(Strategy):
                 if lease.unit.version < self.version - self.config.most_stale:
                     self._give_back(lease, overdue_at=now)
 
-    def _apply(self, lease: Lease, update: Update) -> None:
+    def _apply(self, lease: UnitLease, update: Update) -> None:
         weight = np.float32(len(update.steps) / self.config.period)
         self._sum += weight * update.computed.values
         self._buffers_sum += weight * update.computed.buffers

@@ -9,7 +9,7 @@ from typing import Any
 
 from tierkit.errors import InvalidInput
 from training.trust.config import FEWEST, MOST, TrustConfig
-from training.units import Flat, Lease, Update
+from training.units import Flat, UnitLease, Update
 
 __all__ = ["Pool", "Pooled"]
 
@@ -75,7 +75,7 @@ class Pool:
         self._turn += 1
         return True
 
-    def add(self, lease: Lease, update: Update) -> None:
+    def add(self, lease: UnitLease, update: Update) -> None:
         """One more."""
         self._waiting.append(
             Pooled(

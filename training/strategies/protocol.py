@@ -17,7 +17,7 @@ from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
 from training.trust.config import FEWEST
 from training.trust.score import FIRST, Scores, are_valid
-from training.units import Flat, Lease, Update, Verdict, is_finite
+from training.units import Flat, UnitLease, Update, Verdict, is_finite
 
 __all__ = ["Schedule", "Strategy"]
 
@@ -65,7 +65,7 @@ class Strategy(ABC):
         return self.leases.finished
 
     @np.errstate(over="ignore", invalid="ignore")  # as in `take`: a round may end here
-    def grant(self, worker: str, now: float) -> Lease | None:
+    def grant(self, worker: str, now: float) -> UnitLease | None:
         """A unit from the weights as they are now; None where there is nothing to do at present.
 
         Raises:
@@ -143,7 +143,7 @@ class Strategy(ABC):
         self.scores.rechecked(worker, right)
         self._expel()
 
-    def _settle(self, now: float, besides: Lease | None = None) -> None:
+    def _settle(self, now: float, besides: UnitLease | None = None) -> None:
         """Judge the updates that are kept, if it is time. Those that are overdue are not waited for: they count among
         the next ones.
         """
@@ -191,24 +191,24 @@ class Strategy(ABC):
                 if lease.worker in barred:
                     self._give_back(lease)
 
-    def _verdict(self, lease: Lease, update: Update) -> Verdict:
+    def _verdict(self, lease: UnitLease, update: Update) -> Verdict:
         for came, own in ((update.computed.values, self.weights), (update.computed.buffers, self.buffers)):
             if came.dtype != own.dtype or came.shape != own.shape or not is_finite(came):
                 return "refused"
         return "taken"
 
-    def _give_back(self, lease: Lease, overdue_at: float | None = None) -> None:
+    def _give_back(self, lease: UnitLease, overdue_at: float | None = None) -> None:
         self.leases.give_back(lease, overdue_at)
         self._release(lease.unit.version)
 
-    def _next(self, worker: str, now: float) -> Lease | None:
+    def _next(self, worker: str, now: float) -> UnitLease | None:
         lease = self.leases.grant(worker, self.version, now)
         if lease is None and (overdue := self.leases.overdue(now)):
             self._give_back(overdue[0], overdue_at=now)
             lease = self.leases.grant(worker, self.version, now)
         return lease
 
-    def _granted(self, lease: Lease) -> None:  # noqa: B027  # most keep nothing
+    def _granted(self, lease: UnitLease) -> None:  # noqa: B027  # most keep nothing
         """Keep what the lease's update will need."""
 
     def _release(self, version: int) -> None:  # noqa: B027
@@ -238,7 +238,7 @@ class Strategy(ABC):
             own[:] = vectors[name]
 
     @abstractmethod
-    def _apply(self, lease: Lease, update: Update) -> None:
+    def _apply(self, lease: UnitLease, update: Update) -> None:
         """Change weights, buffers and version by one update."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from training.strategies.config import ServerConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pooled
 from training.strategies.protocol import Schedule, Strategy
-from training.units import Flat, Lease, Update, Verdict
+from training.units import Flat, UnitLease, Update, Verdict
 
 __all__ = ["ServerRules"]
 
@@ -52,12 +52,12 @@ class ServerRules(Strategy):
         self._from: dict[int, tuple[Flat, int]] = {}
         """Weights by version, with the number of leases that start from them."""
 
-    def _verdict(self, lease: Lease, update: Update) -> Verdict:
+    def _verdict(self, lease: UnitLease, update: Update) -> Verdict:
         if self.version - lease.unit.version > self.config.most_stale:
             return "stale"
         return super()._verdict(lease, update)
 
-    def _granted(self, lease: Lease) -> None:
+    def _granted(self, lease: UnitLease) -> None:
         if self._keeps:
             version = lease.unit.version
             weights, users = self._from.get(version) or (self.weights.copy(), 0)
@@ -85,7 +85,7 @@ class ServerRules(Strategy):
             int(version): (vectors[f"from {version}"].copy(), users) for version, users in figures["from"].items()
         }
 
-    def _apply(self, lease: Lease, update: Update) -> None:
+    def _apply(self, lease: UnitLease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
         self._change(update.computed.values, update.steps.start, len(update.steps), start)
         # With one worker its statistics are the run's; with many each one moves them by its share.

@@ -16,9 +16,9 @@ import numpy as np
 from training.masking import Masking, masked
 from training.payloads import Format, format_of_weights, rounded
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Sends, Update, is_finite
+from training.units import Computed, Flat, Sends, UnitLease, Update, is_finite
 
-__all__ = ["MOST_KEPT", "Chosen", "Rechecks", "Steps", "is_same", "is_sound"]
+__all__ = ["MOST_KEPT", "Recheck", "Rechecks", "Steps", "is_same", "is_sound"]
 
 MOST_KEPT = 8
 """Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
@@ -38,10 +38,10 @@ class Steps(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Chosen:
+class Recheck:
     """A unit, and its update."""
 
-    lease: Lease
+    lease: UnitLease
     weights: Flat
     buffers: Flat
     update: Update | None = None
@@ -58,10 +58,10 @@ class Rechecks:
     def __init__(self, config: TrustConfig | None, chance: Callable[[], float]) -> None:
         self._share, self._tolerance = (0.0, 0.0) if config is None else (config.recheck, config.tolerance)
         self._chance = chance
-        self._chosen: dict[int, Chosen] = {}
+        self._chosen: dict[int, Recheck] = {}
         """By lease."""
 
-    def granted(self, lease: Lease, start: Callable[[], tuple[Flat, Flat]], out: Container[Lease]) -> None:
+    def granted(self, lease: UnitLease, start: Callable[[], tuple[Flat, Flat]], out: Container[UnitLease]) -> None:
         """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
 
         Args:
@@ -73,9 +73,9 @@ class Rechecks:
         }
         if len(self._chosen) < MOST_KEPT and self._chance() < self._share:
             weights, buffers = start()
-            self._chosen[lease.number] = Chosen(lease=lease, weights=weights, buffers=buffers)
+            self._chosen[lease.number] = Recheck(lease=lease, weights=weights, buffers=buffers)
 
-    def taken(self, update: Update) -> Chosen | None:
+    def taken(self, update: Update) -> Recheck | None:
         """The unit that an update is of, if it is the one to be computed again. `done` forgets it."""
         chosen = self._chosen.get(update.lease)
         if chosen is None or chosen.update is not None:
@@ -84,7 +84,7 @@ class Rechecks:
         return chosen
 
     def is_right(
-        self, chosen: Chosen, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None
+        self, chosen: Recheck, learner: Steps, sends: Sends, wire: Format, masking: Masking | None = None
     ) -> bool:
         """Compute a unit again; whether its update is what its steps give. Changes nothing here."""
         assert chosen.update is not None
@@ -95,7 +95,7 @@ class Rechecks:
         own = replace(own, values=rounded(own.values, wire))
         return is_same(chosen.update.computed, own, tolerance=self._tolerance)
 
-    def done(self, chosen: Chosen) -> None:
+    def done(self, chosen: Recheck) -> None:
         """It was computed again."""
         self._chosen.pop(chosen.lease.number, None)
 

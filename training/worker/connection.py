@@ -25,7 +25,7 @@ from tierkit.errors import (
 )
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
-from training.data.manifest import Manifest
+from training.data.manifest import SegmentManifest
 from training.messages import (
     KEY_HEADER,
     LEASE_HEADER,
@@ -84,7 +84,7 @@ class HostConnection:
         self.url = url
         """Of the host; it may move."""
         self.ticket: str | None = None
-        """Shown to the host in place of the token; as in `training.worker.finding.Place`."""
+        """Shown to the host in place of the token; as in `training.worker.finding.HostAddress`."""
         self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
@@ -128,10 +128,10 @@ class HostConnection:
         join = Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256, fetches=fetches)
         await self._ask("POST", "/v1/workers", join.model_dump_json().encode(), _JSON)
 
-    async def manifest(self) -> Manifest:
+    async def manifest(self) -> SegmentManifest:
         """What the run's training images consist of; raises NotFound if the host gives none away."""
         _, said = await self._ask("GET", "/v1/segments")
-        return _parsed(Manifest, said, "describes its training images in no way known here")
+        return _parsed(SegmentManifest, said, "describes its training images in no way known here")
 
     async def data(self, report: DataReport) -> DataAnswer:
         """Tell how far this worker is with its training images; what it is to do about them."""

@@ -13,12 +13,12 @@ from tierkit.errors import SetupError
 from tierkit.wire.messages import checked_url
 from tierkit.wire.runs import WorkerOffer
 
-__all__ = ["FindHost", "Place", "at", "through"]
+__all__ = ["FindHost", "HostAddress", "at", "through"]
 
 _BUDGET_S = 10.0
 
 
-class Place(NamedTuple):
+class HostAddress(NamedTuple):
     """Where the host of a run is, and what it is shown there."""
 
     url: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """When to ask for the place again, although the host is there; monotonic seconds."""
 
 
-FindHost = Callable[[], Awaitable[Place]]
+FindHost = Callable[[], Awaitable[HostAddress]]
 
 
 def at(url: str) -> FindHost:
@@ -38,9 +38,9 @@ def at(url: str) -> FindHost:
     Raises:
         ValueError: this is no URL.
     """
-    place = Place(checked_url(url))
+    place = HostAddress(checked_url(url))
 
-    async def find() -> Place:
+    async def find() -> HostAddress:
         return place
 
     return find
@@ -53,12 +53,12 @@ def through(scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None,
         scheduler: its URL, or those of several, comma-separated. From one with https the worker goes to https alone.
         offer: what this worker tells of itself. The run that it is sent to first stays the one.
     """
-    places: list[Place] = []
+    places: list[HostAddress] = []
     """Still to be given."""
-    last = Place("", until=0.0)
+    last = HostAddress("", until=0.0)
     https = any(each.strip().startswith("https://") for each in scheduler.split(","))
 
-    async def find() -> Place:
+    async def find() -> HostAddress:
         nonlocal offer, last
         overdue = time.monotonic() >= last.until
         if not places or overdue:
@@ -76,7 +76,7 @@ def through(scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None,
             if overdue and last.url in urls:  # it is there
                 urls.insert(0, urls.pop(urls.index(last.url)))
             until = time.monotonic() + match.ticket_s / 2 if match.ticket else math.inf
-            places[:] = [Place(url, match.ticket, until) for url in urls]
+            places[:] = [HostAddress(url, match.ticket, until) for url in urls]
         last = places.pop(0)
         return last
 

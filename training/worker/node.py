@@ -42,7 +42,7 @@ from training.payloads import unpack
 from training.units import Computed
 from training.worker.connection import HostConnection
 from training.worker.finding import FindHost
-from training.worker.patience import Patience
+from training.worker.patience import HostRetry
 
 __all__ = ["SHOWN_SHARE", "Work", "Worker", "WorkerOptions", "work"]
 
@@ -124,7 +124,7 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
     incarnation = secrets.token_hex(8)
     async with open_client(tls_ca=options.tls_ca) as http:
         connection = HostConnection(options.name, incarnation, http, options.token)
-        patience = Patience(options.patience_s, connection, options.find_host)
+        patience = HostRetry(options.patience_s, connection, options.find_host)
         spec = await patience.have(connection.spec)
         log.info("the run is %s with %s", spec.network.name, spec.choice)
         worker = Worker(spec, connection, patience.have, lambda step: watch(spec, step), options.may_work)

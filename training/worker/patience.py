@@ -15,7 +15,7 @@ from tierkit.pacing import backoff_s
 from training.worker.connection import HostConnection
 from training.worker.finding import FindHost
 
-__all__ = ["Patience"]
+__all__ = ["HostRetry"]
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _AGAIN_S = 60.0
 T = TypeVar("T")
 
 
-class Patience:
+class HostRetry:
     """Repeats what fails while the host is away."""
 
     def __init__(self, seconds: float, connection: HostConnection, find_host: FindHost) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from models.escalation import TUNING_NAME, Network, Tuning, make_gate, save_tuning
+from models.escalation import TUNING_NAME, GateSide, Tuning, make_gate, save_tuning
 from models.manifest import load_manifest
 from tierkit.types import Tier
 
@@ -26,7 +26,7 @@ def tuned(settings, weights: Path, tmp_path: Path):
     """Settings of a scheduler whose weights have thresholds."""
     folder = tmp_path / "weights"
     shutil.copytree(weights, folder)
-    by_tier = {Tier(entry.tier): Network.of(entry) for entry in load_manifest(folder).models}
+    by_tier = {Tier(entry.tier): GateSide.of(entry) for entry in load_manifest(folder).models}
     gates = [
         make_gate(
             by_tier[lower],

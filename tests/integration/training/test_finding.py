@@ -23,7 +23,7 @@ from tierkit.http.client import open_client
 from tierkit.wire.runs import WorkerOffer
 from training.worker.connection import HostConnection
 from training.worker.finding import through
-from training.worker.patience import Patience
+from training.worker.patience import HostRetry
 
 RUN = "a" * 32
 TOKEN = "terrace_the-token-of-a-worker"
@@ -79,7 +79,7 @@ async def asked(scheduler: Played, times: int, *, ca: Path | None = None) -> lis
     told: list[TerraceError] = []
     async with open_client(tls_ca=ca) as http:
         connection = HostConnection("pi", "1" * 16, http, lambda: TOKEN)
-        patience = Patience(0.0, connection, find)
+        patience = HostRetry(0.0, connection, find)
         for _ in range(times):
             with pytest.raises(TerraceError) as caught:
                 await patience.have(connection.spec)

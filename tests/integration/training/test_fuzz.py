@@ -31,7 +31,7 @@ from tests.mutations import changed_body
 from tierkit.errors import TerraceError
 from tierkit.http.client import open_client
 from tierkit.testing import serve_app
-from training.data.manifest import Manifest, decoded
+from training.data.manifest import SegmentManifest, decoded
 from training.data.segments import of_segments
 from training.host.aggregator import open_aggregator
 from training.host.app import create_app
@@ -203,7 +203,7 @@ async def test_a_worker_takes_mutated_answers(
         await Worker(spec, connection, once).run(own)
 
     async def copies(connection: HostConnection) -> None:
-        own: Manifest = await connection.manifest()
+        own: SegmentManifest = await connection.manifest()
         report = DataReport(worker="w", incarnation=A, keeps="own", room=3)
         key = (await connection.data(report)).key
         span = range(len(segment))

@@ -21,7 +21,7 @@ from tests.shapes import write_shapes
 from tierkit.errors import Conflict, DeadlineExceeded, SetupError
 from tierkit.testing import wait_for
 from training.host.journal import Journal
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.payloads import compress, pack, packed_bytes, unpack
@@ -130,7 +130,7 @@ async def test_the_last_update_is_counted_before_the_run_is_summed_up(
             summed_up.wait(0.5)  # in vain: that is for after the update
         return verdict
 
-    def staleness(run: Run) -> float:
+    def staleness(run: TrainingRun) -> float:
         summed_up.set()
         return run.totals.staleness
 
@@ -143,7 +143,7 @@ async def test_the_last_update_is_counted_before_the_run_is_summed_up(
             lease, _ = await leased(running)
             if lease["first"] == 4:
                 assert await asyncio.to_thread(evaluating.wait, 30)
-                monkeypatch.setattr(Run, "staleness", property(staleness))
+                monkeypatch.setattr(TrainingRun, "staleness", property(staleness))
             await running.http.post("/v1/updates", content=body(running), headers=head(lease))
         await wait_for(lambda: running.host.result is not None, what="the result")
         assert running.host.result is not None

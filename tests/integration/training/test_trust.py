@@ -18,7 +18,7 @@ from tierkit.errors import Forbidden, SetupError
 from tierkit.testing import wait_for
 from training.host.chief import CHIEF, compute_as_chief
 from training.messages import LEASE_HEADER
-from training.trust.recheck import Chosen, Rechecks
+from training.trust.recheck import Recheck, Rechecks
 from training.worker.node import work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
@@ -156,7 +156,7 @@ async def test_updates_are_taken_while_a_unit_is_computed_again(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(rechecks: Rechecks, chosen: Chosen, *rest: Any) -> bool:
+    def slowly(rechecks: Rechecks, chosen: Recheck, *rest: Any) -> bool:
         begun.set()
         return go_on.wait(30)
 

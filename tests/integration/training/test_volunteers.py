@@ -31,7 +31,7 @@ from tierkit.errors import NotFound, SetupError, UpstreamUnavailable
 from tierkit.http.answering import install
 from tierkit.testing import serve_app, service_process, wait_for
 from training.data.copy import Copier
-from training.data.manifest import Manifest, decoded, sha256_of
+from training.data.manifest import SegmentManifest, decoded, sha256_of
 from training.data.segments import of_segments
 from training.data.serving import segment_route
 from training.data.store import Store
@@ -431,7 +431,7 @@ async def test_a_worker_without_room_for_a_segment_is_told(start_host: StartHost
 
 async def test_only_workers_of_the_run_get_its_images(start_host: StartHost, tmp_path: Path) -> None:
     async with start_host(epochs=400, **SHARED) as running:
-        manifest = Manifest.model_validate((await running.http.get("/v1/segments")).json())
+        manifest = SegmentManifest.model_validate((await running.http.get("/v1/segments")).json())
         path = f"/v1/segments/{manifest.segments[0].sha256}"
         who = {"worker": "w", "incarnation": A}
         assert (await running.http.get(path, params=who)).status_code == 404  # it has not joined

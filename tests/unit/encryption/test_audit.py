@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 import torch
 
-from encryption.audit.decoder import Decoder, Lessons, check_shapes, reconstruct, train_decoder
+from encryption.audit.decoder import InversionDecoder, Lessons, check_shapes, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
@@ -128,7 +128,7 @@ def test_optimisation_takes_the_start_that_does_better_on_its_own_images(sample:
 def test_a_decoder_fits_features_of_any_size(channels: int, side: int):
     sent = torch.randn(4, channels, side, side)
     check_shapes(sent.shape[1:], SHAPE)
-    assert Decoder(sent, np.zeros((4, *SHAPE), np.uint8))(sent).shape == (4, 3, 32, 32)
+    assert InversionDecoder(sent, np.zeros((4, *SHAPE), np.uint8))(sent).shape == (4, 3, 32, 32)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from encryption.heads import Encoders
-from encryption.serving import Head
+from encryption.serving import HeadModel
 from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.split import FEATURES
@@ -61,7 +61,7 @@ async def test_a_head_does_not_wait_for_the_coarse_answers_of_the_tasks_behind_i
     encoder = next(encoder for encoder in load_manifest().encoders if encoder.name == "resnet-34.conv1")
     turns: list[str] = []
     network: Any = Network(turns, encoder.feature_shape)
-    head = Head(encoder, network, lambda: network)
+    head = HeadModel(encoder, network, lambda: network)
     head.load()
     encoding = Encoding(
         name=encoder.name, head=encoder.head.sha256, tail=encoder.tail.sha256, form=FeatureForm.UINT8, noise_key=""

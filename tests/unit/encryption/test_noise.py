@@ -9,7 +9,7 @@ import pytest
 
 from encryption.heads import Encoders
 from encryption.noise import KEY_BYTES, draw_noise, job_key
-from encryption.serving import NOISE_KEYS, Head
+from encryption.serving import NOISE_KEYS, HeadModel
 from end_node.settings import EndSettings
 from models.manifest import EncoderEntry
 from models.split import FEATURES
@@ -51,9 +51,9 @@ class Grey:
         return {FEATURES: np.full((len(inputs["images"]), *ENCODER.feature_shape), 0.5, np.float32)}
 
 
-def head(encoder: EncoderEntry = ENCODER) -> Head:
+def head(encoder: EncoderEntry = ENCODER) -> HeadModel:
     grey: Any = Grey()
-    return Head(encoder, grey, lambda: grey)
+    return HeadModel(encoder, grey, lambda: grey)
 
 
 def test_an_image_has_the_same_noise_each_time_wherever_it_stands_and_whatever_stands_beside_it():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from encryption.serving import Head, Tail
+from encryption.serving import HeadModel, TailModel
 from experiments.emulation.compute import Answers
 from experiments.profile import read_profile
 from experiments.testbed import Encoding, Network, measure_networks, plan_fleet, with_answers
@@ -30,13 +30,13 @@ def test_a_network_that_serves_features_has_the_answers_to_these_as_well(tmp_pat
     ]
     path = prepared[-1].answers
     assert path is not None
-    tail = Tail(encoder, entry, partial(load_encoder, encoder, entry, "tail"), ())
+    tail = TailModel(encoder, entry, partial(load_encoder, encoder, entry, "tail"), ())
     # The file is that of network and tail.
     network = load_model(entry)
     answers = Answers.load(path, [tail])
     assert Answers.load(path, [network]).rows == answers.rows
     # As a device encodes them, with its own number of cores and in its own batches.
-    head = Head(encoder, entry, partial(load_encoder, encoder, entry, "head", threads=1))
+    head = HeadModel(encoder, entry, partial(load_encoder, encoder, entry, "head", threads=1))
     for batch in (IMAGES.images[:2], IMAGES.images[2:]):
         features = head.run({"images": batch}, [FeatureForm.UINT8])[FeatureForm.UINT8]
         found = answers.look_up(features, ["probabilities"])

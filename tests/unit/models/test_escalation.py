@@ -9,7 +9,7 @@ import pytest
 from models.escalation import (
     TUNING_NAME,
     Gate,
-    Network,
+    GateSide,
     Tuning,
     load_tuning,
     make_gate,
@@ -21,8 +21,8 @@ from models.manifest import load_manifest
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.types import Tier
 
-EDGE = Network(tier=Tier.EDGE, name="low", sha256="a" * 64)
-CLOUD = Network(tier=Tier.CLOUD, name="high", sha256="b" * 64)
+EDGE = GateSide(tier=Tier.EDGE, name="low", sha256="a" * 64)
+CLOUD = GateSide(tier=Tier.CLOUD, name="high", sha256="b" * 64)
 
 
 def gate(margins: list[float], lower: list[int], upper: list[int]) -> Gate:

@@ -33,7 +33,7 @@ from models.training.record import TrainingRecord, read_record  # noqa: E402
 from models.training.run import RunOptions, train_run  # noqa: E402
 from models.training.schedule import learning_rate  # noqa: E402
 from models.training.teacher import teacher_probabilities  # noqa: E402
-from models.training.trainer import Progress, Trainer, resume  # noqa: E402
+from models.training.trainer import Trainer, TrainerProgress, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -245,7 +245,7 @@ def test_both_exits_of_a_network_in_two_parts_learn(data: ImageSet, tmp_path: Pa
 
 def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
     trainer = started(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
-    seen: list[Progress] = []
+    seen: list[TrainerProgress] = []
     assert trainer.run(seen.append)
     assert seen[-1].step == trainer.steps
     assert [row["epoch"] for row in trainer.rows] == list(range(1, 9))
@@ -383,7 +383,7 @@ def test_a_record_tells_no_more_than_the_checkpoint_beside_it(data: ImageSet, tm
     monkeypatch.setattr(Dataset, "read", lambda *_: data)
     train_run(make_config(), dataset, tmp_path, RunOptions(steps=1))
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: TrainerProgress) -> None:
         if progress.row is not None:
             raise KeyboardInterrupt
 

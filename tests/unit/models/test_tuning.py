@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import load_manifest
-from models.tuning import Side, Target, caution, curve_rows, measure_choice, tune
+from models.tuning import Side, TuningTarget, caution, curve_rows, measure_choice, tune
 from tierkit.errors import InvalidInput
 from tierkit.types import Tier
 
@@ -40,7 +40,7 @@ def answers() -> dict[Tier, Side]:
 
 @cache
 def tuning() -> Tuning:
-    return tune(answers(), Target(accuracy=1.0, budget=1.0), data="four images")
+    return tune(answers(), TuningTarget(accuracy=1.0, budget=1.0), data="four images")
 
 
 def test_one_gate_for_each_pair_of_tiers():
@@ -89,7 +89,7 @@ def test_every_image_has_one_answer(rows, relative: float, budget: float, escala
         Tier.EDGE: side(Tier.EDGE, edge_margin, right[1], right[2]),
         Tier.CLOUD: side(Tier.CLOUD, [0.5] * len(rows), right[3], right[4]),
     }
-    tuned = tune(answers, Target(accuracy=relative, budget=budget), data="drawn")
+    tuned = tune(answers, TuningTarget(accuracy=relative, budget=budget), data="drawn")
     found = measure_choice(answers, tuned, escalate=escalate, lowest=lowest)
     assert sum(found.stayed_at.values()) == pytest.approx(1)
     assert found.went_to["cloud"] == pytest.approx(found.stayed_at["cloud"])
@@ -113,16 +113,16 @@ def test_no_rule_beats_the_oracle_nor_is_the_curve_beside_its_ends():
 
 
 def test_a_fine_accuracy_in_itself():
-    assert tune(answers(), Target(accuracy=0.6, relative=False), data="").relative_accuracy == pytest.approx(0.8)
+    assert tune(answers(), TuningTarget(accuracy=0.6, relative=False), data="").relative_accuracy == pytest.approx(0.8)
     with pytest.raises(InvalidInput, match=r"fine accuracy 0\.8 cannot be reached: .* 0\.7500"):
-        tune(answers(), Target(accuracy=0.8, relative=False), data="")
+        tune(answers(), TuningTarget(accuracy=0.8, relative=False), data="")
     with pytest.raises(InvalidInput, match=r"1\.01 times .* cannot be reached"):
-        tune(answers(), Target(accuracy=1.01), data="")
+        tune(answers(), TuningTarget(accuracy=1.01), data="")
 
 
 def test_one_tier_alone_has_nothing_to_escalate():
     with pytest.raises(InvalidInput, match="no two tiers"):
-        tune({Tier.EDGE: answers()[Tier.EDGE]}, Target(accuracy=0.9), data="")
+        tune({Tier.EDGE: answers()[Tier.EDGE]}, TuningTarget(accuracy=0.9), data="")
 
 
 def test_the_record_is_of_the_shipped_thresholds_and_keeps_the_promise():

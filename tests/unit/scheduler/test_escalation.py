@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from end_node.escalation import Below, going_up
-from models.escalation import Network, Tuning, make_gate
+from models.escalation import GateSide, Tuning, make_gate
 from scheduler.core.device import Node
 from scheduler.core.escalation import (
     JobGate,
@@ -30,8 +30,8 @@ A = 0.382812  # 49/128: with 49 images going up 75 are right
 SHA = {Tier.END: "1" * 64, Tier.EDGE: "2" * 64, Tier.CLOUD: "3" * 64}
 
 
-def network(tier: Tier) -> Network:
-    return Network(tier=tier, name=str(tier), sha256=SHA[tier])
+def network(tier: Tier) -> GateSide:
+    return GateSide(tier=tier, name=str(tier), sha256=SHA[tier])
 
 
 def tuned(*pairs: tuple[Tier, Tier]) -> Tuning:

@@ -12,12 +12,12 @@ from hypothesis import given, settings, strategies as st
 from tests.schedules import constant
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SetupError
 from training.host.journal import Journal
-from training.host.run import Run
+from training.host.run import TrainingRun
 from training.messages import UpdateHead
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Update
+from training.units import Computed, Flat, UnitLease, Update
 
 VALUES, BUFFERS = 3, 2
 LEASE_S = 10.0
@@ -32,8 +32,8 @@ KINDS: dict[str, StrategyConfig] = {
 }
 
 
-def new_run(strategy: str = "sgd", *, steps: int = 40) -> Run:
-    return Run(
+def new_run(strategy: str = "sgd", *, steps: int = 40) -> TrainingRun:
+    return TrainingRun(
         build_strategy(
             KINDS[strategy],
             (np.zeros(VALUES, np.float32), np.ones(BUFFERS, np.float32)),
@@ -44,12 +44,12 @@ def new_run(strategy: str = "sgd", *, steps: int = 40) -> Run:
     )
 
 
-def brought(lease: Lease, part: range, values: Flat) -> Update:
+def brought(lease: UnitLease, part: range, values: Flat) -> Update:
     computed = Computed(values=values, buffers=np.full(BUFFERS, part.start, np.float32), loss=float(values[0]))
     return Update(lease=lease.number, worker=lease.worker, steps=part, computed=computed)
 
 
-def same_state(one: Run, other: Run) -> bool:
+def same_state(one: TrainingRun, other: TrainingRun) -> bool:
     (vectors, figures), (vectors_again, figures_again) = one.state(), other.state()
     return figures == figures_again and {name: each.tobytes() for name, each in vectors.items()} == {
         name: each.tobytes() for name, each in vectors_again.items()
@@ -89,7 +89,7 @@ def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
 
 
 def test_those_who_have_left_make_room_for_others() -> None:
-    run = Run(new_run("downpour").strategy, most_workers=3)
+    run = TrainingRun(new_run("downpour").strategy, most_workers=3)
     for number in range(6):
         run.join(f"w{number}", A, float(number))
         lease = run.grant(f"w{number}", A, 100, float(number))
@@ -233,11 +233,11 @@ def test_a_run_from_its_journal_is_the_run_to_the_bit(
     folder = tmp_path_factory.mktemp("run")
     run, journal, now = new_run(strategy), Journal(folder), 0.0
     journal.begin(run.state())
-    leases: dict[str, tuple[Lease, list[range]]] = {}
+    leases: dict[str, tuple[UnitLease, list[range]]] = {}
 
-    def repeated(call: dict[str, Any], body: bytes, again: Run) -> None:
+    def repeated(call: dict[str, Any], body: bytes, again: TrainingRun) -> None:
         if call["do"] == "take":
-            lease = Lease(number=call["lease"], worker=call["worker"], unit=None)  # type: ignore[arg-type]
+            lease = UnitLease(number=call["lease"], worker=call["worker"], unit=None)  # type: ignore[arg-type]
             part = range(*call["part"])
             again.take(A, brought(lease, part, np.frombuffer(body, np.float32)), 7, {}, call["now"])
         else:

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from training.strategies.leases import Leases
-from training.units import Computed, Lease, Update
+from training.units import Computed, UnitLease, Update
 
 NOTHING = Computed(values=np.zeros(0, np.float32), buffers=np.zeros(0, np.float32), loss=0.0)
 
 
-def update(lease: Lease, steps: range, worker: str | None = None) -> Update:
+def update(lease: UnitLease, steps: range, worker: str | None = None) -> Update:
     return Update(lease=lease.number, worker=worker or lease.worker, steps=steps, computed=NOTHING)
 
 
-def granted(leases: Leases, worker: str = "a", now: float = 0.0) -> Lease:
+def granted(leases: Leases, worker: str = "a", now: float = 0.0) -> UnitLease:
     lease = leases.grant(worker, 0, now)
     assert lease is not None
     return lease
@@ -71,11 +71,11 @@ def test_the_steps_of_a_lost_lease_are_granted_first() -> None:
 )
 def test_whatever_happens_each_step_is_brought_once(events: list[tuple[str, int]]) -> None:
     leases = Leases(steps=23, period=4, lease_s=1.0)
-    out: list[Lease] = []
+    out: list[UnitLease] = []
     brought: list[int] = []
     now = 0.0
 
-    def bring(lease: Lease) -> None:
+    def bring(lease: UnitLease) -> None:
         if leases.claim(update(lease, lease.unit.span), now) is lease:
             leases.fulfil(lease, now)
             brought.extend(lease.unit.span)

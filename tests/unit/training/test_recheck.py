@@ -10,7 +10,7 @@ import pytest
 from training.strategies.leases import Leases
 from training.trust.config import TrustConfig
 from training.trust.recheck import MOST_KEPT, Rechecks, is_same
-from training.units import Computed, Flat, Lease, Sends, Update
+from training.units import Computed, Flat, Sends, UnitLease, Update
 
 NONE = np.zeros(0, np.float32)
 
@@ -27,13 +27,13 @@ def start() -> tuple[Flat, Flat]:
     return flat(1, 2), NONE
 
 
-def granted(leases: Leases, worker: str = "w", now: float = 0.0) -> Lease:
+def granted(leases: Leases, worker: str = "w", now: float = 0.0) -> UnitLease:
     lease = leases.grant(worker, 0, now)
     assert lease is not None
     return lease
 
 
-def update(lease: Lease) -> Update:
+def update(lease: UnitLease) -> Update:
     computed = Computed(values=flat(0, 0), buffers=NONE, loss=0.0)
     return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed)
 

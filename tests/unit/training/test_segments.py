@@ -25,8 +25,8 @@ from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, SetupError, TooLarge
-from training.data.manifest import Manifest, Piece, decoded, sha256_of
-from training.data.placement import Placement, moved, share, that_fit
+from training.data.manifest import Piece, SegmentManifest, decoded, sha256_of
+from training.data.placement import SegmentPlacement, moved, share, that_fit
 from training.data.segments import assembled, cut, of_segments, opened
 from training.data.store import Store
 
@@ -53,26 +53,26 @@ def prepared(config: TrainConfig = CONFIG) -> TrainingData:
     return TrainingData(config, DATA, SHAPES)
 
 
-def cut_into(folder: Path, parts: int = 4, config: TrainConfig = CONFIG) -> Manifest:
+def cut_into(folder: Path, parts: int = 4, config: TrainConfig = CONFIG) -> SegmentManifest:
     return cut(dataset(), prepared(config), config, parts, folder)
 
 
-def contents(folder: Path, manifest: Manifest) -> list[bytes]:
+def contents(folder: Path, manifest: SegmentManifest) -> list[bytes]:
     return [(folder / entry.sha256).read_bytes() for entry in manifest.segments]
 
 
-def pieces(folder: Path, manifest: Manifest) -> list[Piece]:
+def pieces(folder: Path, manifest: SegmentManifest) -> list[Piece]:
     return [decoded(content, manifest) for content in contents(folder, manifest)]
 
 
-def in_chunks(manifest: Manifest, folder: Path, size: int = 500) -> Manifest:
+def in_chunks(manifest: SegmentManifest, folder: Path, size: int = 500) -> SegmentManifest:
     """The same with small chunks."""
     entries = []
     for entry, content in zip(manifest.segments, contents(folder, manifest), strict=True):
         chunks = tuple(sha256_of(content[at : at + size]) for at in range(0, len(content), size))
         entries.append(entry.model_copy(update={"chunks": chunks}))
     changed = manifest.model_copy(update={"chunk_bytes": size, "segments": tuple(entries)})
-    return Manifest.model_validate_json(changed.model_dump_json())
+    return SegmentManifest.model_validate_json(changed.model_dump_json())
 
 
 def test_all_segments_together_are_the_data_set_and_have_its_classes_mixed(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_bytes_that_are_no_segment_are_refused(garbage: bytes, at: int) -> None:
         assert len(bad) == len(content)  # other pixels, which a hash would tell
 
 
-def _made() -> tuple[Manifest, bytes]:
+def _made() -> tuple[SegmentManifest, bytes]:
     with TemporaryDirectory() as folder:
         manifest = cut_into(Path(folder), 2)
         return manifest, contents(Path(folder), manifest)[0]
@@ -168,14 +168,14 @@ _MADE = _made()
 def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:
     manifest, _ = _MADE
     with pytest.raises(ValidationError):
-        Manifest.model_validate({**manifest.model_dump(mode="json"), **change})
+        SegmentManifest.model_validate({**manifest.model_dump(mode="json"), **change})
 
 
 def test_the_same_segment_twice_is_refused() -> None:
     manifest, _ = _MADE
     told = manifest.model_dump(mode="json")
     with pytest.raises(ValidationError):
-        Manifest.model_validate({**told, "segments": [told["segments"][0]] * 2})
+        SegmentManifest.model_validate({**told, "segments": [told["segments"][0]] * 2})
 
 
 # --- the files of a worker ---
@@ -318,19 +318,21 @@ def test_a_worker_holds_what_it_has_room_and_speed_for(
     assert share(room=room, speed=speed, speeds=speeds) == count
 
 
-def place(placement: Placement, worker: str, *, room: int = 4, holds: Iterable[int] = (), steps: int = 0) -> list[int]:
+def place(
+    placement: SegmentPlacement, worker: str, *, room: int = 4, holds: Iterable[int] = (), steps: int = 0
+) -> list[int]:
     return list(placement.place(worker, room=room, holds=frozenset(holds), steps=steps, speeds={}))
 
 
 def test_worker_j_holds_j_and_the_next_one_and_every_segment_is_held() -> None:
-    placement = Placement(parts=4, images=10, batch=5)
+    placement = SegmentPlacement(parts=4, images=10, batch=5)
     assert [place(placement, f"w{n}") for n in (1, 2, 3)] == [[1, 2], [2, 3], [3, 0]]
     placement.leave("w2")
     assert place(placement, "w9") == [2, 3]
 
 
 def test_after_a_pass_the_first_segment_goes_and_the_next_one_comes() -> None:
-    placement = Placement(parts=4, images=10, batch=5)
+    placement = SegmentPlacement(parts=4, images=10, batch=5)
     places = [place(placement, "w")]
     for steps in (3, 4, 7, 8, 12):
         places.append(place(placement, "w", holds=places[-1], steps=steps))
@@ -338,7 +340,7 @@ def test_after_a_pass_the_first_segment_goes_and_the_next_one_comes() -> None:
 
 
 def test_nothing_goes_while_what_comes_is_not_there() -> None:
-    placement = Placement(parts=4, images=10, batch=5)
+    placement = SegmentPlacement(parts=4, images=10, batch=5)
     place(placement, "w")
     assert place(placement, "w", holds={1, 2}, steps=4) == [2, 3]
     assert place(placement, "w", holds={1, 2}, steps=40) == [2, 3]
@@ -398,7 +400,7 @@ def test_a_worker_whose_disk_is_filled_goes_on_with_what_it_holds(
 def test_whatever_a_worker_says_it_gets_different_segments_that_exist(
     said: list[tuple[int, int, set[int]]], parts: int
 ) -> None:
-    placement, steps = Placement(parts=parts, images=10, batch=5), 0
+    placement, steps = SegmentPlacement(parts=parts, images=10, batch=5), 0
     for room, more, holds in said:
         steps += more
         known = frozenset(each for each in holds if each < parts)
@@ -411,4 +413,4 @@ def test_whatever_a_worker_says_it_gets_different_segments_that_exist(
 
 def test_a_worker_without_room_is_refused() -> None:
     with pytest.raises(TooLarge):
-        place(Placement(parts=4, images=10, batch=5), "w", room=0)
+        place(SegmentPlacement(parts=4, images=10, batch=5), "w", room=0)

@@ -12,7 +12,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Update
+from training.units import Computed, Flat, UnitLease, Update
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 EMPTY = np.zeros(0, np.float32)
@@ -28,13 +28,13 @@ def start(config: StrategyConfig, *, steps: int = 100, workers: int = 1, buffers
     return build_strategy(config, (flat(0, 0, 0), buffers), learner, workers=workers, lease_s=10.0)
 
 
-def granted(strategy: Strategy, worker: str = "a", now: float = 0.0) -> Lease:
+def granted(strategy: Strategy, worker: str = "a", now: float = 0.0) -> UnitLease:
     lease = strategy.grant(worker, now)
     assert lease is not None
     return lease
 
 
-def brought(lease: Lease, values: Flat, buffers: Flat = EMPTY) -> Update:
+def brought(lease: UnitLease, values: Flat, buffers: Flat = EMPTY) -> Update:
     computed = Computed(values=values, buffers=buffers, loss=0.0)
     return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed)
 
@@ -160,7 +160,7 @@ def test_a_round_that_waits_for_all_goes_on_with_another_worker_for_one_that_lef
     np.testing.assert_allclose(strategy.weights, flat(2, 0, 0))
 
 
-def rounds_of_two(*, steps: int = 100, **settings: float) -> tuple[Strategy, Lease]:
+def rounds_of_two(*, steps: int = 100, **settings: float) -> tuple[Strategy, UnitLease]:
     """A round that takes both workers 2 s; then the lease of one that does not come back, and that of one that does."""
     strategy = start(OuterConfig.model_validate({"period": 5, **settings}), steps=steps, workers=2)
     for lease in [granted(strategy, "lost"), granted(strategy, "a")]:

@@ -15,7 +15,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import OuterConfig, ServerConfig, StrategyConfig, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
-from training.units import Computed, Flat, Lease, Sends, Update, Verdict
+from training.units import Computed, Flat, Sends, UnitLease, Update, Verdict
 from training.virtual import Conditions, SimulatedWorker, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
@@ -37,13 +37,13 @@ def start(config: StrategyConfig, *, steps: int = 100, workers: int = 4, values:
     return build_strategy(config, (zeros, NONE), constant(RATE, steps=steps), workers=workers, lease_s=10.0)
 
 
-def granted(strategy: Strategy, worker: str, now: float = 0.0) -> Lease:
+def granted(strategy: Strategy, worker: str, now: float = 0.0) -> UnitLease:
     lease = strategy.grant(worker, now)
     assert lease is not None
     return lease
 
 
-def take(strategy: Strategy, lease: Lease, *values: float, now: float = 0.0) -> Verdict:
+def take(strategy: Strategy, lease: UnitLease, *values: float, now: float = 0.0) -> Verdict:
     computed = Computed(values=np.array(values, np.float32), buffers=NONE, loss=0.0)
     return strategy.take(Update(lease=lease.number, worker=lease.worker, steps=lease.unit.span, computed=computed), now)
 

@@ -16,7 +16,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends
-from training.virtual import Conditions, Fault, FaultKind, Link, Simulated, SimulatedWorker, draw_faults, simulate
+from training.virtual import Conditions, FaultKind, Link, Simulated, SimulatedWorker, UpdateFault, draw_faults, simulate
 
 GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 NONE = np.zeros(0, np.float32)
@@ -59,7 +59,7 @@ def run(
     serve_s: float = 0.0,
     sync_s: float = 0.0,
     lease_s: float = 5.0,
-    faults: Mapping[int, Fault] | None = None,
+    faults: Mapping[int, UpdateFault] | None = None,
 ) -> tuple[Simulated, Flat, Quadratic]:
     learner = Quadratic()
     strategy = build_strategy(
@@ -168,7 +168,7 @@ FAMILIES = [
 def test_faults_lose_no_step_and_apply_none_twice(config: StrategyConfig, kind: FaultKind) -> None:
     # A lease has 1 s, and a fault takes up to three times as long: some leases run out.
     drawn = draw_faults(20, updates=600 // config.period, longest_s=3.0, seed=1)
-    faults = {number: Fault(kind=kind, seconds=fault.seconds) for number, fault in drawn.items()}
+    faults = {number: UpdateFault(kind=kind, seconds=fault.seconds) for number, fault in drawn.items()}
     result, weights, learner = run(config, machines(4), steps=600, lease_s=1.0, faults=faults)
     assert (result.twice, result.missing) == (0, 0)
     assert result.faults >= 20
@@ -223,7 +223,7 @@ def test_a_round_ends_without_those_who_are_overdue_when_its_updates_are_judged_
 
 
 def test_an_update_that_comes_again_changes_nothing() -> None:
-    faults = {number: Fault(kind="duplicate", seconds=0.0) for number in range(100)}
+    faults = {number: UpdateFault(kind="duplicate", seconds=0.0) for number in range(100)}
     config = ServerConfig(rule="sgd")
     twice, weights, _ = run(config, machines(1), steps=100, faults=faults)
     once, same, _ = run(config, machines(1), steps=100)

@@ -11,26 +11,26 @@ import pytest
 from PIL import Image
 from python_multipart.multipart import FormParser
 
-from tierkit.client.uploads import Upload, build_upload
+from tierkit.client.uploads import UploadBody, build_upload
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import BINARY_HEADER, decode_request, parse_header_length
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
 
 
-async def sent(upload: Upload) -> bytes:
+async def sent(upload: UploadBody) -> bytes:
     body = b"".join([chunk async for chunk in upload.chunks()])
     assert len(body) == int(upload.headers["Content-Length"])
     return body
 
 
-async def tensors(upload: Upload) -> dict[str, np.ndarray[Any, Any]]:
+async def tensors(upload: UploadBody) -> dict[str, np.ndarray[Any, Any]]:
     body = await sent(upload)
     request = decode_request(body, parse_header_length(upload.headers[BINARY_HEADER]))
     return {tensor.name: tensor.data for tensor in request.inputs}
 
 
-async def form(upload: Upload) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+async def form(upload: UploadBody) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
     """Fields and files, as the library of the scheduler reads them."""
     fields: dict[str, str] = {}
     files: list[tuple[str, bytes]] = []
