@@ -93,7 +93,7 @@ class HostParts:
 
 
 class Host:
-    """Keeps a run, and answers its workers. Their calls raise Forbidden, NotFound or Conflict as `TrainingRun.check`."""
+    """Keeps a run, and answers its workers. `TrainingRun.check` raises Forbidden, NotFound or Conflict for a caller."""
 
     def __init__(self, parts: HostParts) -> None:
         self.spec, self._run, self._journal = parts.spec, parts.run, parts.journal
