@@ -38,7 +38,7 @@ def test_ctrl_c_stops_all_in_good_order(up: Up) -> None:
     assert re.findall(r"(\S+) +stopped", up.output) == ["end-1", "edge-1", "scheduler"]
 
 
-def test_a_node_is_killed_by_its_name_and_nothing_else_is(
+def test_a_node_is_killed_by_its_name_and_nothing_else_and_a_killed_launcher_leaves_no_orphans(
     up: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (processes,) = re.findall(r"^processes +(.*)$", up.output, re.MULTILINE)
@@ -58,6 +58,9 @@ def test_a_node_is_killed_by_its_name_and_nothing_else_is(
         assert other.stdin is not None
         other.stdin.close()
     assert up.running(within_s=0) == 2
+    up.process.kill()
+    up.process.wait()
+    assert up.running(within_s=10) == 0
 
 
 def test_a_fleet_whose_nodes_are_refused_is_not_up(tmp_path: Path) -> None:
@@ -76,16 +79,6 @@ def test_a_fleet_whose_nodes_are_refused_is_not_up(tmp_path: Path) -> None:
         assert "Terrace has been started: scheduler, hub-end-1" in up.output
         assert re.search(r"^try +terrace classify .* --token-file FILE$", up.output, re.MULTILINE)
         assert "the token of a user" in up.output
-
-
-def test_a_service_that_dies_is_told_of_and_a_killed_launcher_leaves_no_orphans(up: Up) -> None:
-    (pid,) = re.findall(r"edge-1 +ready .*pid=(\d+)", up.output)
-    os.kill(int(pid), signal.SIGKILL)
-    up.wait_for("edge-1 was killed by SIGKILL; the other services go on")
-    assert up.running(within_s=0) == 2
-    up.process.kill()
-    up.process.wait()
-    assert up.running(within_s=10) == 0
 
 
 def test_it_stops_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:

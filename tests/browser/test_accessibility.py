@@ -58,8 +58,7 @@ def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
     expect(page.locator(shown).first).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize(("width", "scheme"), [(NARROW, "dark"), (WIDE, "light")])
 def test_no_page_has_a_serious_fault(
     fleet: Fleet, job: Job, run: str, open_page: OpenPage, width: int, scheme: Scheme
 ) -> None:

@@ -30,7 +30,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture(scope="module")
 def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with hub_of(portal, tmp_path_factory.mktemp("hub"), tokens=True) as hub:
+    with hub_of(portal, tmp_path_factory.mktemp("hub")) as hub:
         yield hub
 
 

@@ -35,21 +35,19 @@ class Hub:
 
     Args:
         folder: of the state and the tokens.
-        tokens: whether it asks for them.
     """
 
-    def __init__(self, portal: BlockingPortal, folder: Path, *, tokens: bool) -> None:
-        self._portal, self._folder, self._tokens = portal, folder, tokens
+    def __init__(self, portal: BlockingPortal, folder: Path) -> None:
+        self._portal, self._folder = portal, folder
         self._starts = 0
         self._stack = ExitStack()
-        if tokens:
-            book = [
-                TokenEntry(name="alice", role="operator", sha256=digest_of(ALICE.encode()).hex()),
-                TokenEntry(name="bob", role="user", sha256=digest_of(BOB.encode()).hex()),
-                TokenEntry(name="pi", role="node", sha256=digest_of(PI.encode()).hex()),
-            ]
-            self._write("tokens.toml", write_book(book))
-            self._write("pi.token", PI)
+        book = [
+            TokenEntry(name="alice", role="operator", sha256=digest_of(ALICE.encode()).hex()),
+            TokenEntry(name="bob", role="user", sha256=digest_of(BOB.encode()).hex()),
+            TokenEntry(name="pi", role="node", sha256=digest_of(PI.encode()).hex()),
+        ]
+        self._write("tokens.toml", write_book(book))
+        self._write("pi.token", PI)
 
     def _write(self, name: str, text: str) -> None:
         path = self._folder / name
@@ -62,16 +60,18 @@ class Hub:
         return self._portal.wrap_async_context_manager(service_process(["-m", module, *options], ready_file=ready))
 
     def start(self, port: str = "0") -> None:
-        options = [f"--state={self._folder / 'state'}", f"--port={port}"]
-        if self._tokens:
-            options.append(f"--tokens={self._folder / 'tokens.toml'}")
+        options = [f"--state={self._folder / 'state'}", f"--port={port}", f"--tokens={self._folder / 'tokens.toml'}"]
         self._process = self._stack.enter_context(self._started("scheduler", *options))
         self.url = self._process.url
 
     def add_node(self) -> None:
-        options = [f"--scheduler={self.url}", "--node-id", NODE, "--port=0"]
-        if self._tokens:
-            options.append(f"--token-file={self._folder / 'pi.token'}")
+        options = [
+            f"--scheduler={self.url}",
+            "--node-id",
+            NODE,
+            "--port=0",
+            f"--token-file={self._folder / 'pi.token'}",
+        ]
         self._stack.enter_context(self._started("end_node", *options))
 
     def kill(self) -> None:
@@ -86,8 +86,8 @@ class Hub:
 
 
 @contextmanager
-def hub_of(portal: BlockingPortal, folder: Path, *, tokens: bool) -> Iterator[Hub]:
-    hub = Hub(portal, folder, tokens=tokens)
+def hub_of(portal: BlockingPortal, folder: Path) -> Iterator[Hub]:
+    hub = Hub(portal, folder)
     try:
         hub.start()
         hub.add_node()
@@ -99,7 +99,7 @@ def hub_of(portal: BlockingPortal, folder: Path, *, tokens: bool) -> Iterator[Hu
 @pytest.fixture(scope="module")
 def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """With tokens, a node, and a job."""
-    with hub_of(portal, tmp_path_factory.mktemp("hub"), tokens=True) as hub:
+    with hub_of(portal, tmp_path_factory.mktemp("hub")) as hub:
         with Client(hub.url, token=ALICE) as client:
             client.wait(client.submit(read_sample().images[:50], scheme="end", name=JOB))
         yield hub
@@ -174,15 +174,13 @@ def test_only_the_token_of_a_person_opens_the_page_until_they_sign_out(hub: Hub,
     expect(page.get_by_test_id("sign-in")).to_be_visible()
 
 
-@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "open"])
 def test_the_page_says_when_the_scheduler_is_away_and_goes_on_by_itself(
-    portal: BlockingPortal, tmp_path: Path, open_page: OpenPage, tokens: bool
+    portal: BlockingPortal, tmp_path: Path, open_page: OpenPage
 ) -> None:
-    with hub_of(portal, tmp_path, tokens=tokens) as hub:
+    with hub_of(portal, tmp_path) as hub:
         page = open_page(f"{hub.url}/ui", allowed=f"{UNSIGNED}|{AWAY}")
-        if tokens:
-            sign_in(page, ALICE)
-            signed_in(page)
+        sign_in(page, ALICE)
+        signed_in(page)
         node = page.locator(f'[data-testid=node][data-node="{NODE}"][data-health=alive]')
         expect(node).to_be_visible()
         hub.kill()

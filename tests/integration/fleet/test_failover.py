@@ -26,10 +26,8 @@ POLICY = {"batch_size": 5, "scheme": "end-edge", "on_upstream_loss": "wait"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-async def test_a_fleet_and_its_clients_go_over_to_the_standby(
-    sent: signal.Signals, postgres: PostgresServer, tmp_path: Path
-) -> None:
+async def test_a_fleet_and_its_clients_go_over_to_the_standby(postgres: PostgresServer, tmp_path: Path) -> None:
+    """The leader is stopped: its connections stay open, and only time tells that it is away."""
     ports = free_port(), free_port()
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     shared = [f"--database={postgres.database()}", "--leader-lease-s=1"]
@@ -56,7 +54,7 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
             async with asyncio.TaskGroup() as group:
                 group.create_task(told.follow(client, budget_s=120.0))
                 await wait_for(lambda: bool(told.fine), what="the first fine answer")
-                os.kill(first.process.pid, sent)
+                os.kill(first.process.pid, signal.SIGSTOP)
                 assert told.fine.total() < len(IMAGES)
                 other = await _submit(",".join(urls))  # by a client that still believes in the first one
             await wait_for(lambda: both_alive(new), what="both nodes at the new one")

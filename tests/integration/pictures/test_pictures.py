@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -217,8 +218,7 @@ async def test_a_stock_client_sends_files_to_a_node(fleet: Fleet) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
-async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_path: Path, scheme: str) -> None:
+async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_path: Path) -> None:
     """An end node with files in its hands, then an upstream node: they are stopped, get work, and are killed."""
     good = [noisy(colour) for colour in COLOURS]
     files = [cut_short(good[number % 3]) if number % 20 == 7 else good[number % 3] for number in range(200)]
@@ -229,7 +229,9 @@ async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_p
         for stopped in (["end-2"], ["edge-1", "cloud-1"]):
             for name in stopped:
                 fleet.services[name].process.send_signal(signal.SIGSTOP)
-            job = await client.submit(files, scheme=scheme, batch_size=4, on_bad_input="skip", on_upstream_loss="wait")
+            job = await client.submit(
+                files, scheme="adaptive", batch_size=4, on_bad_input="skip", on_upstream_loss="wait"
+            )
             victim = await node_at_work(client, job, stopped)
             fleet.services[victim].process.kill()
             for name in set(stopped) - {victim}:
@@ -306,13 +308,10 @@ async def test_the_command_line_lists_what_cannot_be_read(
     assert "2-blue.jpg" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("encode_on", ["end", "edge"])
-async def test_an_untrusted_tier_gets_features_of_the_pictures(
-    pictures_set: Path, tmp_path: Path, encode_on: str
-) -> None:
+async def test_an_untrusted_tier_gets_features_of_the_pictures(pictures_set: Path, tmp_path: Path) -> None:
     async with fleet_of(pictures_set, tmp_path, trusted="end,edge") as (_, client):
         files = [wide_picture(colour, "PNG", edges="white") for colour in COLOURS]
-        for bad in ([], [cut_short(noisy("red"))]):
+        for encode_on, bad in itertools.product(("end", "edge"), ([], [cut_short(noisy("red"))])):
             job, results = await answered(
                 client, [*files, *bad], scheme="end-cloud", encode_on=encode_on, on_bad_input="skip"
             )
