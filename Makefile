@@ -65,7 +65,8 @@ test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED) $(COVER)
 
 test-train: $(TRAIN)/.ready
-	$(TRAIN)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'train and not benchmark'
+	$(TRAIN)/bin/python -m pytest $(SHARED) -m 'train and not benchmark' \
+	  $$(grep -rl --include='test_*.py' 'mark\.train' tests | sort)
 
 test-ray: $(RAY)/.ray
 	$(RAY)/bin/python -m pytest -m ray tests/integration/engines

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import httpx
-import pytest
 
 from tests.postgres import PostgresServer
 from tierkit.http.address import free_port
@@ -32,14 +30,13 @@ IMAGES = 1000
 class Pair:
     """Two schedulers, each on its port with a state folder of its own, and nodes that find the one that leads."""
 
-    def __init__(self, kit: Any, settings: Any, database: str, folder: Path, lease_s: float) -> None:
+    def __init__(self, kit: Any, settings: Any, database: str, folder: Path) -> None:
         self.ports = [free_port(), free_port()]
         self.processes: dict[int, ServiceProcess] = {}
         self.http = httpx.AsyncClient(timeout=60, trust_env=False)
         self.stack = AsyncExitStack()
         self.ends: list[Any] = []
         self._kit, self._settings, self._database, self._folder = kit, settings, database, folder
-        self._lease_s = lease_s
 
     def url(self, port: int) -> str:
         return f"http://127.0.0.1:{port}"
@@ -48,7 +45,7 @@ class Pair:
         """Returns once it leads or stands by."""
         command = [
             *("-m", "scheduler", f"--port={port}", f"--state={self._folder / str(port)}"),
-            *(f"--database={self._database}", f"--leader-lease-s={self._lease_s}"),
+            *(f"--database={self._database}", "--leader-lease-s=1.0"),
             *(f"--models={self._settings.models}", "--n-map=1", "--trusted=end,edge,cloud"),
             *("--heartbeat-s=0.1", "--suspect-s=0.5", "--lease-s=1.0"),
         ]
@@ -132,8 +129,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def two(kit: Any, settings: Any, database: str, folder: Path, lease_s: float = 1.0) -> AsyncIterator[Pair]:
-    pair = Pair(kit, settings, database, folder, lease_s)
+async def two(kit: Any, settings: Any, database: str, folder: Path) -> AsyncIterator[Pair]:
+    pair = Pair(kit, settings, database, folder)
     async with pair.http, pair.stack:
         for port in pair.ports:
             await pair.start(port)
@@ -288,82 +285,3 @@ async def test_what_operators_said_outlasts_a_leader_and_one_that_leaves_gives_i
         assert await second.exit_code() == 0
         assert await pair.leader() == leader
         assert "cannot be given back" not in second.log
-
-
-@pytest.mark.benchmark
-async def test_leaders_that_are_killed_in_mid_job_20_times(
-    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path, record_property: Any
-) -> None:
-    """With the default lease; seconds from the kill to the other one's readiness."""
-    took: list[float] = []
-    async with two(kit, settings, postgres.database(), tmp_path, lease_s=5.0) as pair:
-        for number in range(20):
-            leader = await pair.leader()
-            pair.ends[1].fine_gate.clear()
-            job = await submit(pair, kit)
-
-            async def kill(events: int, leader: int = leader, at: int = number) -> None:
-                if events == at + 1:
-                    pair.processes[leader].kill()
-                    killed = time.monotonic()
-                    await pair.processes[leader].exit_code()
-                    pair.ends[1].fine_gate.set()
-                    assert await pair.leader() == pair.other(leader)
-                    took.append(time.monotonic() - killed)
-                    await pair.start(leader)
-
-            seen, view = await pair.follow(job["id"], kill)
-            check(seen, view, await (await pair.running()).results(job["id"]))
-    assert len(took) == 20
-    record_property("takeover_s", sorted(round(each, 3) for each in took))
-
-
-@pytest.mark.benchmark
-async def test_a_database_that_is_killed_or_cut_off_in_mid_job_20_times(
-    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
-) -> None:
-    """Killed and started again in every second job, with all connections cut at five moments in each."""
-    async with two(kit, settings, postgres.database(), tmp_path, lease_s=5.0) as pair:
-        for number in range(20):
-            job = await submit(pair, kit)
-
-            async def disturb(events: int, number: int = number) -> None:
-                if events % 8 == 1:
-                    await asyncio.to_thread(postgres.cut)
-                elif number % 2 == 0 and events == number + 2:
-                    await asyncio.to_thread(postgres.kill)
-                    await asyncio.to_thread(postgres.start)
-
-            seen, view = await pair.follow(job["id"], disturb)
-            check(seen, view, await (await pair.running()).results(job["id"]))
-
-
-@pytest.mark.benchmark
-async def test_leaders_that_are_stopped_past_their_lease_in_mid_job_10_times(
-    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
-) -> None:
-    async with two(kit, settings, postgres.database(), tmp_path) as pair:
-        states: dict[str, Any] = {}
-        for number in range(10):
-            leader = await pair.leader()
-            job = await submit(pair, kit)
-
-            async def stop(events: int, leader: int = leader, at: int = 2 * number) -> None:
-                if events == at + 1:
-                    os.kill(pair.processes[leader].process.pid, signal.SIGSTOP)
-                    raise httpx.ReadError("it says no more")
-
-            with contextlib.suppress(httpx.HTTPError):
-                await pair.follow(job["id"], stop)
-
-            async def wait(events: int) -> None:
-                """Only follow."""
-
-            _, states[job["id"]] = await pair.follow(job["id"], wait)
-            os.kill(pair.processes[leader].process.pid, signal.SIGCONT)
-            await wait_for(partial(_is, pair, leader, "standby"), what="the stopped one to stand by")
-        running = await pair.running()
-        for job_id, view in states.items():
-            assert await running.job(job_id) == view
-            assert [result["index"] for result in await running.results(job_id)] == list(range(IMAGES))
-        assert all(view["state"] == "completed" for view in states.values())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import httpx
 import pytest
@@ -26,11 +24,6 @@ def command(settings, port: str = "0") -> list[str]:
         f"--suspect-s={settings.suspect_s}",
         f"--lease-s={settings.lease_s}",
     ]
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("events_before", [0, 20, 38])
@@ -131,26 +124,3 @@ async def test_two_schedulers_never_share_a_state_folder(kit, scheduler, setting
     with pytest.raises(SetupError, match="another scheduler uses the state folder"):
         async with kit.scheduler(settings):
             pass
-
-
-@pytest.mark.benchmark
-async def test_cost_of_a_task(kit, settings, tmp_path, record_property):
-    async with (
-        service_process(command(settings), ready_file=tmp_path / "ready") as process,
-        httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False) as http,
-    ):
-        running = kit.running(process.url, http, settings)
-        async with (
-            kit.end(running, "end-0"),
-            kit.end(running, "end-1"),
-            kit.uppers(running, "edge-0", "cloud-0"),
-        ):
-            before = cpu_s(process.process.pid)
-            job = await running.submit(kit.images(10_000))
-            submitted = cpu_s(process.process.pid)
-            view = await running.finished(job["id"])
-            after = cpu_s(process.process.pid)
-    assert view["answered_fine"] == 10_000
-    record_property("upload_cpu_s", submitted - before)
-    record_property("cpu_ms_per_task", 1000 * (after - submitted) / 200)
-    assert (after - submitted) / 200 < 0.005

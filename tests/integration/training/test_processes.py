@@ -18,10 +18,13 @@ from terrace.cli import run
 from tests.integration.access.conftest import Certificates, certificates
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Run, RunState
+from tierkit.errors import TerraceError
 from tierkit.http.address import free_port
 from tierkit.testing import service_process, wait_for
 from training.local import LocalRun, run_here
 from training.messages import RunStatus
+from training.worker.finding import at
+from training.worker.node import WorkerOptions, work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -182,29 +185,28 @@ async def test_a_worker_needs_the_hosts_token_and_certificate(
     command = ["-m", "terrace", "train", "host", f"--network={network(4)}", f"--dataset={shapes}", "--strategy=sgd"]
     command += [f"--folder={tmp_path / 'run'}", f"--tokens={book}", "--port=0", *secured]
     async with service_process(command, ready_file=tmp_path / "ready") as host:
-
-        async def ends(token: str, *flags: str) -> tuple[int, str]:
-            images = ["--dataset", str(shapes), "--threads", "1", "--patience-s", "0"]
-            known = ["--token-file", str(tmp_path / token), "--name", "pi-1"]
-            process = await asyncio.create_subprocess_exec(
-                *TERRACE, "train", "work", host.url, *images, *known, *flags, stderr=asyncio.subprocess.PIPE
+        ca = certificates.ca
+        for token, trusted, reason in (("pi", None, "certificate"), ("mallory", ca, "not for"), ("ann", ca, "role")):
+            options = WorkerOptions(
+                find_host=at(host.url),
+                name="pi-1",
+                dataset=str(shapes),
+                token=lambda token=token: (tmp_path / token).read_text().strip(),  # type: ignore[misc]
+                tls_ca=trusted,
+                patience_s=0.0,
             )
-            async with asyncio.timeout(120):
-                _, said = await process.communicate()
-            return process.returncode or 0, said.decode()
-
-        trusting = f"--tls-ca={certificates.ca}"
-        refusals = [("pi", "", "certificate"), ("mallory", trusting, "not for"), ("ann", trusting, "role")]
-        for token, flag, reason in refusals:
-            code, said = await ends(token, *filter(None, [flag]))
-            assert (code, reason in said) == (1, True), said
+            with pytest.raises(TerraceError, match=reason):
+                await work(options)
         async with httpx.AsyncClient(verify=client_context(certificates.ca), base_url=host.url) as http:
             assert (await http.get("/v1/run")).status_code == 401
             worker = {"Authorization": f"Bearer {(tmp_path / 'pi').read_text().strip()}"}
             assert (await http.delete("/v1/run", headers=worker)).status_code == 403
             drop = {"order": "drop"}
             assert (await http.put("/v1/workers/pi-1/order", headers=worker, json=drop)).status_code == 403
-        assert (await ends("pi", trusting))[0] == 0
+        words = ["--dataset", str(shapes), "--threads", "1", "--token-file", str(tmp_path / "pi"), "--name", "pi-1"]
+        worker_command = [*TERRACE, "train", "work", host.url, *words, f"--tls-ca={ca}"]
+        process = await asyncio.create_subprocess_exec(*worker_command)
+        assert await asyncio.wait_for(process.wait(), 120) == 0
         assert await host.exit_code() == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["updates"] == 20
