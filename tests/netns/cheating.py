@@ -1,9 +1,12 @@
-"""`terrace`, with workers that send the opposite of what they compute: `python cheating.py train work URL ...`."""
+"""`terrace`, with workers that send the opposite of what they compute: `python cheating.py FILE train work URL ...` begins
+once FILE exists."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from terrace.cli import run
@@ -20,7 +23,10 @@ def main() -> int:
 
     replaced: Callable[..., Any] = compute
     FlatLearner.compute = replaced  # type: ignore[method-assign]  # the cheat
-    return run(sys.argv[1:])
+    go = Path(sys.argv[1])
+    while not go.exists():
+        time.sleep(0.02)
+    return run(sys.argv[2:])
 
 
 if __name__ == "__main__":

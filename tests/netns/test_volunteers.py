@@ -76,7 +76,7 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
     user, hub = network.add("ann"), network.add("train-host")
     for each in WORKERS:
         network.add(each)
-    command = prepare(folder, certificates, hub.address)
+    command, go = prepare(folder, certificates, hub.address), folder / "go"
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(network.here(user))
         host = await stack.enter_async_context(service_process(command, ready_file=folder / "ready", inside=hub.inside))
@@ -96,7 +96,7 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
             own = {key.replace("_", "-"): path for key, path in certificates.issue(name, here).items()}
             images = ["--fetch=own", f"--cache={folder / 'cache'}", f"--serve-data={here}:{DATA_PORT}"]
             images += [f"--{key}={path}" for key, path in own.items() if key in ("tls-cert", "tls-key")]
-            program = (str(CHEATING),) if cheats else ("-m", "terrace")
+            program = (str(CHEATING), str(go)) if cheats else ("-m", "terrace")
             return working(
                 network,
                 folder,
@@ -118,6 +118,14 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
         staying = [await stack.enter_async_context(worker("w2"))]
         third = await stack.enter_async_context(worker("w3", cheats=not calm, ends_well=calm))
         if not calm:
+
+            async def the_honest_work() -> bool:
+                found = await standings()
+                return all(found.get(name, ("", 0))[1] > 0 for name in ("w1", "w2"))
+
+            # Against one honest worker, a faster cheater has the majority.
+            await wait_for(the_honest_work, timeout_s=_BUDGET_S, what="updates of w1 and w2")
+            go.touch()
 
             async def one_is_caught() -> bool:
                 found = await standings()
