@@ -41,9 +41,6 @@ class FlatLearner:
 
     Args:
         strategy: whose local steps a change of the weights comes from; SGD without anything kept unless given.
-
-    Raises:
-        InvalidInput, WeightsError, DataError: as `NetworkLearner`.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, *, strategy: StrategyConfig | None = None) -> None:
@@ -158,9 +155,6 @@ class FlatLearner:
 
         Args:
             images: with labels of the configuration's target.
-
-        Raises:
-            WeightsError: as `load`.
         """
         self.load(weights, buffers)
         self._calibrate()

@@ -236,11 +236,7 @@ class Journal:
             self._added, self._dirty = False, True
 
     def sync(self) -> None:
-        """All that was flushed is on disk when this returns. May be called in another thread than the rest.
-
-        Raises:
-            OSError: as `add`.
-        """
+        """All that was flushed is on disk when this returns. May be called in another thread than the rest."""
         with self._changing:
             if self._dirty and self._file is not None:
                 self._dirty = False

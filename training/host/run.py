@@ -221,11 +221,7 @@ class TrainingRun:
         return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), UnitLease)
 
     def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
-        """What a worker has sent; without its numbers where it is not expected, and nobody looks at them.
-
-        Raises:
-            MalformedMessage: as `decoded`.
-        """
+        """What a worker has sent; without its numbers where it is not expected, and nobody looks at them."""
         return decoded(head, body, spec) if self.expects(head, now) else _update(head, _NOTHING, _NOTHING)
 
     def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:

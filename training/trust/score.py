@@ -128,11 +128,7 @@ class Scores:
         return names
 
     def order(self, worker: str, order: WorkerOrder) -> None:
-        """Do what an operator wants.
-
-        Raises:
-            Overloaded: as `admit`.
-        """
+        """Do what an operator wants."""
         known = self._must(worker)
         former, known.standing = known.standing, STANDING_AFTER[order]
         if order == "trust":

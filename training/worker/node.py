@@ -31,18 +31,18 @@ from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import running
 from tierkit.settings import ServiceSettings
-from training.data.copy import Copier
 from training.data.segments import assembled, hierarchy_of, of_segments
 from training.data.serving import create_data_app
-from training.data.store import Store
 from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
 from training.payloads import unpack
 from training.units import Computed
 from training.worker.connection import HostConnection
+from training.worker.copier import Copier
 from training.worker.finding import FindHost
 from training.worker.patience import HostRetry
+from training.worker.store import Store
 
 __all__ = ["SHOWN_SHARE", "Work", "Worker", "WorkerOptions", "work"]
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -30,19 +30,20 @@ from tierkit.access import client_context
 from tierkit.errors import NotFound, SetupError, UpstreamUnavailable
 from tierkit.http.answering import install
 from tierkit.testing import serve_app, service_process, wait_for
-from training.data.copy import Copier
 from training.data.manifest import SegmentManifest, decoded, sha256_of
 from training.data.segments import of_segments
 from training.data.serving import segment_route
-from training.data.store import Store
 from training.host.chief import compute_as_chief
 from training.host.reporting import copies_of
 from training.learner import FlatLearner
 from training.messages import KEY_HEADER, LEASE_HEADER, DataAnswer, DataReport, GrantedLease
 from training.payloads import unpack
 from training.units import Flat
+from training.worker.connection import HostConnection
+from training.worker.copier import Copier
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
+from training.worker.store import Store
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
 
@@ -287,7 +288,7 @@ async def test_a_source_that_is_lost_in_mid_copy_is_replaced_and_what_is_there_i
                 return content[span.start : span.stop]
 
         sources = Sources()
-        copier = Copier(sources, store, lambda ask: ask(), keeps="own")
+        copier = Copier(cast(HostConnection, sources), store, lambda ask: ask(), keeps="own")
         task = asyncio.create_task(copier.run())
         await asyncio.wait_for(copier.ready(), 30)
         task.cancel()

@@ -28,7 +28,7 @@ from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, Set
 from training.data.manifest import Piece, SegmentManifest, decoded, sha256_of
 from training.data.placement import SegmentPlacement, moved, share, that_fit
 from training.data.segments import assembled, cut, of_segments, opened
-from training.data.store import Store
+from training.worker.store import Store
 
 pytestmark = pytest.mark.train
 

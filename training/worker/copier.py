@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tierkit.errors import (
     InvalidAnswer,
@@ -19,10 +19,11 @@ from tierkit.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from training.data.store import Store
 from training.messages import DataAnswer, DataReport, Keeps
+from training.worker.connection import HostConnection
+from training.worker.store import Store
 
-__all__ = ["Asked", "Copier"]
+__all__ = ["Copier"]
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +42,6 @@ _FULL_S = 600.0
 Outcome = Literal["whole", "wrong", "lacks", "gone", "full", "ended"]
 
 
-class Asked(Protocol):
-    """What a copier asks; see `training.worker.connection.HostConnection`."""
-
-    name: str
-    incarnation: str
-
-    async def data(self, report: DataReport) -> DataAnswer: ...
-
-    async def chunk(self, source: str | None, sha256: str, span: range, key: str, *, budget_s: float) -> bytes: ...
-
-
 class Copier:
     """Copies one segment after the other for as long as it runs.
 
@@ -61,7 +51,7 @@ class Copier:
 
     def __init__(
         self,
-        host: Asked,
+        host: HostConnection,
         store: Store,
         have: Callable[[Callable[[], Awaitable[DataAnswer]]], Awaitable[DataAnswer]],
         *,
@@ -159,11 +149,7 @@ class Copier:
                 await copying
 
     async def _fetched(self, answer: DataAnswer) -> Outcome:
-        """What became of a copy.
-
-        Raises:
-            InvalidAnswer, SetupError: as `run`.
-        """
+        """What became of a copy."""
         segment = answer.segment
         assert segment is not None
         missing = iter(self.store.lacks(segment))
