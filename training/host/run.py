@@ -238,6 +238,7 @@ class TrainingRun:
         verdict = strategy.take(update, now)
         if verdict in ("taken", "stale", "refused"):  # the others change nothing that a journal would have to know
             worker.heard_at = now
+            self._refused = self._refused + 1 if verdict == "refused" else 0
         if verdict == "taken":
             worker.updates += 1
             worker.steps += len(update.steps)
@@ -252,8 +253,6 @@ class TrainingRun:
             self.spend(times)
         elif verdict != "duplicate":
             totals.faults += 1
-        if verdict != "duplicate":
-            self._refused = self._refused + 1 if verdict == "refused" else 0
         return verdict
 
     def is_news(self, verdict: Verdict, version: int) -> bool:

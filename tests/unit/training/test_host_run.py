@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tests.schedules import constant
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SetupError
@@ -227,6 +227,7 @@ CALLS = st.lists(
 @pytest.mark.parametrize("strategy", KINDS)
 @settings(max_examples=25)
 @given(calls=CALLS)
+@example(calls=[("join", 0), ("grant", 0), ("foreign", 0), ("take", 0)])  # a late update after a refused one
 def test_a_run_from_its_journal_is_the_run_to_the_bit(
     strategy: str, calls: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
