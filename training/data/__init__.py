@@ -1,1 +1,1 @@
-"""Training images that spread by themselves: segments, the tree that they spread along, and the copying."""
+"""Training images that spread between workers: segments, who holds which, and the tree along which they spread."""

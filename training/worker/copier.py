@@ -1,4 +1,4 @@
-"""A worker's copies of segments: what the host says is fetched from whom it says, checked, and passed on."""
+"""Copies of segments on a worker: fetched from the source that the host names, checked, and passed on."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["Copier"]
 log = logging.getLogger(__name__)
 
 _TOLD_S = 2.0
-"""Between two words to the host while a copy is under way."""
+"""Between two reports to the host while a copy is under way."""
 _AT_ONCE = 2
-"""Chunks that are asked for at a time: while one is on its way, the next one is made ready."""
+"""Chunks that are requested at a time: while one is on its way, the source prepares the next."""
 _CHUNK_S = 60.0
-"""For one chunk over a slow link."""
+"""Budget of one chunk over a slow link."""
 _STALLED_S = 20.0
-"""A source from which nothing has come for so long is given up."""
+"""Silence after which a source is given up."""
 _AGAIN_S = 0.2
 _FULL_S = 600.0
-"""For which a disk that could not keep a segment is taken for full, whatever room it says that it has."""
+"""Time for which a disk that could not keep a segment counts as full, whatever room it reports."""
 
 Outcome = Literal["whole", "wrong", "lacks", "gone", "full", "ended"]
 
@@ -62,11 +62,11 @@ class Copier:
         self._keeps: Keeps = keeps
         self.url = url
         self.key = ""
-        """Opens the workers of this run, and is asked for by this one; "" until the host has told it."""
+        """Key that all workers of this run require; "" until the host has sent it."""
         self.in_use: frozenset[int] = frozenset()
-        """Segments that batches are drawn from: they are kept, whether they are wanted or not."""
+        """Segments that batches are drawn from. They are kept, whether they are wanted or not."""
         self.copied = 0
-        """Segments."""
+        """Number of segments."""
         self._full_until = 0.0
         self._ready = asyncio.Event()
 
@@ -75,7 +75,7 @@ class Copier:
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Ends with an error alone.
+        """Copy until there is an error.
 
         Raises:
             InvalidAnswer: the host itself sends wrong bytes.
@@ -120,7 +120,7 @@ class Copier:
         return answer
 
     def _look(self, answer: DataAnswer) -> None:
-        """Take in what the host says."""
+        """Apply an answer of the host."""
         self.key = answer.key
         wanted = frozenset(answer.wanted)
         holds = set(self.store.holds)
@@ -130,7 +130,7 @@ class Copier:
             self.store.keep_only(wanted | self.in_use, time.monotonic())
 
     async def _copy(self, answer: DataAnswer) -> Outcome:
-        """Copy a segment; the host hears meanwhile that it goes on, and may end it."""
+        """Copy a segment, and report to the host meanwhile, which may end the copy."""
         assert answer.segment is not None
         self.store.begin(answer.segment)
         copying = asyncio.create_task(self._fetched(answer), name="copy of a segment")
@@ -149,7 +149,7 @@ class Copier:
                 await copying
 
     async def _fetched(self, answer: DataAnswer) -> Outcome:
-        """What became of a copy."""
+        """The outcome of a copy."""
         segment = answer.segment
         assert segment is not None
         missing = iter(self.store.lacks(segment))
@@ -194,7 +194,7 @@ class Copier:
         return "whole"
 
     async def _one(self, answer: DataAnswer, segment: int, number: int, came_at: float) -> bool:
-        """Fetch a chunk and keep it; False where its source does not have it yet."""
+        """Fetch a chunk and keep it. False if its source does not have it yet."""
         entry, span = self.store.manifest.segments[segment], self.store.manifest.chunk(segment, number)
         left_s = came_at + _STALLED_S - time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""The segments of a worker on its disk. A segment gets its name when all of it is there and its hash is right."""
+"""Segments of a worker on its disk. A segment gets its name when it is complete and its hash is right."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from training.data.serving import bounded
 __all__ = ["Store"]
 
 _LINGER_S = 10.0
-"""Until a segment that is not needed any more is dropped: who copies it from here hears of it within this time."""
+"""Time until a segment that is no longer needed is dropped. Those who copy it from here learn of that meanwhile."""
 _WAIT_S = 10.0
-"""For a chunk that is on its way here."""
+"""Wait for a chunk that is on its way here."""
 
 Write = Callable[[int, bytes, int], int]
 
 
 class Store:
-    """Files of one worker, in a folder of its own. What an earlier process has left there is checked, and used.
+    """Files of one worker, in a separate folder. Files of an earlier process there are checked, and used.
 
     Args:
         folder: made where it is missing.
-        write: as `os.pwrite`.
+        write: `os.pwrite`, or a test's substitute.
 
     Raises:
         SetupError: the folder cannot be used.
@@ -40,12 +40,12 @@ class Store:
         self._numbers = {entry.sha256: number for number, entry in enumerate(manifest.segments)}
         self._whole: set[int] = set()
         self._here: dict[int, set[int]] = {}
-        """Of a segment that is not whole: its chunks that are here."""
+        """Chunks that are here, by the segments that are not whole."""
         self._retired: dict[int, float] = {}
         """Segments to be dropped, and since when: others may still be copying them from here."""
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
-        """One chunk at a time, so that none is written any more when its segment is given up."""
+        """Held for one chunk at a time, so that none is written once its segment is given up."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -60,7 +60,7 @@ class Store:
         return tuple(sorted(self._whole - self._retired.keys()))
 
     def room(self) -> int:
-        """Segments that fit beside those which are to be dropped, the others that are here among them."""
+        """Segments that fit on the disk in addition to those to be dropped; the others that are here count."""
         largest = max(entry.bytes for entry in self.manifest.segments)
         # Of each copy one chunk may be on its way to the disk. That it counts as free also keeps a copy that has begun
         # from being taken for one that does not fit, where the file system needs some bytes for itself.
@@ -79,7 +79,7 @@ class Store:
         return [number for number in range(len(self.manifest.segments[segment].chunks)) if number not in here]
 
     def share(self, segment: int) -> float:
-        """How much of a segment is here, from 0 to 1."""
+        """Fraction of a segment that is here."""
         return 1 - len(self.lacks(segment)) / len(self.manifest.segments[segment].chunks)
 
     async def put(self, segment: int, number: int, content: bytes) -> None:
@@ -157,7 +157,7 @@ class Store:
         return found
 
     def keep_only(self, segments: Collection[int], now: float) -> None:
-        """Say of all others that they are here no longer, and drop them some seconds later."""
+        """Offer all other segments no longer, and drop them some seconds later."""
         for number in (self._whole | self._here.keys()).difference(segments):
             self._retired.setdefault(number, now)
         for number in list(self._retired):
@@ -177,7 +177,7 @@ class Store:
         return self.folder / f"{self.manifest.segments[number].sha256}.part"
 
     def _find(self, path: Path) -> None:
-        """Use what an earlier process has left."""
+        """Use a file of an earlier process."""
         number = self._numbers.get(path.name.removesuffix(".part"))
         if number is None or not path.is_file():
             return
