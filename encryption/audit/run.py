@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from encryption.audit.decoder import Lessons, Trained, check_shapes, reconstruct, train_decoder
-from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Row, Subject, counts, interval_of
 from encryption.audit.similarity import mean_ssim, psnr_db
-from encryption.audit.surrogate import train_surrogate
+from encryption.audit.surrogate import Overheard, train_surrogate
 from encryption.audit.target import Target
-from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
+from encryption.audit.whitebox import Arrived, Search, is_linear, least_squares, optimise
 from models.data import ImageSet
 from models.evaluate import logits_of
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile
@@ -310,13 +309,7 @@ def _attacks(bench: _Bench, target: Target, tail: OnnxModel, tell: Tell) -> Iter
         yield _Found(
             attack="least-squares",
             images=least_squares(
-                head,
-                sent,
-                shape,
-                bounds=target.bounds,
-                noise=target.deviation,
-                steps=budget.equations,
-                tell=lambda done, of: tell("least squares", done, of),
+                head, target, sent, budget.equations, lambda done, of: tell("least squares", done, of)
             ),
             effort=f"{budget.equations} steps of conjugate gradients",
         )
@@ -324,24 +317,23 @@ def _attacks(bench: _Bench, target: Target, tail: OnnxModel, tell: Tell) -> Iter
         own.images, target.send, budget.lessons, bench.seed, lambda done, of: tell("black-box", done, of)
     )
     yield _Found(attack="black-box", images=reconstruct(taught.decoder, sent), effort=f"{taught.shown:,} queries")
-    yield _search(bench, target, head, sent, taught, tell)
+    yield _search(bench, target, sent, taught, tell)
     yield _without_queries(bench, target, tail, sent, tell)
 
 
-def _search(bench: _Bench, target: Target, head: OnnxNetwork, sent: Array, taught: Trained, tell: Tell) -> _Found:
+def _search(bench: _Bench, target: Target, sent: Array, taught: Trained, tell: Tell) -> _Found:
     search = bench.budget.search
     few = sent[: bench.budget.searched_images]
     # The decoder was not trained on the last ones.
     own = bench.own.images[-search.own_images :]
-    own_sent = target.send(own)
+
+    def arrived(features: Array) -> Arrived:
+        return Arrived(features=features, starts={"the decoder's picture": reconstruct(taught.decoder, features)})
+
     images, chosen = optimise(
-        head,
-        target.imitate,
-        few,
-        {"the decoder's picture": reconstruct(taught.decoder, few)},
-        own,
-        own_sent,
-        {"the decoder's picture": reconstruct(taught.decoder, own_sent)},
+        target,
+        arrived(few),
+        (own, arrived(target.send(own))),
         search,
         lambda done, of: tell("optimisation", done, of),
     )
@@ -351,18 +343,13 @@ def _search(bench: _Bench, target: Target, head: OnnxNetwork, sent: Array, taugh
 
 def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array, tell: Tell) -> _Found:
     budget, own = bench.budget, bench.own
-    assert own.fine is not None
     overheard, means = _overhear(bench, target, tail, lambda done, of: tell("query-free: overhearing", done, of))
     surrogate = target.surrogate(bench.seed)
     train_surrogate(
         surrogate,
-        target.imitate,
-        own.images,
-        own.fine,
-        overheard,
-        means,
-        budget.imitation_steps,
-        bench.seed,
+        target,
+        own,
+        Overheard(features=overheard, means=means, steps=budget.imitation_steps, seed=bench.seed),
         lambda done, of: tell("query-free: a head of its own", done, of),
     )
     lessons = replace(budget.lessons, images=min(budget.lessons.images, _OWN_HEAD_IMAGES))

@@ -1,14 +1,15 @@
-"""The attack by someone who neither holds the head's weights nor can query it: a head of one's own in its place.
+"""Attack of an adversary that neither has the head's weights nor can query it: it trains a surrogate head.
 
 He et al., Model inversion attacks against collaborative inference, 2019, section 4.3: an attacker who holds the tail
-trains a head on pictures of its own and inverts that one. Here it is trained to give, for the pictures of each class,
-the features that the tail answers that class to, and to spread its values as those do that arrive. Neither the pictures
-behind them nor any answer of the head are needed for that.
+trains a head on its own pictures and inverts that one. Here the surrogate is trained to give, for the pictures of each
+class, the features for which the tail answers that class, and to spread its values as the features that arrive do. It
+needs neither the pictures behind them nor any answer of the head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from encryption.audit.onnx_torch import OnnxNetwork
+from encryption.audit.target import Target
+from models.data import ImageSet
 from tierkit.tensors import Array
 
-__all__ = ["train_surrogate"]
+__all__ = ["Overheard", "train_surrogate"]
 
 _CLASSES, _OF_EACH = 8, 16
 """Classes of the pictures of each step, and pictures of each class."""
@@ -30,34 +33,38 @@ _SIDES = (1, 3)
 _RATE = 0.1
 """Of a weight's own size, per step at first."""
 
-Imitate = Callable[[Tensor], Tensor]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheard:
+    """Features that arrived from others, and how to train a surrogate on them."""
+
+    features: Array
+    """Some of the features that arrived from others, FP32 `[m, c, h, w]`."""
+    means: Array
+    """Mean of the features that arrived for each class, FP32 `[classes, c, h, w]`."""
+    steps: int
+    seed: int
 
 
 def train_surrogate(
     surrogate: OnnxNetwork,
-    imitate: Imitate,
-    images: Array,
-    labels: Array,
-    overheard: Array,
-    means: Array,
-    steps: int,
-    seed: int,
+    target: Target,
+    own: ImageSet,
+    overheard: Overheard,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
     """Train the attacker's own head in place.
 
     Args:
         surrogate: with weights drawn at random.
-        imitate: what the way does to features; it can be seen on any that arrive.
-        images: the attacker's own, UINT8 `[n, h, w, 3]`.
-        labels: fine labels of them, int64 `[n]`.
-        overheard: some of what arrived from others, FP32 `[m, c, h, w]`.
-        means: of what arrived for each class, FP32 `[classes, c, h, w]`.
-        steps: of the training.
+        target: only its form is known, which can be seen on any features that arrive.
+        own: the attacker's pictures, with fine labels.
     """
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
-    seen, wanted = torch.from_numpy(overheard), torch.from_numpy(means)
+    rng = np.random.default_rng(overheard.seed)
+    torch.manual_seed(overheard.seed)
+    images, labels, steps = own.images, own.fine, overheard.steps
+    assert labels is not None
+    seen, wanted = torch.from_numpy(overheard.features), torch.from_numpy(overheard.means)
     spread = seen.std(dim=(0, 2, 3), keepdim=True)[0].clamp_min(1e-6)
     _begin(surrogate, images[:256], seen.mean(dim=(0, 2, 3)), spread[:, 0, 0])
     members = {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)}
@@ -70,12 +77,12 @@ def train_surrogate(
     for step in range(steps):
         classes = rng.choice(list(members), size=min(_CLASSES, len(members)), replace=False)
         drawn = np.stack([rng.choice(members[int(label)], size=_OF_EACH) for label in classes])
-        own = imitate(surrogate(torch.from_numpy(images[drawn.ravel()]).float())) / spread
-        loss = _WEIGHT * _unlike(own.unflatten(0, drawn.shape), wanted[torch.from_numpy(classes)] / spread)
-        some = torch.from_numpy(rng.integers(len(own), size=_SPREAD_IMAGES))
+        given = target.imitate(surrogate(torch.from_numpy(images[drawn.ravel()]).float())) / spread
+        loss = _WEIGHT * _unlike(given.unflatten(0, drawn.shape), wanted[torch.from_numpy(classes)] / spread)
+        some = torch.from_numpy(rng.integers(len(given), size=_SPREAD_IMAGES))
         others = seen[torch.from_numpy(rng.integers(len(seen), size=_SPREAD_IMAGES))] / spread
         for side in _SIDES:
-            loss = loss + _apart(own[some], others, side)
+            loss = loss + _apart(given[some], others, side)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,8 +1,8 @@
-"""Attacks by someone who holds the head's weights."""
+"""Attacks of an adversary that has the head's weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.similarity import mean_ssim
+from encryption.audit.target import Target
 from tierkit.tensors import Array
 
-__all__ = ["PRIORS", "Search", "is_linear", "least_squares", "optimise", "total_variation"]
+__all__ = ["PRIORS", "Arrived", "Search", "is_linear", "least_squares", "optimise", "total_variation"]
 
 _GREY = 127.5
 _PIXEL_DEVIATION = 8.0
@@ -25,7 +26,6 @@ PRIORS = (1e-3, 1e-2, 1e-1)
 _RATE = 0.05
 
 Tell = Callable[[int, int], None]
-Imitate = Callable[[Tensor], Tensor]
 
 
 def is_linear(head: OnnxNetwork, shape: Sequence[int]) -> bool:
@@ -42,32 +42,23 @@ def is_linear(head: OnnxNetwork, shape: Sequence[int]) -> bool:
 
 
 def least_squares(
-    head: OnnxNetwork,
-    sent: Array,
-    shape: Sequence[int],
-    *,
-    bounds: tuple[float, float] | None,
-    noise: float,
-    steps: int,
-    tell: Tell = lambda done, of: None,
+    head: OnnxNetwork, target: Target, sent: Array, steps: int, tell: Tell = lambda done, of: None
 ) -> Array:
-    """The images whose features are nearest to those that arrived, where the head is linear.
+    """The images whose features are nearest to those that arrived, for a linear head.
 
     Values at the ends of the range may have been cut off, so they are left out: each of the others gives a linear
-    equation. The conjugate gradient method solves the normal equations, with a slight pull to grey that stands for what
-    is known of pictures and of the rounding: one equation of weight `(noise / 8)^2` for each pixel.
+    equation. The conjugate gradient method solves the normal equations, with a slight pull to grey for the knowledge of
+    pictures and of the rounding: one equation of weight `(deviation of the target / 8)^2` for each pixel.
 
     Args:
+        head: the target's, with its weights.
         sent: FP32 `[n, c, h, w]`.
-        shape: height, width and colours of the images.
-        bounds: lowest and highest value that can arrive.
-        noise: standard deviation of what rounding and the device's own noise add to a feature.
-        steps: of the conjugate gradient method.
+        steps: number of steps of the conjugate gradient method.
 
     Returns:
         UINT8 `[n, h, w, 3]`.
     """
-    wanted = torch.from_numpy(sent)
+    wanted, shape, bounds = torch.from_numpy(sent), target.head.entry.input_shape, target.bounds
     known = torch.ones_like(wanted)
     if bounds is not None:
         margin = 1e-6 * (bounds[1] - bounds[0])
@@ -76,7 +67,7 @@ def least_squares(
     with torch.no_grad():
         offset = head(torch.zeros(1, *shape))
         missing = known * (wanted - head(grey))
-    pull = (noise / _PIXEL_DEVIATION) ** 2
+    pull = (target.deviation / _PIXEL_DEVIATION) ** 2
 
     def transposed(features: Tensor) -> Tensor:
         images = torch.zeros_like(grey, requires_grad=True)
@@ -114,37 +105,45 @@ class Search:
     """The attacker's own pictures, on which every setting is tried with half the steps."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Features of some images, as they arrived."""
+
+    features: Array
+    """FP32 `[n, c, h, w]`."""
+    starts: Mapping[str, Array]
+    """Images UINT8 `[n, h, w, 3]` to start from, by name; grey is always tried."""
+
+    def start(self, name: str, shape: Sequence[int]) -> Array:
+        """The start of this name."""
+        grey = np.full((len(self.features), *shape), round(_GREY), dtype=np.uint8)
+        return self.starts.get(name, grey)
+
+
 def optimise(
-    head: OnnxNetwork,
-    imitate: Imitate,
-    sent: Array,
-    starts: dict[str, Array],
-    own: Array,
-    own_sent: Array,
-    own_starts: dict[str, Array],
+    target: Target,
+    arrived: Arrived,
+    own: tuple[Array, Arrived],
     search: Search,
     tell: Tell = lambda done, of: None,
 ) -> tuple[Array, str]:
     """The images whose features, sent the same way, are nearest to those that arrived, among plausible ones.
 
-    Adam on the pixels makes the squared error of the features plus a weight times the total variation small
-    (He et al., Model inversion attacks against collaborative inference, 2019, section 4.1). Where it starts and the
-    weight are those with the best SSIM on the attacker's own images, of which it knows both sides.
+    Adam on the pixels minimises the squared error of the features plus a weight times the total variation
+    (He et al., Model inversion attacks against collaborative inference, 2019, section 4.1). Start and weight are those
+    with the best SSIM on the attacker's own images, of which it knows both sides.
 
     Args:
-        head: with its weights; gradients pass through its rounding.
-        imitate: what the way does to features.
-        sent: FP32 `[n, c, h, w]`.
-        starts: images UINT8 `[n, h, w, 3]` to start from, by name; grey is always tried.
-        own, own_sent, own_starts: the same for images that the attacker knows.
+        target: with the head's weights; gradients pass through its rounding.
+        own: images that the attacker knows, UINT8 `[n, h, w, 3]`, and what arrived of them.
 
     Returns:
         UINT8 `[n, h, w, 3]`, and the setting that was chosen, in words.
     """
-    shape = own.shape[1:]
-    settings = list(product(("grey", *starts), PRIORS))
+    head, (images, own_arrived) = target.open_head(), own
+    settings = list(product(("grey", *arrived.starts), PRIORS))
     half = search.steps // 2
-    in_all = half * len(settings) * len(own) + search.steps * len(sent)
+    in_all = half * len(settings) * len(images) + search.steps * len(arrived.features)
     done = 0
 
     def told(images: int) -> Callable[[], None]:
@@ -155,30 +154,33 @@ def optimise(
 
         return step
 
-    def begin(name: str, given: dict[str, Array], count: int) -> Array:
-        return given[name] if name in given else np.full((count, *shape), round(_GREY), dtype=np.uint8)
+    def inverted(sent: Arrived, name: str, prior: float, steps: int) -> Array:
+        start = sent.start(name, images.shape[1:])
+        wanted = torch.from_numpy(sent.features)
+        variance = wanted.var().clamp_min(1e-12)
 
-    tried = []
-    for name, prior in settings:
-        found = _descend(head, imitate, own_sent, begin(name, own_starts, len(own)), prior, half, told(len(own)))
-        tried.append(mean_ssim(own, found))
+        def loss(pixels: Tensor) -> Tensor:
+            error = (target.imitate(head(255 * pixels)) - wanted).square().mean(dim=(1, 2, 3)) / variance
+            return (error + prior * total_variation(pixels)).sum()
+
+        return _descend(loss, start, steps, told(len(start)))
+
+    tried = [mean_ssim(images, inverted(own_arrived, name, prior, half)) for name, prior in settings]
     name, prior = settings[int(np.argmax(tried))]
-    images = _descend(head, imitate, sent, begin(name, starts, len(sent)), prior, search.steps, told(len(sent)))
-    return images, f"from {name}, total variation {prior:g}"
+    return inverted(arrived, name, prior, search.steps), f"from {name}, total variation {prior:g}"
 
 
-def _descend(
-    head: OnnxNetwork, imitate: Imitate, sent: Array, start: Array, prior: float, steps: int, told: Callable[[], None]
-) -> Array:
-    wanted = torch.from_numpy(sent)
-    variance = wanted.var().clamp_min(1e-12)
+def _descend(loss: Callable[[Tensor], Tensor], start: Array, steps: int, told: Callable[[], None]) -> Array:
+    """Minimise a loss of pixels in [0, 1].
+
+    Args:
+        start: UINT8 `[n, h, w, 3]`.
+    """
     images = (torch.from_numpy(start).float() / 255).requires_grad_()
     optimizer = torch.optim.Adam([images], lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        error = (imitate(head(255 * images)) - wanted).square().mean(dim=(1, 2, 3)) / variance
-        loss = (error + prior * total_variation(images)).sum()
-        (images.grad,) = torch.autograd.grad(loss, images)
+        (images.grad,) = torch.autograd.grad(loss(images), images)
         optimizer.step()
         schedule.step()
         with torch.no_grad():

@@ -16,9 +16,9 @@ from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
 from encryption.audit.sheet import draw_sheet
 from encryption.audit.similarity import mean_ssim, psnr_db
-from encryption.audit.surrogate import train_surrogate
+from encryption.audit.surrogate import Overheard, train_surrogate
 from encryption.audit.target import Target
-from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
+from encryption.audit.whitebox import Arrived, Search, is_linear, least_squares, optimise
 from models.data import ImageSet, read_sample
 from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder
@@ -93,11 +93,11 @@ def test_least_squares_inverts_a_first_convolution(name: str, form: str, least: 
     target, images = target_of(name, form), sample.images[:4]
     head = target.open_head()
     assert is_linear(head, SHAPE)
-    found = least_squares(head, target.send(images), SHAPE, bounds=target.bounds, noise=target.deviation, steps=100)
+    found = least_squares(head, target, target.send(images), 100)
     assert mean_ssim(images, found) > least
     # Where the features say nothing of the image there is nothing to find.
     shuffled = np.random.default_rng(0).permuted(target.send(images), axis=3)
-    wrong = least_squares(head, shuffled, SHAPE, bounds=target.bounds, noise=target.deviation, steps=100)
+    wrong = least_squares(head, target, shuffled, 100)
     assert mean_ssim(images, wrong) < 0.5
 
 
@@ -111,13 +111,9 @@ def test_optimisation_takes_the_start_that_does_better_on_its_own_images(sample:
     images, own = sample.images[:2], sample.images[100:102]
     near = [np.clip(pictures.astype(int) + 6, 0, 255).astype(np.uint8) for pictures in (images, own)]
     found, setting = optimise(
-        target.open_head(),
-        target.imitate,
-        target.send(images),
-        {"a hint": near[0]},
-        own,
-        target.send(own),
-        {"a hint": near[1]},
+        target,
+        Arrived(features=target.send(images), starts={"a hint": near[0]}),
+        (own, Arrived(features=target.send(own), starts={"a hint": near[1]})),
         Search(steps=20, own_images=2),
     )
     assert "a hint" in setting
@@ -179,18 +175,17 @@ def test_a_head_of_ones_own_comes_to_spread_its_values_as_the_other_does(sample:
     target = target_of("wrn-16-4")
     overheard = target.send(sample.images[:100])
     surrogate = target.surrogate(0)
-    own = sample.images[500:]
-    assert sample.fine is not None
+    own = sample.take(np.arange(500, len(sample)))
 
     def apart() -> float:
-        ours = target.transmit(surrogate.run(own[:100]))
+        ours = target.transmit(surrogate.run(own.images[:100]))
         return float(
             np.abs(np.quantile(ours, (0.5, 0.9), (0, 2, 3)) - np.quantile(overheard, (0.5, 0.9), (0, 2, 3))).mean()
         )
 
     first = apart()
     means = np.zeros((100, *overheard.shape[1:]), np.float32) + overheard.mean(axis=0)
-    train_surrogate(surrogate, target.imitate, own, sample.fine[500:], overheard, means, 10, 0)
+    train_surrogate(surrogate, target, own, Overheard(features=overheard, means=means, steps=10, seed=0))
     assert apart() < 0.5 * first
 
 
