@@ -1,5 +1,7 @@
-"""`terrace`, with workers that send the opposite of what they compute: `python cheating.py FILE train work URL ...` begins
-once FILE exists."""
+"""`terrace`, with workers that send the opposite of what they compute.
+
+`python cheating.py FILE train work URL ...` begins once FILE exists.
+"""
 
 from __future__ import annotations
 
