@@ -361,11 +361,28 @@ async def _serving(end: FakeEnd, shown: list[str | None]) -> AsyncIterator[str]:
         yield lifecycle.url
 
 
+def make_settings(folder: Path, weights: Path) -> SchedulerSettings:
+    """Return the settings of a scheduler that notices silent nodes quickly."""
+    return SchedulerSettings(
+        port=0,
+        state=folder / "state",
+        models=weights,
+        n_map=1,
+        trusted=("end", "edge", "cloud"),
+        heartbeat_s=0.1,
+        suspect_s=0.5,
+        lease_s=1.0,
+        set_aside_s=0.05,
+        drain_s=2.0,
+    )
+
+
 class Kit:
     """What the tests here work with, as one fixture."""
 
     running = Running
     registration = staticmethod(registration)
+    settings = staticmethod(make_settings)
     scheduler = staticmethod(_scheduler)
     end = staticmethod(_end)
     fake_end = FakeEnd
@@ -384,18 +401,7 @@ def kit() -> type[Kit]:
 
 @pytest.fixture
 def settings(tmp_path: Path, weights: Path) -> SchedulerSettings:
-    return SchedulerSettings(
-        port=0,
-        state=tmp_path / "state",
-        models=weights,
-        n_map=1,
-        trusted=("end", "edge", "cloud"),
-        heartbeat_s=0.1,
-        suspect_s=0.5,
-        lease_s=1.0,
-        set_aside_s=0.05,
-        drain_s=2.0,
-    )
+    return make_settings(tmp_path, weights)
 
 
 @pytest.fixture

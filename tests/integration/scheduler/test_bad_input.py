@@ -53,13 +53,22 @@ def files(*named: tuple[str, bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("images", entry) for entry in named]
 
 
+@pytest.fixture(scope="module")
+async def shared(kit, weights, tmp_path_factory):
+    """One scheduler for all tests whose requests are refused, which leaves nothing behind."""
+    async with kit.scheduler(kit.settings(tmp_path_factory.mktemp("refusing"), weights)) as running:
+        yield running
+
+
 async def nothing_is_left(scheduler) -> None:
-    """No job, no input, no staged upload; and a good job still works."""
-    assert (await scheduler.http.get("/v1/jobs")).json() == {"jobs": [], "next_cursor": None}
+    """No unfinished job, no input, no staged upload; and a good job still works."""
+    for state in ("queued", "running"):
+        assert (await scheduler.http.get(f"/v1/jobs?state={state}")).json()["jobs"] == []
     assert list((scheduler.settings.state / "inputs").iterdir()) == []
     names = {path.name.partition("-")[0].partition(".")[0] for path in scheduler.settings.state.iterdir()}
     assert names == {"inputs", "scheduler"}
-    await scheduler.submit(np.zeros((1, 32, 32, 3), np.uint8))
+    job = await scheduler.submit(np.zeros((1, 32, 32, 3), np.uint8))
+    assert (await scheduler.http.delete(f"/v1/jobs/{job['id']}")).is_success
 
 
 @pytest.mark.parametrize(
@@ -78,18 +87,18 @@ async def nothing_is_left(scheduler) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-async def test_a_wrong_file_refuses_the_whole_upload(scheduler, named, status, message):
-    response = await scheduler.http.post("/v1/jobs", files=files(("good.png", png()), named))
+async def test_a_wrong_file_refuses_the_whole_upload(shared, named, status, message):
+    response = await shared.http.post("/v1/jobs", files=files(("good.png", png()), named))
     assert response.status_code == status, response.text
     assert message in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
-async def test_all_that_is_wrong_is_named(scheduler):
+async def test_all_that_is_wrong_is_named(shared):
     wrong = archive(("a/cut.png", png((64, 64))[:-40]), ("b.png", png()), ("c.png", b"none"))
     damaged_entry = damaged(archive(("d.png", png() * 50)))
     named = [("good.png", png()), ("x.zip", wrong), ("empty.png", b""), ("y.zip", damaged_entry)]
-    response = await scheduler.http.post("/v1/jobs", files=files(*named))
+    response = await shared.http.post("/v1/jobs", files=files(*named))
     assert response.status_code == 400
     said = response.json()["error"]
     assert "4 of 6 files" in said
@@ -98,7 +107,7 @@ async def test_all_that_is_wrong_is_named(scheduler):
         False,
         False,
     ]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 def jpeg(colour: tuple[int, int, int] = (200, 10, 20)) -> bytes:
@@ -189,20 +198,20 @@ async def test_a_file_keeps_its_name(scheduler, kit):
         assert [result["name"] for result in await scheduler.results(job["id"])] == [name]
 
 
-async def test_an_unknown_wish_for_bad_pictures_is_refused(scheduler):
-    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data={"on_bad_input": "ignore"})
+async def test_an_unknown_wish_for_bad_pictures_is_refused(shared):
+    response = await shared.http.post("/v1/jobs", files=files(("a.png", png())), data={"on_bad_input": "ignore"})
     assert (response.status_code, "on_bad_input" in response.json()["error"]) == (400, True)
 
 
-async def test_object_arrays_are_refused(scheduler):
+async def test_object_arrays_are_refused(shared):
     held = io.BytesIO()
     np.savez(held, images=np.array([print], dtype=object))
-    response = await scheduler.http.post(
+    response = await shared.http.post(
         "/v1/jobs", content=held.getvalue(), headers={"Content-Type": "application/x-npz"}
     )
     assert response.status_code == 400
     assert "would have to be unpickled" in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +222,11 @@ async def test_object_arrays_are_refused(scheduler):
         (files(("x.zip", archive(("notes.txt", b"hello"), (".a.png", png())))), "x.zip: no picture in it"),
     ],
 )
-async def test_an_empty_job(scheduler, upload, sentence):
-    response = await scheduler.http.post("/v1/jobs", files=upload)
+async def test_an_empty_job(shared, upload, sentence):
+    response = await shared.http.post("/v1/jobs", files=upload)
     assert response.status_code == 400
     assert response.json()["error"].startswith(sentence)
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 async def test_more_images_than_the_limit(kit, settings):
@@ -255,23 +264,23 @@ async def test_more_bytes_than_the_limit(kit, settings):
         ({"privacy": "some"}, "privacy: "),
     ],
 )
-async def test_a_wrong_policy(kit, scheduler, query, message):
-    response = await scheduler.try_submit(kit.images(1), **query)
+async def test_a_wrong_policy(kit, shared, query, message):
+    response = await shared.try_submit(kit.images(1), **query)
     assert response.status_code == 400
     assert message in response.json()["error"]
-    form = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=query)
+    form = await shared.http.post("/v1/jobs", files=files(("a.png", png())), data=query)
     assert form.json() == response.json()
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 @pytest.mark.parametrize("change", [-1, +1, -3000])
-async def test_a_body_that_is_not_what_its_header_says(kit, scheduler, change):
+async def test_a_body_that_is_not_what_its_header_says(kit, shared, change):
     body, headers = kit.tensor_body(kit.images(2))
     del headers["Content-Length"]
     body = body[:change] if change < 0 else body + bytes(change)
-    response = await scheduler.http.post("/v1/jobs", content=body, headers=headers)
+    response = await shared.http.post("/v1/jobs", content=body, headers=headers)
     assert response.status_code == 400, response.text
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 @pytest.mark.parametrize(
@@ -295,11 +304,11 @@ async def test_a_body_that_is_not_what_its_header_says(kit, scheduler, change):
         ({"Content-Type": f"multipart/form-data; boundary={'x' * 257}"}, 400, "multipart form: Boundary length 257"),
     ],
 )
-async def test_a_wrong_header(scheduler, headers, status, message):
-    response = await scheduler.http.post("/v1/jobs", content=b"some bytes", headers=headers)
+async def test_a_wrong_header(shared, headers, status, message):
+    response = await shared.http.post("/v1/jobs", content=b"some bytes", headers=headers)
     assert response.status_code == status, response.text
     assert message in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 @pytest.mark.parametrize(
@@ -312,11 +321,11 @@ async def test_a_wrong_header(scheduler, headers, status, message):
         ({"images": b"\xff\xd8"}, "file name"),
     ],
 )
-async def test_wrong_form_fields(scheduler, fields, message):
-    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=fields)
+async def test_wrong_form_fields(shared, fields, message):
+    response = await shared.http.post("/v1/jobs", files=files(("a.png", png())), data=fields)
     assert response.status_code == 400
     assert message in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 async def test_labels_that_are_left_empty_in_a_form_are_none(scheduler):
@@ -324,17 +333,17 @@ async def test_labels_that_are_left_empty_in_a_form_are_none(scheduler):
     assert response.status_code == 202, response.text
 
 
-async def test_form_fields_that_would_fill_the_memory(scheduler):
+async def test_form_fields_that_would_fill_the_memory(shared):
     part = "[" + "[]," * 1_000_000 + "[]]"
     several = {"labels": part, "name": part}
-    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=several)
+    response = await shared.http.post("/v1/jobs", files=files(("a.png", png())), data=several)
     assert response.status_code == 413
     assert "the form fields have more than 4194304 bytes" in response.json()["error"]
     large = [*files(("a.png", png())), ("labels", ("labels.json", part * 2))]
-    response = await scheduler.http.post("/v1/jobs", files=large)
+    response = await shared.http.post("/v1/jobs", files=large)
     assert response.status_code == 413
     assert "labels: 6000008 bytes; 4194304 are accepted" in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 async def test_a_form_that_breaks_off_before_its_end(scheduler):
@@ -413,17 +422,17 @@ async def test_a_client_that_hangs_up_in_the_middle_of_an_event_stream(kit, sche
         assert (await scheduler.finished(job["id"]))["answered_coarse"] == 100
 
 
-async def test_what_does_not_exist(scheduler):
+async def test_what_does_not_exist(shared):
     for path in ("", "/results", "/events"):
-        response = await scheduler.http.get(f"/v1/jobs/none{path}")
+        response = await shared.http.get(f"/v1/jobs/none{path}")
         assert (response.status_code, response.json()) == (404, {"error": "no job 'none'"})
-    assert (await scheduler.http.delete("/v1/jobs/none")).status_code == 404
-    assert (await scheduler.http.get("/v1/models/none/file")).status_code == 404
-    assert (await scheduler.http.post("/v1/devices/none/drain")).status_code == 404
+    assert (await shared.http.delete("/v1/jobs/none")).status_code == 404
+    assert (await shared.http.get("/v1/models/none/file")).status_code == 404
+    assert (await shared.http.post("/v1/devices/none/drain")).status_code == 404
     for path in ("/v1/nothing", "/v1/jobs/", "/docs/"):
-        response = await scheduler.http.get(path)
+        response = await shared.http.get(path)
         assert (response.status_code, response.json()) == (404, {"error": f"no such route: {path}"})
-    assert (await scheduler.http.get("/v1/jobs", params={"state": "odd"})).status_code == 400
+    assert (await shared.http.get("/v1/jobs", params={"state": "odd"})).status_code == 400
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "1.5", "9" * 30])
@@ -453,7 +462,7 @@ async def test_a_wrong_last_event_id(kit, scheduler, number):
         {"extra": 1},
     ],
 )
-async def test_a_wrong_registration(scheduler, change):
+async def test_a_wrong_registration(shared, change):
     registration = {
         "node_id": "end-0",
         "incarnation": "a" * 16,
@@ -462,10 +471,10 @@ async def test_a_wrong_registration(scheduler, change):
         "models": [{"name": "small", "sha256": "0" * 64, "ms_per_image": 1}],
         "version": "0",
     }
-    response = await scheduler.http.post("/v1/devices", json={**registration, **change})
+    response = await shared.http.post("/v1/devices", json={**registration, **change})
     assert response.status_code == 422
     assert next(iter(change)) in response.json()["error"]
-    assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
+    assert (await shared.http.get("/v1/devices")).json() == {"devices": []}
 
 
 OFFER = {"name": "small", "sha256": "0" * 64, "ms_per_image": 1}
@@ -507,16 +516,16 @@ OFFER = {"name": "small", "sha256": "0" * 64, "ms_per_image": 1}
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(scheduler, body, sentence):
+async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(shared, body, sentence):
     good = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "url": "http://127.0.0.1:9", "models": [OFFER]}
     sent = body if isinstance(body, bytes) else json.dumps({**good, "version": "0", **body}).encode()
-    response = await scheduler.http.post("/v1/devices", content=sent, headers={"Content-Type": "application/json"})
+    response = await shared.http.post("/v1/devices", content=sent, headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()) == (422, {"error": sentence})
 
 
 @pytest.mark.parametrize("path", ["/v1/devices", "/v1/devices/end-0/heartbeat"])
-async def test_more_json_than_nodes_have_to_say_is_refused_before_its_end(scheduler, path):
-    async with connected(scheduler.url) as (reader, writer):
+async def test_more_json_than_nodes_have_to_say_is_refused_before_its_end(shared, path):
+    async with connected(shared.url) as (reader, writer):
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {2**26}\r\n\r\n"
         writer.write(head.encode() + b"[" + b"[]," * 2**15)
         async with asyncio.timeout(10):
@@ -535,18 +544,18 @@ async def test_more_json_than_nodes_have_to_say_is_refused_before_its_end(schedu
     ids=["long", "lists", "deep"],
 )
 @pytest.mark.parametrize("as_file", [False, True], ids=["field", "file"])
-async def test_more_json_than_the_labels_of_the_images_take(scheduler, labels, status, message, as_file):
+async def test_more_json_than_the_labels_of_the_images_take(shared, labels, status, message, as_file):
     named = [*files(("a.png", png())), *([("labels", ("labels.json", labels.encode()))] if as_file else [])]
-    response = await scheduler.http.post("/v1/jobs", files=named, data={} if as_file else {"labels": labels})
+    response = await shared.http.post("/v1/jobs", files=named, data={} if as_file else {"labels": labels})
     assert response.status_code == status
     assert message in response.json()["error"]
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 @pytest.mark.parametrize(
     "deep", ['{"a":' * 900 + "1" + "}" * 900, "[" * 900 + "1" + "]" * 900], ids=["objects", "lists"]
 )
-async def test_json_that_is_nested_deeply_is_the_senders_fault(scheduler, deep):
+async def test_json_that_is_nested_deeply_is_the_senders_fault(shared, deep):
     good = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "url": "http://127.0.0.1:9", "models": [OFFER]}
     whole = json.dumps({**good, "version": "0"})
     sent = [
@@ -560,9 +569,9 @@ async def test_json_that_is_nested_deeply_is_the_senders_fault(scheduler, deep):
         ),
     ]
     for path, body, headers in sent:
-        response = await scheduler.http.post(path, content=body, headers=headers)
+        response = await shared.http.post(path, content=body, headers=headers)
         assert (response.status_code in (400, 422), list(response.json())) == (True, ["error"]), response.text
-    await nothing_is_left(scheduler)
+    await nothing_is_left(shared)
 
 
 HUGE = int("1" + "0" * 400)
@@ -614,14 +623,14 @@ async def test_an_upper_node_that_answers_superclasses_alone_is_refused(schedule
         assert ("superclasses alone" in response.text) is (status == 409)
 
 
-async def test_a_node_with_the_address_of_the_scheduler_is_refused(scheduler):
+async def test_a_node_with_the_address_of_the_scheduler_is_refused(shared):
     node = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "models": [OFFER], "version": "0"}
-    port = urlsplit(scheduler.url).port
-    for url in (f"{scheduler.url}/", f"http://localhost:{port}", f"http://127.1:{port}/", f"https://127.0.0.1:{port}"):
-        response = await scheduler.http.post("/v1/devices", json={**node, "url": url})
+    port = urlsplit(shared.url).port
+    for url in (f"{shared.url}/", f"http://localhost:{port}", f"http://127.1:{port}/", f"https://127.0.0.1:{port}"):
+        response = await shared.http.post("/v1/devices", json={**node, "url": url})
         assert response.status_code == 400, url
         assert response.json()["error"].startswith("url: this is the scheduler's own address")
-    assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
+    assert (await shared.http.get("/v1/devices")).json() == {"devices": []}
 
 
 async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler):
@@ -661,11 +670,11 @@ async def test_many_bad_uploads_at_once_do_not_hold_up_a_good_one(kit, scheduler
         assert (await scheduler.finished(responses[-1].json()["id"]))["answered_coarse"] == 10
 
 
-async def test_errors_have_one_form(scheduler):
+async def test_errors_have_one_form(shared):
     for response in (
-        await scheduler.http.post("/v1/jobs", content=b"x"),
-        await scheduler.http.put("/v1/jobs"),
-        await scheduler.http.get("/v1/jobs", params={"limit": 0}),
+        await shared.http.post("/v1/jobs", content=b"x"),
+        await shared.http.put("/v1/jobs"),
+        await shared.http.get("/v1/jobs", params={"limit": 0}),
     ):
         assert list(json.loads(response.text)) == ["error"]
 
@@ -682,8 +691,8 @@ async def test_errors_have_one_form(scheduler):
         ("/v1/info?x", "unknown parameter 'x': there are none here"),
     ],
 )
-async def test_parameters_that_do_not_exist(scheduler, path, sentence):
-    response = await scheduler.http.get(path)
+async def test_parameters_that_do_not_exist(shared, path, sentence):
+    response = await shared.http.get(path)
     assert (response.status_code, response.json()) == (400, {"error": sentence})
 
 
@@ -697,23 +706,23 @@ async def test_a_compressed_upload(kit, scheduler):
     await nothing_is_left(scheduler)
 
 
-async def test_nothing_at_all_as_an_upload(scheduler):
-    response = await scheduler.http.post("/v1/jobs")
+async def test_nothing_at_all_as_an_upload(shared):
+    response = await shared.http.post("/v1/jobs")
     assert response.status_code == 400
     assert response.json()["error"] == "the job has no images: send them as the body"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-async def test_a_deadline_that_is_no_number(scheduler, value):
-    response = await scheduler.http.post(
+async def test_a_deadline_that_is_no_number(shared, value):
+    response = await shared.http.post(
         f"/v1/jobs?deadline_s={value}", content=png(), headers={"Content-Type": "image/png"}
     )
     assert response.status_code == 400
     assert response.json()["error"] == "deadline_s: Input should be a finite number"
 
 
-async def test_a_node_id_that_is_none_is_told_the_rule_in_words(scheduler):
-    response = await scheduler.http.post("/v1/devices/Edge_1/drain")
+async def test_a_node_id_that_is_none_is_told_the_rule_in_words(shared):
+    response = await shared.http.post("/v1/devices/Edge_1/drain")
     assert response.status_code == 400
     assert "must be 1 to 63 lower-case letters" in response.json()["error"]
     assert "[a-z" not in response.json()["error"]
@@ -731,8 +740,8 @@ _POST = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
     ],
     ids=["after a request without body", "after a body", "amid chunks"],
 )
-async def test_rubbish_after_a_request_does_not_cost_its_answer(scheduler, sent, status):
-    async with connected(scheduler.url) as (reader, writer):
+async def test_rubbish_after_a_request_does_not_cost_its_answer(shared, sent, status):
+    async with connected(shared.url) as (reader, writer):
         writer.write(sent)
         async with asyncio.timeout(10):
             answer = await reader.read()
