@@ -1,4 +1,4 @@
-"""What `terrace doctor` looks at. Each check says how it is and, where something is wrong, what to do about it."""
+"""Checks of `terrace doctor`. Each finding has a verdict and, unless all is well, advice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tierkit.types import Health, Tier
 
 __all__ = [
     "Check",
-    "Verdict",
+    "CheckVerdict",
     "check_data",
     "check_fleet",
     "check_installation",
@@ -56,11 +56,11 @@ _REINSTALL = "install Terrace again, or fetch the repository anew with its large
 _MAKE = "make it anew ('terrace models import' or 'quantize'), or name another set with --models"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
-"""What expires within this time is worth a word."""
+"""Certificates and tokens that expire within this time get a note."""
 
 
-class Verdict(StrEnum):
-    """How a check came out; only `FAIL` makes the doctor's exit code 1."""
+class CheckVerdict(StrEnum):
+    """Verdict of a check; only `FAIL` makes the exit code of `terrace doctor` 1."""
 
     OK = "ok"
     NOTE = "note"
@@ -73,45 +73,48 @@ class Check:
 
     group: str
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     detail: str
     advice: str = ""
-    """What to do; empty where nothing needs doing."""
+    """Advice to the user; empty if there is nothing to do."""
 
 
 def check_installation() -> Iterator[Check]:
     """Python, the distribution's requirements, and ONNX Runtime with its execution providers."""
     group = "installation"
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Check(group, "python", Verdict.OK, detail)
+    yield Check(group, "python", CheckVerdict.OK, detail)
     if missing := _missing_requirements():
         advice = f"install it again: {install_command()}"
-        yield Check(group, "terrace", Verdict.FAIL, f"{__version__}, without {', '.join(missing)}", advice)
+        yield Check(group, "terrace", CheckVerdict.FAIL, f"{__version__}, without {', '.join(missing)}", advice)
     else:
-        yield Check(group, "terrace", Verdict.OK, f"{__version__}, with all it requires")
+        yield Check(group, "terrace", CheckVerdict.OK, f"{__version__}, with all it requires")
     try:
         import onnxruntime
     except ImportError as exc:
         advice = f"{install_command('cpu')}; with the extra 'gpu' instead for CUDA"
-        yield Check(group, "onnxruntime", Verdict.FAIL, f"not installed ({exc})", advice)
+        yield Check(group, "onnxruntime", CheckVerdict.FAIL, f"not installed ({exc})", advice)
     else:
         usable = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
-        yield Check(group, "onnxruntime", Verdict.OK, f"{onnxruntime.__version__}: {', '.join(usable)}")
+        yield Check(group, "onnxruntime", CheckVerdict.OK, f"{onnxruntime.__version__}: {', '.join(usable)}")
 
 
 def check_weights(models: Path | None = None) -> Iterator[Check]:
-    """Whether each network and encoder of a model set is there, byte for byte, and can be loaded; and its thresholds,
-    if it has any. The bundled set unless given."""
+    """Check the digest and the loading of each network and encoder of a model set, and its thresholds if it has any.
+
+    Args:
+        models: folder of the set; None for the bundled one.
+    """
     group = "models"
     folder = models or weights_folder()
     advice = _REINSTALL if models is None else _MAKE
     try:
         manifest = load_manifest(models)
     except SetupError as exc:
-        yield Check(group, "manifest", Verdict.FAIL, str(exc), advice)
+        yield Check(group, "manifest", CheckVerdict.FAIL, str(exc), advice)
         return
     if models is not None:
-        yield Check(group, "set", Verdict.OK, str(models))
+        yield Check(group, "set", CheckVerdict.OK, str(models))
     for entry in manifest.models:
         load = partial(load_model, entry, folder, labels=manifest.labels(entry))
         right = f"{percent(entry.accuracy)} of {entry.classes:,} classes, " if entry.accuracy is not None else ""
@@ -126,9 +129,9 @@ def check_weights(models: Path | None = None) -> Iterator[Check]:
     if (folder / TUNING_NAME).exists():
         try:
             load_tuning(folder).check(manifest)
-            yield Check(group, "thresholds", Verdict.OK, "of these networks")
+            yield Check(group, "thresholds", CheckVerdict.OK, "of these networks")
         except SetupError as exc:
-            yield Check(group, "thresholds", Verdict.NOTE, str(exc), "without them only --escalate always works")
+            yield Check(group, "thresholds", CheckVerdict.NOTE, str(exc), "without them only --escalate always works")
 
 
 def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advice: str, facts: str = "") -> Check:
@@ -138,27 +141,29 @@ def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advic
         except MissingExtra:  # told by the check of the installation
             verify_file(file, folder)
     except SetupError as exc:
-        return Check("models", file.name, Verdict.FAIL, str(exc), advice)
-    return Check("models", file.name, Verdict.OK, f"{facts}{file.size_bytes / 1e6:.1f} MB, sha256 {file.sha256[:12]}…")
+        return Check("models", file.name, CheckVerdict.FAIL, str(exc), advice)
+    return Check(
+        "models", file.name, CheckVerdict.OK, f"{facts}{file.size_bytes / 1e6:.1f} MB, sha256 {file.sha256[:12]}…"
+    )
 
 
 def check_data(root: Path | None) -> Iterator[Check]:
     """The bundled sample, and CIFAR-100 where the user has said where it is."""
     group = "data"
     try:
-        yield Check(group, "sample", Verdict.OK, f"{len(read_sample()):,} images")
+        yield Check(group, "sample", CheckVerdict.OK, f"{len(read_sample()):,} images")
     except TerraceError as exc:
-        yield Check(group, "sample", Verdict.FAIL, str(exc), _REINSTALL)
+        yield Check(group, "sample", CheckVerdict.FAIL, str(exc), _REINSTALL)
     if root is None:
         detail = "TERRACE_DATA is not set; only cifar100:test and cifar100:train need it"
-        yield Check(group, "cifar100", Verdict.NOTE, detail)
+        yield Check(group, "cifar100", CheckVerdict.NOTE, detail)
         return
     try:
         count = len(read_cifar100("test", root))
-        yield Check(group, "cifar100", Verdict.OK, f"{count:,} test images in {root}")
+        yield Check(group, "cifar100", CheckVerdict.OK, f"{count:,} test images in {root}")
     except TerraceError as exc:
         advice = "point TERRACE_DATA at the folder that holds cifar-100-python"
-        yield Check(group, "cifar100", Verdict.FAIL, str(exc), advice)
+        yield Check(group, "cifar100", CheckVerdict.FAIL, str(exc), advice)
 
 
 def listens_here(url: str, port: int) -> bool:
@@ -189,12 +194,12 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
             probe.bind(("127.0.0.1", port))
         except OSError as exc:
             if expect_scheduler:
-                yield Check("ports", str(port), Verdict.OK, "in use by the scheduler")
+                yield Check("ports", str(port), CheckVerdict.OK, "in use by the scheduler")
             else:
                 advice = "terrace up --port 0 takes a free one"
-                yield Check("ports", str(port), Verdict.FAIL, exc.strerror or str(exc), advice)
+                yield Check("ports", str(port), CheckVerdict.FAIL, exc.strerror or str(exc), advice)
         else:
-            yield Check("ports", str(port), Verdict.OK, "free")
+            yield Check("ports", str(port), CheckVerdict.OK, "free")
 
 
 def check_fleet(
@@ -213,23 +218,23 @@ def check_fleet(
         info, offered = client.info(), _networks_of(client.models())
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
-        verdict = Verdict.FAIL if asked_for else Verdict.NOTE
+        verdict = CheckVerdict.FAIL if asked_for else CheckVerdict.NOTE
         advice = "start a fleet with 'terrace up', or say where its scheduler listens: --scheduler URL"
         yield Check(_FLEET, "scheduler", verdict, f"no service answers at {', '.join(client.urls)}", advice)
         return
     except Standby as exc:
         advice = "look at the log of the scheduler that should lead, and name all of them: --scheduler URL,URL"
-        yield Check(_FLEET, "scheduler", Verdict.FAIL, str(exc), advice)
+        yield Check(_FLEET, "scheduler", CheckVerdict.FAIL, str(exc), advice)
         return
     except (Unauthenticated, Forbidden) as exc:
         advice = "show the token of a user with --token-file FILE or in TERRACE_TOKEN; 'terrace token create' makes one"
-        yield Check(_FLEET, "token", Verdict.FAIL, str(exc), advice)
+        yield Check(_FLEET, "token", CheckVerdict.FAIL, str(exc), advice)
         return
     except CertificateError as exc:
-        yield Check(_FLEET, "certificate", Verdict.FAIL, str(exc))
+        yield Check(_FLEET, "certificate", CheckVerdict.FAIL, str(exc))
         return
     except TerraceError as exc:
-        yield Check(_FLEET, "scheduler", Verdict.FAIL, str(exc), "name the scheduler with --scheduler URL")
+        yield Check(_FLEET, "scheduler", CheckVerdict.FAIL, str(exc), "name the scheduler with --scheduler URL")
         return
     yield _versioned("scheduler", client.url, str(info.get("version")))
     yield from _check_certificate("scheduler", client.url, tls_ca)
@@ -246,7 +251,7 @@ def check_fleet(
     yield from _check_lists(devices)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
-        yield Check(_FLEET, "end nodes", Verdict.FAIL, "none is alive, so no job can run", advice)
+        yield Check(_FLEET, "end nodes", CheckVerdict.FAIL, "none is alive, so no job can run", advice)
 
 
 def _networks_of(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -263,14 +268,14 @@ def _check_set(offered: Mapping[str, str], models: Path) -> Iterator[Check]:
         return  # reported by the check of the set
     differing = sorted(name for name in offered.keys() | there.keys() if offered.get(name) != there.get(name))
     if not differing:
-        yield Check(_FLEET, "model set", Verdict.OK, f"the scheduler serves the networks of {models}")
+        yield Check(_FLEET, "model set", CheckVerdict.OK, f"the scheduler serves the networks of {models}")
         return
     detail = "; ".join(
         f"{name}: {_short(offered.get(name))} at the scheduler, {_short(there.get(name))} in {models}"
         for name in differing
     )
     advice = "restart the scheduler to serve this set; nodes load new networks by themselves"
-    yield Check(_FLEET, "model set", Verdict.FAIL, detail, advice)
+    yield Check(_FLEET, "model set", CheckVerdict.FAIL, detail, advice)
 
 
 def _short(sha256: str | None) -> str:
@@ -286,11 +291,11 @@ def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
         asked = [upper.node_id for upper in uppers if is_allowed(upper.url, end.allowed_upstreams)]
         name, detail = f"{end.node_id}, list", f"may ask {', '.join(asked) or 'none'} of {len(uppers)} upstream nodes"
         if asked:
-            yield Check(_FLEET, name, Verdict.OK, detail)
+            yield Check(_FLEET, name, CheckVerdict.OK, detail)
         else:
             known = ",".join(end.allowed_upstreams)
             advice = f"its answers stay coarse; if that is not wanted, add URLs to --allowed-upstreams (now {known})"
-            yield Check(_FLEET, name, Verdict.NOTE, detail, advice)
+            yield Check(_FLEET, name, CheckVerdict.NOTE, detail, advice)
 
 
 def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None) -> Check:
@@ -299,19 +304,19 @@ def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None)
     place = f"{device.tier} at {device.url}{serves}"
     if device.health in (Health.DRAINING, Health.REMOVED):
         advice = f"terrace devices resume {device.node_id}"
-        return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: {device.reason}", advice)
+        return Check(_FLEET, device.node_id, CheckVerdict.NOTE, f"{place}: {device.reason}", advice)
     if device.health is not Health.ALIVE:
         advice = "see to the reason first; a restart helps if it does not run"
         if device.health is Health.DEAD:
             advice += f"; if it is gone for good: terrace devices forget {device.node_id}"
-        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
+        return Check(_FLEET, device.node_id, CheckVerdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
     for model in device.models:
         if offered.get(str(model["name"])) != model["sha256"]:
             detail = (
                 f"{place}: its {model['name']} is {_short(str(model['sha256']))}, the scheduler's "
                 f"{_short(offered.get(str(model['name'])))}"
             )
-            return Check(_FLEET, device.node_id, Verdict.FAIL, detail, "restart the node without --models")
+            return Check(_FLEET, device.node_id, CheckVerdict.FAIL, detail, "restart the node without --models")
     try:
         ready = _health(device.url, tls_ca).is_success
         trouble, advice = ("", "") if ready else ("says that it is not ready", "look at its log")
@@ -322,7 +327,7 @@ def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None)
             host = urlsplit(device.url).hostname
             advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
     if trouble:
-        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {trouble}", advice)
+        return Check(_FLEET, device.node_id, CheckVerdict.FAIL, f"{place}: {trouble}", advice)
     return _versioned(device.node_id, place, device.version)
 
 
@@ -332,16 +337,16 @@ def _check_standby(url: str, tls_ca: Path | None) -> Check:
         answer = _health(url, tls_ca)
         if answer.is_success:
             advice = "give both the same --database; leave one of them out if they are of different fleets"
-            return Check(_FLEET, "standby", Verdict.FAIL, f"{url} leads as well", advice)
+            return Check(_FLEET, "standby", CheckVerdict.FAIL, f"{url} leads as well", advice)
         said = str(answer.json()["status"])
     except httpx.HTTPError as exc:
         said = tls_trouble(exc, "it") or f"cannot be reached from here ({type(exc).__name__})"
     except (ValueError, KeyError, TypeError, RecursionError):
         said = "no scheduler"
     if said == "standby":
-        return Check(_FLEET, "standby", Verdict.OK, f"{url}, ready to lead")
+        return Check(_FLEET, "standby", CheckVerdict.OK, f"{url}, ready to lead")
     advice = "look at its log: until it is back, nothing takes the place of the scheduler"
-    return Check(_FLEET, "standby", Verdict.FAIL, f"{url}: {said}", advice)
+    return Check(_FLEET, "standby", CheckVerdict.FAIL, f"{url}: {said}", advice)
 
 
 def _health(url: str, tls_ca: Path | None) -> httpx.Response:
@@ -356,7 +361,7 @@ def _check_token(client: Client) -> Iterator[Check]:
         return
     detail = f"of {who['name']}, role {who['role']}"
     if who.get("expires") is None:
-        yield Check(_FLEET, "token", Verdict.OK, f"{detail}, does not expire")
+        yield Check(_FLEET, "token", CheckVerdict.OK, f"{detail}, does not expire")
         return
     left = datetime.fromisoformat(who["expires"]) - datetime.now(UTC)
     yield _expiring("token", f"{detail}, expires", left, "ask for a new one: terrace token rotate")
@@ -383,15 +388,15 @@ def _check_certificate(name: str, url: str, tls_ca: Path | None) -> Iterator[Che
 def _expiring(name: str, what: str, left: timedelta, advice: str) -> Check:
     shown = f"{left.days} days" if left.days > 1 else f"{left.total_seconds() / 3600:.0f} h"
     if left < _SOON:
-        return Check(_FLEET, name, Verdict.NOTE, f"{what} in {shown}", advice)
-    return Check(_FLEET, name, Verdict.OK, f"{what} in {shown}")
+        return Check(_FLEET, name, CheckVerdict.NOTE, f"{what} in {shown}", advice)
+    return Check(_FLEET, name, CheckVerdict.OK, f"{what} in {shown}")
 
 
 def _versioned(name: str, place: str, version: str | None) -> Check:
     if version == __version__:
-        return Check(_FLEET, name, Verdict.OK, f"{place}, ready, version {version}")
+        return Check(_FLEET, name, CheckVerdict.OK, f"{place}, ready, version {version}")
     detail = f"{place}, ready, but version {version} and not {__version__}"
-    return Check(_FLEET, name, Verdict.NOTE, detail, "bring all machines to the same version")
+    return Check(_FLEET, name, CheckVerdict.NOTE, detail, "bring all machines to the same version")
 
 
 def _missing_requirements() -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `terrace`. Each subcommand is a module of its own, imported when it is called.
+"""The command `terrace`. Each subcommand is a separate module, imported when it is called.
 
 That keeps `terrace end` as light as the service itself: no rich, no client, no database in a node's process. Expected
 errors end here as one sentence on standard error: exit code 1, and 2 for a wrong command line.
@@ -76,7 +76,7 @@ _HINTS: dict[type[TerraceError], str] = {
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Lists commands from the table above, and imports the one that is called."""
+    """Command group that lists the table above and imports only the called command."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -160,7 +160,7 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "terr
 
 
 def _drop_output() -> None:
-    """What is left of the output goes nowhere: Python would try it once more when it ends, and complain itself."""
+    """Discard the rest of the output: Python would write it again at exit and print another error."""
     with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError, ValueError):
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""How things look in the terminal: one place for colours, numbers and tables."""
+"""Colours, numbers and tables in the terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _HEALTH_STYLES = {
 
 
 class _Screen(Console):
-    """Nothing that it is given to print can command the terminal."""
+    """Console that removes control characters from all that it prints."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -70,7 +70,7 @@ class _Screen(Console):
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """The terminal: standard output for results, standard error for what goes on meanwhile.
+    """Return the console: standard output for results, standard error for progress and notes.
 
     Into a file or a pipe lines are as long as they are, unless `COLUMNS` says how wide the reader is.
     """
@@ -81,7 +81,7 @@ def screen(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output, as a program reads it."""
+    """Print one JSON document on standard output."""
     sys.stdout.write(harmless(to_json(value, indent=2).decode()) + "\n")
 
 
@@ -91,9 +91,9 @@ class Column:
 
     title: str
     rank: int = 0
-    """Where the width does not suffice, the columns of the highest rank go first; those of rank 0 stay."""
+    """Order of removal from a narrow terminal: the highest rank goes first, and rank 0 stays."""
     right: bool = False
-    """Numbers stand at the right."""
+    """True to align numbers at the right."""
     min_width: int | None = None
     max_width: int | None = None
     """Longer texts end in an ellipsis, unless the width is unbounded."""

@@ -1,4 +1,4 @@
-"""What `terrace demo` shows while it runs: two bars, and a few images whose answers appear as they arrive."""
+"""Live view of `terrace demo`: two bars, and a few images whose answers appear as they arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLES = 8
 _BAR_WIDTH = (8, 40)
 _BESIDE_BAR = 24
 _LABEL_WIDTH = (12, 31)
-"""Of a short and of the longest superclass name with its mark, so that the columns stand still while they fill."""
+"""Widths of a short and of the longest superclass name with its mark, so that the columns do not move."""
 _FINE_WIDTH = 15
 _OTHER_COLUMNS = 57
 

@@ -1,8 +1,8 @@
-"""A source that is too large for one upload: several jobs, one after the other, which go on after a cut.
+"""Checkpoints of a source that takes several jobs, so that an interrupted `terrace classify` can continue.
 
-Beside the file that the results go to lies a folder while they are gathered: for each part of the source a record of
-its files and its job, and the job's results once it is done. A part is submitted under a key of its own, so that one
-whose submission was cut off is no second job.
+A folder next to the file of results holds a record of each part of the source, with its files and its job, and the
+results of each finished job. Each part is submitted with an idempotency key, so an interrupted submission creates no
+second job.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from typing import IO, Any
 from tierkit.client import Labels
 from tierkit.errors import InvalidInput
 
-__all__ = ["Bounds", "Fact", "Part", "PartsFolder", "split"]
+__all__ = ["Bounds", "Fact", "PartsFolder", "SourcePart", "split"]
 
 _FORM_BYTES = 400
-"""Of a multipart form, for each file beside its name and content."""
+"""Bytes of a multipart form for each file, in addition to its name and content."""
 _RUN = "run.json"
 
 Fact = tuple[str, int, int, int | str | None]
-"""Of a file: its name in the results, bytes, time of its last change in nanoseconds, and label."""
+"""Facts about a file: its name in the results, bytes, time of its last change in nanoseconds, and label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one upload may have."""
+    """Limits of one upload."""
 
     images: int
     bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
-    """Some files of a source, which become one job."""
+class SourcePart:
+    """Files of a source that become one job."""
 
     number: int
     facts: tuple[Fact, ...]
     job: str | None = None
-    """Its id, once that is known."""
+    """Id of the job; None until it is submitted."""
     tries: int = 0
-    """Jobs of this part that failed before."""
+    """Number of earlier jobs of this part that failed."""
     unanswered: int = 0
-    """Images that its job has not answered, and should have."""
+    """Readable images without an answer."""
     damaged: int = 0
     """Images that cannot be read."""
 
@@ -61,7 +61,7 @@ class Part:
 
 
 def split(files: Sequence[Fact], bounds: Bounds) -> list[tuple[Fact, ...]]:
-    """The files in their order, in as few runs as fit the bounds. A file that is too large alone stands alone."""
+    """Split files, in order, into as few parts as the limits allow. A file above the limit gets its own part."""
     parts: list[tuple[Fact, ...]] = []
     run: list[Fact] = []
     size = 0
@@ -79,13 +79,13 @@ def split(files: Sequence[Fact], bounds: Bounds) -> list[tuple[Fact, ...]]:
 
 
 class PartsFolder:
-    """What is known of the parts of one source while they are answered. One process at a time has it.
+    """Folder with the state of all parts of one source. A lock admits one process at a time.
 
     Args:
-        folder: made when it is not there.
-        results: end of the names of files of results: .jsonl or .csv.
-        options: with which each part is submitted.
-        may_differ: those of them that may be others than before a cut.
+        folder: created if missing.
+        results: suffix of the files of results, .jsonl or .csv.
+        options: policy of each job.
+        may_differ: names of options that may change when an interrupted command continues.
 
     Raises:
         InvalidInput: the folder belongs to a command with other options, to another process, or cannot be used.
@@ -127,14 +127,14 @@ class PartsFolder:
     def close(self) -> None:
         self._file.close()
 
-    def plan(self, facts: Sequence[Fact], bounds: Bounds) -> list[Part]:
+    def plan(self, facts: Sequence[Fact], bounds: Bounds) -> list[SourcePart]:
         """The parts of a source: those that there are already, as far as their files are still the same, and others for
         the rest of the files."""
         known = {fact[0]: fact for fact in facts}
         parts = []
         for path in sorted(self.folder.glob("part-*.json")):
             record = json.loads(path.read_text())
-            part = Part(**record | {"facts": tuple((n, b, t, label) for n, b, t, label in record["facts"])})
+            part = SourcePart(**record | {"facts": tuple((n, b, t, label) for n, b, t, label in record["facts"])})
             if all(known.get(fact[0]) == fact for fact in part.facts):
                 parts.append(part)
                 for fact in part.facts:
@@ -144,28 +144,28 @@ class PartsFolder:
                 path.unlink()
         number = max((part.number for part in parts), default=0)
         rest = split([fact for fact in facts if fact[0] in known], bounds)
-        return parts + [Part(number=number + more, facts=run) for more, run in enumerate(rest, 1)]
+        return parts + [SourcePart(number=number + more, facts=run) for more, run in enumerate(rest, 1)]
 
-    def note(self, part: Part) -> None:
+    def note(self, part: SourcePart) -> None:
         """Keep what is known of a part."""
         path = self._stem(part).with_suffix(".json")
         partial = path.with_suffix(".tmp")
         partial.write_text(json.dumps(asdict(part)))
         partial.replace(path)
 
-    def key(self, part: Part) -> str:
+    def key(self, part: SourcePart) -> str:
         """For the submission of a part: the same after a cut."""
         content = json.dumps([self._run, self._options, part.number, part.tries, part.facts])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def results_of(self, part: Part) -> Path:
-        """Where the results of a part are kept once it is done."""
+    def results_of(self, part: SourcePart) -> Path:
+        """Return the file that keeps the results of a finished part."""
         return self._stem(part).with_suffix(self._results)
 
-    def is_done(self, part: Part) -> bool:
+    def is_done(self, part: SourcePart) -> bool:
         return self.results_of(part).exists()
 
-    def merge(self, parts: Sequence[Part], out: Path, *, bom: bool = False) -> None:
+    def merge(self, parts: Sequence[SourcePart], out: Path, *, bom: bool = False) -> None:
         """Write all results to one file, which appears when it is complete, numbered from 0; then remove the folder.
 
         Args:
@@ -181,7 +181,7 @@ class PartsFolder:
             partial.unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 
-    def _stem(self, part: Part) -> Path:
+    def _stem(self, part: SourcePart) -> Path:
         return self.folder / f"part-{part.number:06}"
 
 

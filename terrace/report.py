@@ -1,4 +1,4 @@
-"""A job as a person reads it: totals, both answers side by side, and who gave them."""
+"""Summaries of jobs and networks for people."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ def job_summary(job: Job, *, damaged: bool = True) -> RenderableType:
 
 
 def unanswered(job: Job) -> int:
-    """Images without an answer, but for those that cannot be read and were to be skipped."""
+    """Number of images without an answer, except skipped ones that cannot be read."""
     skipped = job.damaged_images if job.policy.get("on_bad_input") in (OnBadInput.SKIP, OnBadInput.ANSWER) else 0
     return max(0, job.failed_images - skipped)
 
 
 def check_answers(job: Job) -> None:
-    """The end of a command that has waited for a job: exit code 1 unless the job was completed and each image has an
-    answer, or cannot be read and was to be skipped."""
+    """Exit with code 1 unless the job is completed and each image is answered, or was skipped as unreadable."""
     if unanswered(job):
         have = "has" if job.failed_images == 1 else "have"
         missing = f"{job.failed_images:,} of {image_count(job.images)} {have} no answer"
@@ -93,16 +92,16 @@ def _headline(job: Job) -> Text:
 
 
 def answer_names(*, flat: bool) -> tuple[str, str]:
-    """What the answers of the end devices and those from above are called.
+    """Return the names of the answers of end devices and of upper tiers.
 
     Args:
-        flat: whether both are of the same classes.
+        flat: true if both tiers answer the same classes.
     """
     return ("first", "upper") if flat else ("coarse", "fine")
 
 
 def _escalation(job: Job) -> Text:
-    """Which share of the images went up to each tier, and whose answers stand."""
+    """Share of the images that escalated to each tier, and of those that each tier answered."""
     line = Text("sent up  ", style="dim")
     for what, images in (("", job.sent_up), ("   answered by  ", job.final_tier)):
         shares = [
@@ -115,7 +114,7 @@ def _escalation(job: Job) -> Text:
 
 
 def _damaged(job: Job) -> RenderableType:
-    """The images that cannot be read."""
+    """Table of the images that cannot be read."""
     table = Listing(Column(title="cannot be read", max_width=_NAME_WIDTH), Column(title="why"))
     for image in job.damaged[:_LISTED_DAMAGED]:
         table.add_row(image.name or str(image.index), image.reason)
@@ -125,7 +124,7 @@ def _damaged(job: Job) -> RenderableType:
 
 
 def networks_see(info: Mapping[str, Any]) -> str:
-    """What the networks of a fleet see of pictures of other sizes."""
+    """Sentence on how the networks of a fleet fit pictures of other sizes."""
     seen: dict[str, None] = {}  # in the order of the networks
     for network in info.get("networks", ()):
         size = f"{network['width']} x {network['height']}"
@@ -141,8 +140,9 @@ def networks_see(info: Mapping[str, Any]) -> str:
 
 
 def tier_networks(manifest: Manifest, tiers: Iterable[str], untrusted: Collection[str] = ()) -> RenderableType:
-    """What nodes of each tier serve unless told otherwise, and its accuracy on the test images; of untrusted tiers that
-    is the tail that takes the features which `privacy=auto` sends.
+    """Table of each tier's default network and its accuracy on the test images.
+
+    An untrusted tier has the tail network for the features that `privacy=auto` sends.
 
     Raises:
         NotFound: there is no network for a tier.
@@ -163,7 +163,7 @@ def tier_networks(manifest: Manifest, tiers: Iterable[str], untrusted: Collectio
 
 
 def _mapping(job: Job) -> Text:
-    """Which end device forwards where."""
+    """Upstream node of each end device."""
     pairs = sorted(job.mapping.items(), key=lambda pair: node_order(Tier.END, pair[0]))
     shown = [Text.assemble((end, "not dim cyan"), (f" → {upstream}", "not dim")) for end, upstream in pairs]
     return Text("mapping  ", style="dim").append_text(Text(",  ").join(shown))

@@ -1,4 +1,4 @@
-"""`terrace classify` of a source that takes several jobs."""
+"""Several jobs for one large source of `terrace classify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from terrace.console import image_count, percent
 from terrace.following import follow
-from terrace.parts import Bounds, Fact, Part, PartsFolder, split
+from terrace.parts import Bounds, Fact, PartsFolder, SourcePart, split
 from terrace.report import unanswered
 from terrace.sources import PACKED
 from tierkit.client import Client, Job, JobState, Labels, PolicyFields, shortened
@@ -21,40 +21,40 @@ from tierkit.errors import InvalidInput, NotFound, Unavailable
 __all__ = ["Answered", "Parts", "bounds_of", "missing_text"]
 
 _AHEAD = 2
-"""Jobs at a time: while one is answered, the next one is sent."""
+"""Concurrent jobs: one is uploaded while the previous one is answered."""
 _NAME = 180
 _FIELDS_BYTES = 3 * 1024**2
-"""Of the labels of a job; the scheduler takes 4 MiB of fields."""
+"""Limit on the labels of a job; the scheduler takes 4 MiB of fields."""
 _FORM_BYTES = 4096
-"""Beside the files."""
+"""Bytes of a form in addition to its files."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Answered:
-    """What has become of a source."""
+    """Outcome of a source."""
 
     parts: int
     images: int = 0
     unanswered: int = 0
     damaged: int = 0
-    """Images that cannot be read, and were to be skipped."""
+    """Skipped images that cannot be read."""
     completed: bool = True
     jobs: list[Job] = field(default_factory=list)
-    """Those of this command; the ones before a cut are not among them."""
+    """Jobs of this command, without those of an earlier, interrupted one."""
 
 
 def bounds_of(limits: Mapping[str, Any]) -> Bounds:
-    """What one upload may have, by the limits that a scheduler tells."""
+    """Return the limits of one upload, from the limits that the scheduler reports."""
     return Bounds(images=limits["max_images"], bytes=max(1, limits["max_upload_bytes"] - _FORM_BYTES))
 
 
 class Parts:
-    """The parts of a source of files.
+    """Source of files, split into parts.
 
     Args:
-        files: by their names in the results.
-        labels: one for each, or None.
-        policy: of each job.
+        files: files by their names in the results.
+        labels: one label for each file, or None.
+        policy: policy fields of each job.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class Parts:
                 )
 
     def several(self, out: Path | None) -> bool:
-        """Whether it takes more than one job, or is to go on after a cut."""
+        """True if the source takes more than one job or an interrupted command is to continue."""
         return len(split(self._facts, self._bounds)) > 1 or (out is not None and _folder_of(out).is_dir())
 
     def answered(self, out: Path | None, *, bom: bool, say: Callable[[str], None]) -> Answered:
-        """Have all parts answered, one job after the other, and write the results to one file.
+        """Submit all parts, one job after the other, and write the results to one file.
 
         Args:
-            say: is told how it goes.
+            say: prints a note on progress.
 
         Raises:
-            InvalidInput: the parts that were answered before a cut belong to another command.
+            InvalidInput: the finished parts belong to a command with other options.
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if out is None else _folder_of(out)
@@ -117,10 +117,10 @@ class Parts:
                 raise
 
     def _run(
-        self, kept: PartsFolder, parts: list[Part], out: Path | None, *, bom: bool, say: Callable[[str], None]
+        self, kept: PartsFolder, parts: list[SourcePart], out: Path | None, *, bom: bool, say: Callable[[str], None]
     ) -> Answered:
         answered = Answered(parts=len(parts))
-        under_way: deque[tuple[Part, Job]] = deque()
+        under_way: deque[tuple[SourcePart, Job]] = deque()
 
         def finish() -> None:
             part, job = under_way.popleft()
@@ -159,7 +159,7 @@ class Parts:
         answered.completed = all(job.state is JobState.COMPLETED for job in answered.jobs)
         return answered
 
-    def _job_of(self, part: Part, kept: PartsFolder) -> Job | None:
+    def _job_of(self, part: SourcePart, kept: PartsFolder) -> Job | None:
         """The job of a part that was submitted before a cut; None where it is to be submitted."""
         if part.job is None:
             return None
@@ -172,7 +172,7 @@ class Parts:
         part.job, part.tries = None, part.tries + 1
         return None
 
-    def _submit(self, part: Part, kept: PartsFolder) -> Job:
+    def _submit(self, part: SourcePart, kept: PartsFolder) -> Job:
         kept.note(part)
         policy = self._policy.copy()
         policy["name"] = f"{(policy.get('name') or '')[:_NAME]}, part {part.number}"
@@ -203,7 +203,7 @@ def missing_text(unanswered: int, damaged: int) -> str:
     return "".join(f", {count:,} {what}" for count, what in counts if count)
 
 
-def _line(job: Job, part: Part, of: int) -> str:
+def _line(job: Job, part: SourcePart, of: int) -> str:
     accuracy = next(
         (a for a in (job.fine_accuracy, job.final_coarse_accuracy, job.coarse_accuracy) if a is not None), None
     )

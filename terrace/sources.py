@@ -24,33 +24,33 @@ FOLDER_LABELS = "folders"
 """Value of `--labels` that takes the name of each image's folder as its class."""
 
 PACKED = (".zip", ".npz", ".npy")
-"""Ends of files that hold several images."""
+"""Suffixes of files that hold several images."""
 _MOST_NAMED = 5
 _DATA_SETS = ("sample", "cifar100:test", "cifar100:train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Images as the client takes them, with their labels if there are any."""
+    """Images in a form that the client takes, with their labels if there are any."""
 
     title: str
     images: Array | Mapping[str, Path | bytes]
-    """An array, or files under their names in the results."""
+    """Array, or files by their names in the results."""
     labels: Labels | None
     classes: tuple[str, ...] | None = None
-    """Of a data set: what the numbers in `labels` mean."""
+    """Class names of a data set, in the order of the numbers in `labels`."""
     by_folder: Mapping[str, str] = field(default_factory=dict)
-    """The name of a picture for each folder that is a label."""
+    """Example picture of each folder whose name is a label."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many files of folders, by reason."""
+    """Number of ignored files of folders, by reason."""
     remarks: tuple[str, ...] = ()
-    """About labels that are missing, or left over."""
+    """Notes on labels that are missing or unused."""
 
     def labels_for(self, classes: Sequence[str]) -> Labels | None:
-        """The labels, unless they are numbers of other classes than these.
+        """Return the labels for these classes, or no labels if they are numbers of other classes.
 
         Raises:
-            InvalidInput: they are names of folders, some of which are no classes.
+            InvalidInput: some labels are names of folders that are not classes.
         """
         if stray := self.by_folder.keys() - set(classes):
             named = [f"{name!r} (of {shortened(self.by_folder[name])})" for name in sorted(stray)]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Threads(ThreadPoolExecutor):
-    """Nobody waits for what a thread still computes when the command has ended."""
+    """Thread pool whose threads do not delay the end of the command."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
@@ -28,7 +28,10 @@ class _Threads(ThreadPoolExecutor):
 def run_stoppable(
     main: Callable[[], Coroutine[Any, Any, T]], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> T | None:
-    """What `main` returns, or None when a signal ended it. A second signal cancels its clean-up, too."""
+    """Run `main` with graceful shutdown; return its result, or None if a signal stopped it.
+
+    A second signal also cancels the clean-up.
+    """
 
     async def supervised() -> T | None:
         task = asyncio.create_task(main(), name="main")
@@ -47,8 +50,10 @@ def run_stoppable(
 
 
 def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that computes, in a thread. Ctrl-C waits for a file that is being written, but not for the thread; the
-    command line ends the process under it."""
+    """Run a command that computes in a thread, so that Ctrl-C stops it at once.
+
+    Ctrl-C waits for a file that is being written, but not for the thread, which ends with the process.
+    """
 
     @functools.wraps(command)
     def in_thread(**given: Any) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from terrace import checks
-from terrace.checks import Check, Verdict
+from terrace.checks import Check, CheckVerdict
 from terrace.console import print_json, screen
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, Credentials, Json, ModelSet, with_options
 
@@ -20,7 +20,7 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-_MARKS = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "bold red")}
+_MARKS = {CheckVerdict.OK: ("✓", "green"), CheckVerdict.NOTE: ("•", "yellow"), CheckVerdict.FAIL: ("✗", "bold red")}
 
 _NAME_WIDTH = 18
 """Width of the longest usual name, so that the groups line up."""
@@ -56,7 +56,7 @@ def doctor(
         *checks.check_port(DEFAULT_PORT, expect_scheduler=running),
         *fleet,
     ]
-    failed = [check for check in found if check.verdict is Verdict.FAIL]
+    failed = [check for check in found if check.verdict is CheckVerdict.FAIL]
     if json:
         print_json({"ok": not failed, "checks": found})
     else:

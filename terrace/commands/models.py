@@ -42,7 +42,7 @@ from models.tuning import TuningReport, TuningTarget, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
-from terrace.commands.training import Training, say, training_command
+from terrace.commands.training import TrainingOptions, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import (
     Credentials,
@@ -498,7 +498,7 @@ def tune_escalation(
 
 @app.command()
 @training_command
-def train(name: Name, runs: Runs = _RUNS, *, training: Training) -> None:
+def train(name: Name, runs: Runs = _RUNS, *, training: TrainingOptions) -> None:
     """Train a network, or go on with a run that was interrupted."""
     with training_extra("training a network"):
         from models.training.config import find_config

@@ -10,7 +10,7 @@ import typer
 
 from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
-from terrace.commands.training import TorchThreads, Training, say, training_command
+from terrace.commands.training import TorchThreads, TrainingOptions, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
 from terrace.options import Data, DatasetName, Json, ModelSet, with_options
 from terrace.stoppable import interruptible
@@ -34,7 +34,7 @@ def train(
         Path, typer.Option(help="Runs of 'terrace models train', where a configuration starts from one.")
     ] = _UPPER_RUNS,
     *,
-    training: Training,
+    training: TrainingOptions,
 ) -> None:
     """Train an encoder and the network behind it against an adversary, or go on with an interrupted run."""
     with training_extra("training an encoder"):

@@ -21,7 +21,7 @@ __all__ = ["app", "picture"]
 _EVERY_S = 1.0
 _MOST_JOBS = 8
 _HEAD_LINES = 6
-"""With an empty line, and a line that counts nodes and one that counts jobs."""
+"""Lines other than nodes and jobs: an empty one and two with counts."""
 _TABLE_LINES = 3
 _FEWEST_NODES = 3
 _REASON_WIDTH = 44
@@ -73,7 +73,7 @@ def picture(fleet: Mapping[str, Any], url: str, *, height: int | None, away: str
 
 
 def _most_telling(nodes: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
-    """As many nodes, in their order: those that are not well before the others, and of these the busiest."""
+    """Choose this many nodes, in their order: first those that are not well, then the busiest."""
 
     def dull(number: int) -> tuple[bool, float, int]:
         node = nodes[number]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from models.training.record import TrainingRecord
     from models.training.run import RunOptions
 
-__all__ = ["TorchThreads", "Training", "say", "training_command"]
+__all__ = ["TorchThreads", "TrainingOptions", "say", "training_command"]
 
 TorchThreads = Annotated[
     int | None, typer.Option(min=1, callback=within_cores, help="CPU threads; torch's own choice unless given.")
@@ -31,7 +31,7 @@ Config = TypeVar("Config", bound="TrainConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingOptions:
     """The options of a command that trains."""
 
     config: Annotated[
@@ -93,7 +93,7 @@ class Training:
 
 
 def training_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command that Ctrl-C stops cleanly, with the fields of its `Training` as options."""
+    """Make a command that Ctrl-C stops cleanly, with the fields of its `TrainingOptions` as options."""
     return _told(interruptible(with_options(command)))
 
 

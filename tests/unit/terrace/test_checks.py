@@ -20,7 +20,7 @@ from models.manifest import load_manifest, save_manifest, weights_folder
 from terrace import __version__
 from terrace.checks import (
     Check,
-    Verdict,
+    CheckVerdict,
     check_data,
     check_fleet,
     check_installation,
@@ -99,22 +99,22 @@ async def test_a_healthy_node() -> None:
         device = DEVICE.model_copy(update={"url": service.url, "network": "net", "accuracy": 0.7469})
         found = await to_thread.run_sync(examine, device)
         older = await to_thread.run_sync(examine, device.model_copy(update={"version": "0.0.1"}))
-    assert {check.verdict for check in found.values()} == {Verdict.OK}
+    assert {check.verdict for check in found.values()} == {CheckVerdict.OK}
     assert "serves net (74.7 %)" in found["end-1"].detail
-    assert older["end-1"].verdict is Verdict.NOTE
+    assert older["end-1"].verdict is CheckVerdict.NOTE
     assert "same version" in older["end-1"].advice
 
 
 @pytest.mark.parametrize(
     ("change", "verdict", "words"),
     [
-        ({"health": Health.DEAD, "reason": "refuses connections"}, Verdict.FAIL, "dead: refuses connections"),
-        ({"health": Health.SUSPECT}, Verdict.FAIL, "suspect"),
-        ({"health": Health.DRAINING, "reason": "draining: drained by bob"}, Verdict.NOTE, "drained by bob"),
-        ({"health": Health.REMOVED, "reason": "removed by bob"}, Verdict.NOTE, "removed by bob"),
+        ({"health": Health.DEAD, "reason": "refuses connections"}, CheckVerdict.FAIL, "dead: refuses connections"),
+        ({"health": Health.SUSPECT}, CheckVerdict.FAIL, "suspect"),
+        ({"health": Health.DRAINING, "reason": "draining: drained by bob"}, CheckVerdict.NOTE, "drained by bob"),
+        ({"health": Health.REMOVED, "reason": "removed by bob"}, CheckVerdict.NOTE, "removed by bob"),
     ],
 )
-def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdict, words: str) -> None:
+def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: CheckVerdict, words: str) -> None:
     check = examine(DEVICE.model_copy(update=change))["end-1"]
     assert check.verdict is verdict
     assert words in check.detail
@@ -125,12 +125,12 @@ def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdi
     ("allowed", "verdict", "words"),
     [
         ((), None, ""),
-        (("http://10.0.0.7:1",), Verdict.OK, "edge-2 of 2"),
-        (("http://10.0.0.8:1",), Verdict.NOTE, "none of 2"),
+        (("http://10.0.0.7:1",), CheckVerdict.OK, "edge-2 of 2"),
+        (("http://10.0.0.8:1",), CheckVerdict.NOTE, "none of 2"),
     ],
 )
 def test_which_upper_nodes_a_list_leaves_to_an_end_node(
-    allowed: tuple[str, ...], verdict: Verdict | None, words: str
+    allowed: tuple[str, ...], verdict: CheckVerdict | None, words: str
 ) -> None:
     edges = [
         DEVICE.model_copy(update={"node_id": f"edge-{k}", "tier": Tier.EDGE, "url": f"http://10.0.0.{5 + k}:1"})
@@ -167,19 +167,19 @@ async def test_a_node_that_answers_but_not_as_it_should_is_not_behind_a_firewall
 
 def test_a_node_that_cannot_be_reached_from_here(closed_url: str) -> None:
     check = examine(DEVICE.model_copy(update={"url": closed_url}))["end-1"]
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is CheckVerdict.FAIL
     assert "cannot be reached from here (ConnectError)" in check.detail
     assert "--advertise-url" in check.advice
 
 
 def test_without_an_end_node_nothing_runs() -> None:
     check = examine()["end nodes"]
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is CheckVerdict.FAIL
     assert "terrace end --scheduler http://scheduler:8070" in check.advice
 
 
-@pytest.mark.parametrize(("asked_for", "verdict"), [(True, Verdict.FAIL), (False, Verdict.NOTE)])
-def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("asked_for", "verdict"), [(True, CheckVerdict.FAIL), (False, CheckVerdict.NOTE)])
+def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdict: CheckVerdict) -> None:
     check = examine(error=UpstreamUnavailable("x"), asked_for=asked_for)["scheduler"]
     assert check.verdict is verdict
     assert "terrace up" in check.advice
@@ -189,14 +189,16 @@ def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdi
 @pytest.mark.parametrize(
     ("status", "body", "verdict", "words"),
     [
-        (503, b'{"status": "standby"}', Verdict.OK, "ready to lead"),
-        (200, b'{"status": "ready"}', Verdict.FAIL, "leads as well"),
-        (503, b'{"status": "failing"}', Verdict.FAIL, "failing"),
-        (503, b"<html>", Verdict.FAIL, "no scheduler"),
-        (404, b"[]", Verdict.FAIL, "no scheduler"),
+        (503, b'{"status": "standby"}', CheckVerdict.OK, "ready to lead"),
+        (200, b'{"status": "ready"}', CheckVerdict.FAIL, "leads as well"),
+        (503, b'{"status": "failing"}', CheckVerdict.FAIL, "failing"),
+        (503, b"<html>", CheckVerdict.FAIL, "no scheduler"),
+        (404, b"[]", CheckVerdict.FAIL, "no scheduler"),
     ],
 )
-async def test_who_would_take_the_scheduler_s_place(status: int, body: bytes, verdict: Verdict, words: str) -> None:
+async def test_who_would_take_the_scheduler_s_place(
+    status: int, body: bytes, verdict: CheckVerdict, words: str
+) -> None:
     async def say(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
 
@@ -207,29 +209,29 @@ async def test_who_would_take_the_scheduler_s_place(status: int, body: bytes, ve
 
 
 def test_a_standby_that_does_not_answer_is_missed(closed_url: str) -> None:
-    assert examine(standbys=[closed_url])["standby"].verdict is Verdict.FAIL
+    assert examine(standbys=[closed_url])["standby"].verdict is CheckVerdict.FAIL
 
 
 def test_where_none_leads_that_is_the_fault() -> None:
     check = examine(error=Standby("no scheduler leads at the moment"), asked_for=False)["scheduler"]
-    assert (check.verdict, "log" in check.advice) == (Verdict.FAIL, True)
+    assert (check.verdict, "log" in check.advice) == (CheckVerdict.FAIL, True)
 
 
 def test_another_service_at_that_address() -> None:
     check = examine(error=UpstreamError("http://a:1 answered 404, and not as a Terrace service does"))["scheduler"]
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is CheckVerdict.FAIL
     assert "404" in check.detail
 
 
 @pytest.mark.parametrize(
     ("left", "verdict", "words"),
     [
-        (None, Verdict.OK, "of alice, role user, does not expire"),
-        (timedelta(days=30, hours=1), Verdict.OK, "of alice, role user, expires in 30 days"),
-        (timedelta(hours=5, minutes=10), Verdict.NOTE, "expires in 5 h"),
+        (None, CheckVerdict.OK, "of alice, role user, does not expire"),
+        (timedelta(days=30, hours=1), CheckVerdict.OK, "of alice, role user, expires in 30 days"),
+        (timedelta(hours=5, minutes=10), CheckVerdict.NOTE, "expires in 5 h"),
     ],
 )
-def test_a_token_and_its_time(left: timedelta | None, verdict: Verdict, words: str) -> None:
+def test_a_token_and_its_time(left: timedelta | None, verdict: CheckVerdict, words: str) -> None:
     expires = None if left is None else (datetime.now(UTC) + left).isoformat()
     check = examine(who={"name": "alice", "role": "user", "expires": expires})["token"]
     assert check.verdict is verdict
@@ -238,12 +240,12 @@ def test_a_token_and_its_time(left: timedelta | None, verdict: Verdict, words: s
 
 def test_a_token_that_is_refused() -> None:
     check = examine(error=Unauthenticated("the token is unknown here"))["token"]
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is CheckVerdict.FAIL
     assert "--token-file FILE" in check.advice
 
 
-@pytest.mark.parametrize(("expect_scheduler", "verdict"), [(False, Verdict.FAIL), (True, Verdict.OK)])
-def test_a_port_in_use(expect_scheduler: bool, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("expect_scheduler", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.OK)])
+def test_a_port_in_use(expect_scheduler: bool, verdict: CheckVerdict) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (check,) = check_port(taken.getsockname()[1], expect_scheduler=expect_scheduler)
     assert check.verdict is verdict
@@ -266,10 +268,10 @@ def test_whether_a_scheduler_is_one_of_this_machine(url: str, here: bool) -> Non
 
 def test_a_free_port() -> None:
     (check,) = check_port(free_port(), expect_scheduler=False)
-    assert check.verdict is Verdict.OK
+    assert check.verdict is CheckVerdict.OK
 
 
-def verdicts(found: Iterator[Check]) -> dict[str, Verdict]:
+def verdicts(found: Iterator[Check]) -> dict[str, CheckVerdict]:
     return {check.name: check.verdict for check in found}
 
 
@@ -282,13 +284,13 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("harm", [damage, Path.unlink], ids=["one bit", "missing"])
 def test_weights_that_are_not_those_of_the_manifest(harm: Callable[[Path], None], tmp_path: Path) -> None:
     before = verdicts(check_weights())
-    assert set(before.values()) == {Verdict.OK}
+    assert set(before.values()) == {CheckVerdict.OK}
     for source in (path for path in weights_folder().iterdir() if path.is_file()):
         (tmp_path / source.name).write_bytes(source.read_bytes())
     victim = tmp_path / load_manifest().models[0].file
     harm(victim)
     after = list(check_weights(tmp_path))
-    assert [check.verdict for check in after].count(Verdict.FAIL) == 1
+    assert [check.verdict for check in after].count(CheckVerdict.FAIL) == 1
     assert any(str(victim) in check.detail for check in after)
 
 
@@ -298,7 +300,7 @@ def own_set(tmp_path: Path) -> Path:
 
 
 def test_the_networks_of_a_model_set(own_set: Path) -> None:
-    assert verdicts(check_weights(own_set)) == {"set": Verdict.OK, "of-end": Verdict.OK}
+    assert verdicts(check_weights(own_set)) == {"set": CheckVerdict.OK, "of-end": CheckVerdict.OK}
 
 
 def test_a_network_for_machines_with_a_gpu_is_marked(own_set: Path) -> None:
@@ -315,26 +317,26 @@ def test_a_network_that_cannot_be_loaded(own_set: Path) -> None:
     entry = manifest.models[0].model_copy(update={"sha256": digest, "size_bytes": len(b"no network")})
     save_manifest(manifest.model_copy(update={"models": (entry,)}), own_set)
     *_, check = check_weights(own_set)
-    assert (check.name, check.verdict) == ("of-end", Verdict.FAIL)
+    assert (check.name, check.verdict) == ("of-end", CheckVerdict.FAIL)
     assert "terrace models import" in check.advice
 
 
 def test_a_model_set_that_is_not_there(tmp_path: Path) -> None:
     (check,) = check_weights(tmp_path / "mistyped")
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is CheckVerdict.FAIL
     assert str(tmp_path / "mistyped") in check.detail
 
 
 def test_thresholds_of_other_weights(own_set: Path) -> None:
     shutil.copy(weights_folder() / TUNING_NAME, own_set)
-    assert verdicts(check_weights(own_set))["thresholds"] is Verdict.NOTE
-    assert verdicts(check_weights())["thresholds"] is Verdict.OK
+    assert verdicts(check_weights(own_set))["thresholds"] is CheckVerdict.NOTE
+    assert verdicts(check_weights())["thresholds"] is CheckVerdict.OK
 
 
 def test_the_installation_and_the_sample_are_as_they_should_be() -> None:
-    assert set(verdicts(check_installation()).values()) == {Verdict.OK}
-    assert verdicts(check_data(None)) == {"sample": Verdict.OK, "cifar100": Verdict.NOTE}
+    assert set(verdicts(check_installation()).values()) == {CheckVerdict.OK}
+    assert verdicts(check_data(None)) == {"sample": CheckVerdict.OK, "cifar100": CheckVerdict.NOTE}
 
 
 def test_a_data_folder_without_data(tmp_path: Path) -> None:
-    assert verdicts(check_data(tmp_path))["cifar100"] is Verdict.FAIL
+    assert verdicts(check_data(tmp_path))["cifar100"] is CheckVerdict.FAIL

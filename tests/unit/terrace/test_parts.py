@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from terrace.parts import Bounds, Fact, Part, PartsFolder, split
+from terrace.parts import Bounds, Fact, PartsFolder, SourcePart, split
 from tierkit.errors import InvalidInput
 
 SIZES = st.lists(st.integers(0, 5000), max_size=40)
@@ -46,7 +46,7 @@ def opened() -> Iterator[Open]:
         yield opened
 
 
-def names(parts: list[Part]) -> list[list[str]]:
+def names(parts: list[SourcePart]) -> list[list[str]]:
     return [[fact[0].removeprefix("cam/").removesuffix(".jpg") for fact in part.facts] for part in parts]
 
 
