@@ -28,7 +28,7 @@ from experiments.emulation.middleware import LinkMiddleware
 from scheduler.core.fleet import DeviceList
 from scheduler.core.health import DetectorTimes
 from scheduler.devices.watch import Watch
-from terrace.checks import Verdict, _check_certificate
+from terrace.checks import CheckVerdict, _check_certificate
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
@@ -244,7 +244,7 @@ async def test_the_doctor_tells_when_a_certificate_expires(certificates: Any) ->
     soon = certificates.issue("soon", valid_for=timedelta(days=3, hours=1))
     async with serve_app(APP, settings(soon)) as service:
         (check,) = await to_thread.run_sync(lambda: list(_check_certificate("scheduler", service.url, certificates.ca)))
-    assert (check.verdict, check.detail) == (Verdict.NOTE, "certificate expires in 3 days")
+    assert (check.verdict, check.detail) == (CheckVerdict.NOTE, "certificate expires in 3 days")
 
 
 async def test_the_service_stops_with_connections_open(good: dict[str, Path], certificates: Any) -> None:
