@@ -69,7 +69,7 @@ async def features_tensor(features: Features) -> Tensor:
 
 
 async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
-    """Whether a request for this encoder's tail, whose shape and type fit, holds what its sender has sent.
+    """True if a request for this encoder's tail, whose shape and type fit, holds what its sender has sent.
 
     Raises:
         InvalidInput: it does not say what the features are, or they hold a value that the encoder cannot give.

@@ -14,7 +14,7 @@ __all__ = ["Quantiser", "sends_levels"]
 
 
 def sends_levels(encoder: EncoderEntry) -> bool:
-    """Whether its features are rounded to levels in every form, because the rounding is part of what hides the picture
+    """True if its features are rounded to levels in every form, because the rounding is part of what hides the picture
     and of what its tail was trained on: where noise is added, or where there are fewer levels than UINT8 has. Else the
     rounding only saves bytes, and floating-point numbers go without it."""
     return bool(encoder.noise) or encoder.levels < 256

@@ -12,7 +12,7 @@ __all__ = ["Form", "Trust", "decide_form"]
 
 
 class Trust(StrEnum):
-    """Whether a node may see the user's pixels. The scheduler's own list says so, never the node."""
+    """True if a node may see the user's pixels. The scheduler's own list says so, never the node."""
 
     TRUSTED = "trusted"
     UNTRUSTED = "untrusted"

@@ -105,7 +105,7 @@ class Task:
     span: Span
     """Of the node's work on it."""
     urgent: bool = False
-    """Whether it overtakes the tasks that wait, here and above."""
+    """True if it overtakes the tasks that wait, here and above."""
 
 
 class EndNode(InferenceNode):

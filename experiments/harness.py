@@ -196,7 +196,7 @@ class Experiment(ABC):
     """What a quick run took, in a template that knows the configuration, and as `share` how much of the test set; empty
     where quick and whole runs are the same."""
     one_row: bool = False
-    """Whether there is a single row, which `--json` then prints bare."""
+    """True if there is a single row, which `--json` then prints bare."""
 
     @property
     def summary(self) -> str:

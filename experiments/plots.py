@@ -201,7 +201,7 @@ def _thin_out(figure: Any) -> None:
 
 
 def _overlap(boxes: Sequence[Any]) -> bool:
-    """Whether labels, from left to right, have less than a letter's width between two of them."""
+    """True if labels, from left to right, have less than a letter's width between two of them."""
     return any(right.x0 - left.x1 < _LETTER for left, right in itertools.pairwise(boxes))
 
 

@@ -165,7 +165,7 @@ def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict
 
 
 def _is_papers(config: Mapping[str, Any]) -> bool:
-    """Whether this is the paper's job on the paper's machines, so that the figures can be compared."""
+    """True if this is the paper's job on the paper's machines, so that the figures can be compared."""
     return (config["tasks"], config["devices"], config["task_s"]) == (200, 8, 0.3705)
 
 

@@ -199,7 +199,7 @@ async def read_metrics(url: str) -> str:
 
 
 def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
-    """Whether all schemes can run on a profile, and with `ends` of its end devices.
+    """True if all schemes can run on a profile, and with `ends` of its end devices.
 
     Raises:
         InvalidInput: an upper tier has no node, or it has fewer end devices.

@@ -112,7 +112,7 @@ class Hierarchy:
 
     @property
     def is_flat(self) -> bool:
-        """Whether coarse and fine answers name the same classes."""
+        """True if coarse and fine answers name the same classes."""
         return self.fine == self.coarse
 
     @property

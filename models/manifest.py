@@ -187,7 +187,7 @@ class ModelEntry(Frozen):
     head_parameters: PositiveInt | None
     """Trained values of the head."""
     gpu: bool = False
-    """Whether nodes serve it by default where ONNX Runtime computes on a GPU, in place of the tier's other networks."""
+    """True if nodes serve it by default where ONNX Runtime computes on a GPU, in place of the tier's other networks."""
     training: TrainingFacts | None
     """None for a network that was imported."""
     licence: str = "Apache-2.0"
@@ -335,7 +335,7 @@ class EncoderEntry(Frozen):
 
     @property
     def is_cut(self) -> bool:
-        """Whether head and tail are the network itself, cut in two; a learned encoder has a tail of its own."""
+        """True if head and tail are the network itself, cut in two; a learned encoder has a tail of its own."""
         return self.tail.part == "tail"
 
     @property

@@ -109,7 +109,7 @@ class OnnxModel:
 
     @property
     def steady(self) -> bool:
-        """Whether it computes on this machine's own processor; see `tierkit.inference.model.Steady`."""
+        """True if it computes on this machine's own processor; see `tierkit.inference.model.Steady`."""
         return self.provider == "cpu"
 
     @property

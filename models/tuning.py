@@ -105,7 +105,7 @@ class TuningTarget:
 
     accuracy: float
     relative: bool = True
-    """Whether `accuracy` is a share of the upper network's own; else it is the fine accuracy to aim at."""
+    """True if `accuracy` is a share of the upper network's own; else it is the fine accuracy to aim at."""
     budget: float = 0.5
     """Share of the images that may go up."""
 
@@ -228,7 +228,7 @@ class TuningReport:
     """Each way to escalate on the test images; none where they were not to be measured."""
     files: tuple[Path, ...]
     plot: bool
-    """Whether the curves could be drawn; matplotlib (extra `plots`) is needed."""
+    """True if the curves could be drawn; matplotlib (extra `plots`) is needed."""
 
 
 def caution(tuning: Tuning) -> str | None:

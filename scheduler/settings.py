@@ -190,7 +190,7 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def shares_database(self) -> bool:
-        """Whether other schedulers may use the same one."""
+        """True if other schedulers may use the same one."""
         return self.database is not None
 
     @property

@@ -37,7 +37,7 @@ def as_sentence(text: str) -> str:
 
 
 def asked_wrongly(error: BaseException) -> bool:
-    """Whether a command that ended with this error was asked for wrongly: other options, or another name, folder or
+    """True if a command that ended with this error was asked for wrongly: other options, or another name, folder or
     file, would have helped."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
         return False

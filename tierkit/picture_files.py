@@ -70,7 +70,7 @@ def left_out_by_name(name: PurePosixPath) -> str | None:
 
 
 def needs_look(name: PurePosixPath) -> bool:
-    """Whether only the first bytes tell if a file is a picture."""
+    """True if only the first bytes tell if a file is a picture."""
     return _NO_SUFFIX.fullmatch(name.suffix) is not None
 
 
@@ -158,7 +158,7 @@ def _files_below(folder: Path, seen: set[tuple[int, int]], links: list[Path], le
 
 
 def _take(path: Path, found: list[Path], left_out: Counter[str]) -> bool:
-    """Whether a file is a picture; adds it to one or the other."""
+    """True if a file is a picture; adds it to one or the other."""
     reason = left_out_by_name(PurePosixPath(path.name)) or _why_unfit(path)
     if reason is None:
         found.append(path)

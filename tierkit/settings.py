@@ -161,7 +161,7 @@ class NodeSettings(ServiceSettings):
 
     service: ClassVar[str] = "node"
     takes_all_cores: ClassVar[bool] = False
-    """Whether a batch may use all cores unless `threads` says otherwise."""
+    """True if a batch may use all cores unless `threads` says otherwise."""
 
     node_id: str = ""
     """Name of this node in the device list: lower-case letters, digits, dots, dashes and underscores. Default: the

@@ -48,7 +48,7 @@ class Span:
         self._name = name
         self._parent = self.trace = parent
         self.recorded = is_recorded(parent)
-        """Whether anybody will hear of it."""
+        """True if anybody will hear of it."""
         if self.recorded and parent is not None:
             self.trace = parent.below(span_id or new_span_id())
             self._began_ns = began_ns or time.time_ns()
@@ -84,7 +84,7 @@ class Span:
 
 
 def is_recorded(trace: Trace | None) -> bool:
-    """Whether spans of this trace are recorded here."""
+    """True if spans of this trace are recorded here."""
     return _recorder is not None and trace is not None and trace.sampled
 
 

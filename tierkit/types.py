@@ -45,7 +45,7 @@ class Health(StrEnum):
 
     @property
     def gone(self) -> bool:
-        """Whether the work of such a node is with others, and only a new registration brings it back."""
+        """True if the work of such a node is with others, and only a new registration brings it back."""
         return self in (Health.DEAD, Health.REMOVED)
 
 
@@ -93,7 +93,7 @@ WorkerOrder = Literal["pause", "drop", "trust", "resume"]
 its updates count whole, whatever they are; it is judged by its updates again."""
 
 WorkerStanding = Literal["active", "paused", "dropped", "trusted", "quarantined"]
-"""Whether a worker's updates count: if it is active, as its score says, or trusted."""
+"""True if a worker's updates count: if it is active, as its score says, or trusted."""
 
 TOLD_TO_GO: frozenset[WorkerStanding] = frozenset({"dropped", "quarantined"})
 """Standings of workers that take no part any more."""

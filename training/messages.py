@@ -113,7 +113,7 @@ class Join(Frozen):
     incarnation: Incarnation
     data_sha256: Annotated[str, Field(max_length=128)]
     fetches: bool = False
-    """Whether it has no training images yet, and gets them from the run."""
+    """True if it has no training images yet, and gets them from the run."""
 
 
 class DataReport(Frozen):
@@ -140,7 +140,7 @@ class DataReport(Frozen):
     failed_source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
     """Which copy that was, from the worker at this URL, or from the host."""
     waits: bool = True
-    """Whether the answer may wait until there is something to copy."""
+    """True if the answer may wait until there is something to copy."""
 
 
 class DataAnswer(Frozen):
@@ -163,7 +163,7 @@ class WorkerData(Frozen):
     holds: tuple[int, ...]
     wanted: tuple[int, ...]
     serves: bool
-    """Whether others may copy from it."""
+    """True if others may copy from it."""
     trusted: bool
     """False once it has sent wrong bytes, or lacked what it said that it had."""
     segment: int | None
@@ -198,7 +198,7 @@ class GrantedLease(Frozen, extra="ignore"):
         return WorkUnit(steps=self.push, **self.model_dump(exclude={"number", "push"}))
 
     def check(self, spec: RunSpec, steps: int) -> None:
-        """Whether a run of so many steps can grant this.
+        """True if a run of so many steps can grant this.
 
         Raises:
             InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice.
@@ -244,7 +244,7 @@ class UpdateAnswer(Frozen):
     version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]
     """Of the weights now."""
     finished: bool
-    """Whether the run has all that it needs."""
+    """True if the run has all that it needs."""
     host_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 0.0
     """From the last byte of the update to this answer: time that the link has not taken."""
 
@@ -261,11 +261,11 @@ class WorkerStatus(Frozen):
     idle_s: float
     """Since it was heard last."""
     left: bool = False
-    """Whether it has gone."""
+    """True if it has gone."""
     score: float = FIRST
     """From 0 to 1: how far its updates were like those of others."""
     standing: WorkerStanding = "active"
-    """Whether its updates count: not those of who is paused, dropped or quarantined."""
+    """True if its updates count: not those of who is paused, dropped or quarantined."""
 
 
 class RunStatus(Frozen):

@@ -60,7 +60,7 @@ class Machines:
     cheaters: int = 0
     """How many these are."""
     gradients: bool = True
-    """Whether they are computed. Without them the times are the same, and there is no accuracy."""
+    """True if they are computed. Without them the times are the same, and there is no accuracy."""
 
 
 def run_simulation(

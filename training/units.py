@@ -24,7 +24,7 @@ them."""
 
 
 def is_finite(values: Flat) -> bool:
-    """Whether all numbers are finite, and the sum of their squares is, too; no honest update is longer than that."""
+    """True if all numbers are finite, and the sum of their squares is, too; no honest update is longer than that."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(values, values)))
 

@@ -116,9 +116,9 @@ class Match:
     datatype: str
     output: str
     gives: str | None
-    """Whether the output is "logits" or "probabilities"; None where its name does not say so."""
+    """True if the output is "logits" or "probabilities"; None where its name does not say so."""
     sealed: bool = False
-    """Whether features go with what says whose they are: to the node of another fleet member."""
+    """True if features go with what says whose they are: to the node of another fleet member."""
     platform: str = ""
     proof_s: float = 0.0
     """What a batch took when the server was last compared with the manifest."""
@@ -194,7 +194,7 @@ def logits_in(answer: Array, gives: str | None) -> Array:
 
 
 def are_probabilities(values: Array) -> bool:
-    """Whether each row is a distribution."""
+    """True if each row is a distribution."""
     return bool(
         values.ndim == 2
         and np.isfinite(values).all()
@@ -234,7 +234,7 @@ class OipEngine:
         self._failing = ""
         """Kind of the failures that the log was last told of; "" while batches are answered."""
         self._answered = True
-        """Whether the last batch was."""
+        """True if the last batch was."""
         self._doubt = asyncio.Event()
 
     # --- at the start ---
@@ -454,7 +454,7 @@ def _check_admitted(error: UpstreamError) -> None:
 
 
 def _shaped(tensor: TensorMetadata, shape: Sequence[int]) -> bool:
-    """Whether a server's tensor takes any batch of this shape; -1 is its word for a length that it leaves open."""
+    """True if a server's tensor takes any batch of this shape; -1 is its word for a length that it leaves open."""
     there = tensor.shape
     return (
         len(there) == len(shape)

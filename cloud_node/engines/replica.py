@@ -25,7 +25,7 @@ class Content:
     network: bytes
     """The ONNX file, cut to the part."""
     at_once: bool
-    """Whether it is loaded with the replica; else with the first piece for it."""
+    """True if it is loaded with the replica; else with the first piece for it."""
     provider: str
     threads: int
 

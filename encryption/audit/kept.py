@@ -34,7 +34,7 @@ class KeptAudit(Frozen):
 
     measured_at: AwareDatetime
     quick: bool
-    """Whether the attackers were weaker than they could be."""
+    """True if the attackers were weaker than they could be."""
     heads: Mapping[str, str]
     """SHA-256 of the heads that were attacked, by the name of the encoder."""
     rows: Annotated[tuple[Row, ...], Field(max_length=999)]

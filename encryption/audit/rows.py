@@ -71,11 +71,11 @@ class Row:
     seconds: float
     """Processor time of the attack, its training included."""
     counts: bool = True
-    """Whether the same code reached `PROVEN_SSIM` against the network's first convolution."""
+    """True if the same code reached `PROVEN_SSIM` against the network's first convolution."""
 
 
 def counts(row: Row, rows: Iterable[Row]) -> bool:
-    """Whether a low figure of this attack says something of the encoder: the same attack, on the same network's first
+    """True if a low figure of this attack says something of the encoder: the same attack, on the same network's first
     convolution in any form, must have reached `PROVEN_SSIM`. Where pixels are sent there is nothing to prove."""
     if row.encoder == Privacy.NONE:
         return True

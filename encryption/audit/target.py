@@ -46,7 +46,7 @@ class Target:
 
     @property
     def rounds(self) -> bool:
-        """Whether only the encoder's levels are sent."""
+        """True if only the encoder's levels are sent."""
         return self.form == "uint8" or sends_levels(self.encoder)
 
     @cached_property

@@ -29,7 +29,7 @@ Tell = Callable[[int, int], None]
 
 
 def is_linear(head: OnnxNetwork, shape: Sequence[int]) -> bool:
-    """Whether the features of a mean of two images are the mean of their features.
+    """True if the features of a mean of two images are the mean of their features.
 
     Args:
         shape: height, width and colours.

@@ -183,7 +183,7 @@ class Relay:
         return direction is (Direction.ANSWER if armed.kind is Kind.DUPLICATE else armed.direction)
 
     async def _strike(self, armed: _Armed, connection: _Connection, writer: asyncio.StreamWriter, chunk: bytes) -> bool:
-        """Whether the piece passes all the same."""
+        """True if the piece passes all the same."""
         match armed.kind:
             case Kind.RESET:
                 connection.end(reset=True)

@@ -99,7 +99,7 @@ class LinkTo(LinkSpec):
         return tuple(network for text in self.to if (network := _network(text)) is not None)
 
     def leads_to(self, host: str) -> bool:
-        """Whether requests to `host`, as it stands in their URL, pass this link."""
+        """True if requests to `host`, as it stands in their URL, pass this link."""
         if host in self.to:
             return True
         try:

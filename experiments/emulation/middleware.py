@@ -121,7 +121,7 @@ class _LateBody(aiohttp.StreamReader):
         self._fate = fate
         self._clock = clock
         self._broken = False
-        """Whether the half of a piece has been read, after which the rest of a lost answer does not come."""
+        """True if the half of a piece has been read, after which the rest of a lost answer does not come."""
         self._due: asyncio.Queue[tuple[float, bytes | Exception]] = asyncio.Queue(_MAX_PIECES)
         self._taking = asyncio.create_task(self._take(), name="emulated link")
 

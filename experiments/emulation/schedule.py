@@ -38,7 +38,7 @@ class Fate:
     """Delay of the answer."""
     fault: Fault | None = None
     in_answer: bool = False
-    """Whether the fault strikes the answer, when the other side has done its work, or the question."""
+    """True if the fault strikes the answer, when the other side has done its work, or the question."""
 
 
 def draw_fate(spec: LinkSpec, random: Random) -> Fate:

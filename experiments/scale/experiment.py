@@ -136,7 +136,7 @@ class Chosen(Options):
 
 
 def _check_points(points: Sequence[Mapping[str, Any]]) -> None:
-    """Whether each has what a comparison needs."""
+    """True if each has what a comparison needs."""
     for point in points:
         _key(point)
         float(point["seconds"])

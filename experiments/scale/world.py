@@ -105,7 +105,7 @@ class Case:
     late_s: float = 0.0
     """The most that an answer comes later than it should, as from a machine that has other work."""
     links_known: bool = True
-    """Whether the scheduler is told of the links, or learns of them."""
+    """True if the scheduler is told of the links, or learns of them."""
     deadline_s: float = _DAY_S
     """Of each job."""
     job_tasks: int = _JOB_TASKS

@@ -68,13 +68,13 @@ class Case:
     epochs: int = 1
     """Of each worker where scaling is weak, else of all together."""
     scaling: Literal["strong", "weak"] = "strong"
-    """Whether the training images are shared, or each worker goes through all of them."""
+    """True if the training images are shared, or each worker goes through all of them."""
     peak_rate: float | None = None
     """In place of the network's."""
     slow: tuple[float, ...] = ()
     """How many times slower the first workers are."""
     faulty: bool = False
-    """Whether updates meet with faults."""
+    """True if updates meet with faults."""
     cheat: Cheat | None = None
     """What some of the workers do on purpose."""
     stays_s: float | None = None
@@ -85,7 +85,7 @@ class Case:
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
     learns: bool = True
-    """Whether gradients are computed; else there is only the run without any."""
+    """True if gradients are computed; else there is only the run without any."""
 
     def passes(self, epochs: int) -> int:
         """Through the training images, by all workers together."""

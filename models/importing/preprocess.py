@@ -69,7 +69,7 @@ class PreprocessFacts(BaseModel):
     std: Std | None = None
     """By which the difference is divided, likewise by colour."""
     layout: Literal["nchw", "nhwc"] | None = None
-    """Whether colours come before or after height and width."""
+    """True if colours come before or after height and width."""
 
     @property
     def is_whole(self) -> bool:

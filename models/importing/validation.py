@@ -150,7 +150,7 @@ def likely_mistake(
 
 
 def clearly_more(then: Array, now: Array) -> bool:
-    """Whether more is right than before, bool `[n]` both, and by more than chance (sign test on what has changed)."""
+    """True if more is right than before, bool `[n]` both, and by more than chance (sign test on what has changed)."""
     gained, lost = int((then & ~now).sum()), int((now & ~then).sum())
     return gained - lost > max(_WORTH * len(now), _DEVIATIONS * math.sqrt(gained + lost))
 

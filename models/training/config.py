@@ -78,7 +78,7 @@ class TrainConfig(Frozen):
     crop_padding: int = Field(default=4, ge=0, le=1_024)
     """Pixels of reflected border from which random crops are taken; at most half the side of an image."""
     mirror: bool = True
-    """Whether every other image, drawn at random, is mirrored; not for digits or letters."""
+    """True if every other image, drawn at random, is mirrored; not for digits or letters."""
     early_side: int | None = Field(default=None, ge=1, le=4_096)
     """Height and width that images are shrunk to in the early epochs, which then cost less; None for never."""
     early_share: float = Field(default=0.5, ge=0, le=1)
@@ -91,7 +91,7 @@ class TrainConfig(Frozen):
     """Share of the training images whose label is replaced by another class, drawn from the seed; never of images that
     are held out or of the test set."""
     stream: bool = False
-    """Whether each training image is seen once, in an order drawn from the seed; `epochs` then says in how many parts,
+    """True if each training image is seen once, in an order drawn from the seed; `epochs` then says in how many parts,
     each of which ends with a measurement."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Of activations and matrix products; weights and their updates are always fp32."""

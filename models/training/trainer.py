@@ -68,7 +68,7 @@ class TrainerProgress:
     row: EpochRow | None
     """The finished epoch, after its last step."""
     saved: bool
-    """Whether a checkpoint was written after this step."""
+    """True if a checkpoint was written after this step."""
 
 
 class Trainer:

@@ -56,7 +56,7 @@ def _find(settings: SchedulerSettings) -> Found:
 
 
 def has_audit(settings: SchedulerSettings) -> bool:
-    """Whether there is one; it is not read."""
+    """True if there is one; it is not read."""
     parents = settings.state, settings.models or weights_folder()
     return any((parent / _FOLDER / RECORD).is_file() for parent in parents)
 

@@ -574,7 +574,7 @@ class AttemptStates:
 
 
 def _is_refusal(error: Exception | None) -> bool:
-    """Whether the device answered with an error status: it may be the route that it refuses."""
+    """True if the device answered with an error status: it may be the route that it refuses."""
     return isinstance(error, UpstreamError) and error.status_code is not None
 
 

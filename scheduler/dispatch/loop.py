@@ -114,7 +114,7 @@ class Dispatcher:
         self._look_at = 0.0
         """When to look at all jobs at the latest: time alone changes something then."""
         self._news = True
-        """Whether to look at all jobs, and not just for room for what is ready."""
+        """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
         self._ends_told = -math.inf, ""
         """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
@@ -290,7 +290,7 @@ class Dispatcher:
         return self._placement.has_upstream(job.policy.scheme, now, job.privacy)
 
     def _more_above(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
-        """Whether there is a node now that could give what no node gave."""
+        """True if there is a node now that could give what no node gave."""
         if isinstance(event, FallbackEvent):
             return self._has_upstream(job, now)
         return any(

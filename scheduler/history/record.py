@@ -89,7 +89,7 @@ class FleetEvent:
     """Why."""
 
     def concerns(self, owner: str | None) -> bool:
-        """Whether those may see it who see the jobs of one owner alone; None: all jobs."""
+        """True if those may see it who see the jobs of one owner alone; None: all jobs."""
         return owner is None or self.job is None or self.owner == owner
 
 

@@ -46,7 +46,7 @@ _UNREAD_ARRAY = "array of a name that means nothing here"
 
 
 def is_file(data: memoryview) -> bool:
-    """Whether a body begins like one of the files that are read here."""
+    """True if a body begins like one of the files that are read here."""
     return bytes(data[:6]).startswith((*_ZIP, _NUMPY)) or kind_of(data) is not None
 
 

@@ -236,7 +236,7 @@ class ImageWriter(ABC):
 
     @abstractmethod
     def keeps(self, size: tuple[int, int]) -> bool:
-        """Whether a picture of this height and width stays as it is on all its ways."""
+        """True if a picture of this height and width stays as it is on all its ways."""
 
     def finish(self) -> None:  # noqa: B027  # pixels need nothing behind them
         """Nothing more comes."""

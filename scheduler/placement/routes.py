@@ -150,11 +150,11 @@ class Placement:
         return {node_id: self.route(scheme, node_id, now) for node_id in ends}
 
     def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
-        """Whether an upstream node that the scheme uses is alive, and may get the images in some form."""
+        """True if an upstream node that the scheme uses is alive, and may get the images in some form."""
         return any(self.upper(tier, now, rules) for tier in _UPPER_TIERS[scheme])
 
     def is_cut_off(self, scheme: Scheme, device: Device, now: float, rules: PrivacyRules | None = None) -> bool:
-        """Whether the device's own list leaves out every upstream node that the scheme uses."""
+        """True if the device's own list leaves out every upstream node that the scheme uses."""
         end = self.node(device)
         return not any(end.may_ask(node) for tier in _UPPER_TIERS[scheme] for node in self.upper(tier, now, rules))
 
@@ -208,7 +208,7 @@ class Placement:
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
     def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float) -> None:
-        """Whether a job may run without pixels getting to an untrusted node.
+        """True if a job may run without pixels getting to an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
         node could. Should such a node join later, it is left out of the routes.
@@ -394,7 +394,7 @@ class Placement:
         return False
 
     def _gets_pixels(self, target: Device, rules: PrivacyRules) -> bool:
-        """Whether it gets them with any encoders; False where those matter."""
+        """True if it gets them with any encoders; False where those matter."""
         return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
@@ -458,7 +458,7 @@ def _lacking(
 
 
 def _may_send(sender: Device, receiver: Device) -> bool:
-    """Whether the sender's own list lets images or features go to the receiver."""
+    """True if the sender's own list lets images or features go to the receiver."""
     return is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
 

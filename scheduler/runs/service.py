@@ -85,7 +85,7 @@ class _Known:
     """Monotonic seconds; a scheduler that takes over gives each host a new beginning."""
     saved: float = 0.0
     dirty: bool = False
-    """Whether the database has something older."""
+    """True if the database has something older."""
     reports: int = 0
     shown: RunState | None = None
     """What followers were told of last."""

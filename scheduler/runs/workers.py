@@ -33,5 +33,5 @@ def with_wishes(workers: Workers, wishes: Mapping[str, WorkerOrder]) -> list[dic
 
 
 def may_work(worker: Mapping[str, Any]) -> bool:
-    """Whether it is there, and its updates count."""
+    """True if it is there, and its updates count."""
     return not worker.get("left") and worker.get("standing", "active") in ("active", "trusted")

@@ -84,12 +84,12 @@ class GroupCommit:
         self.refused: str | None = None
         """Why the database does not accept results at the moment."""
         self._failing = False
-        """Whether the last `check` of an idle database failed; it is logged when that changes."""
+        """True if the last `check` of an idle database failed; it is logged when that changes."""
         self._checking: asyncio.Task[None] | None = None
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits to be written that no new work should be begun."""
+        """True if so much waits to be written that no new work should be begun."""
         return self._queue.qsize() > _CONGESTED
 
     def put(self, item: Item) -> None:
@@ -157,7 +157,7 @@ class GroupCommit:
             self._undo.clear()
 
     async def check(self) -> None:
-        """Whether the database accepts what it is given, also when nothing has been written for long.
+        """True if the database accepts what it is given, also when nothing has been written for long.
 
         Raises:
             DataError: results wait because it refuses them, or it would refuse any commit: its file is gone.

@@ -127,12 +127,12 @@ def plain_reason(exc: BaseException) -> str:
 
 
 def may_be_written(exc: BaseException) -> bool:
-    """Whether a transaction that failed in this way may be in the database all the same: its end was never heard of."""
+    """True if a transaction that failed in this way may be in the database all the same: its end was never heard of."""
     return isinstance(exc, OSError) or (isinstance(exc, DBAPIError) and exc.connection_invalidated)
 
 
 def _is_away(exc: BaseException) -> bool:
-    """Whether a server cannot be reached, or takes no connections yet, or no more of them."""
+    """True if a server cannot be reached, or takes no connections yet, or no more of them."""
     code = getattr(getattr(exc, "orig", exc), "sqlstate", None) or ""
     if "rejected SSL upgrade" in str(exc):  # it is there, and speaks no TLS
         return False

@@ -41,7 +41,7 @@ def new_job_id(now: float) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether `new_job_id` may have made it."""
+    """True if `new_job_id` may have made it."""
     return re.fullmatch("[0-9a-f]{20}", text) is not None
 
 

@@ -69,7 +69,7 @@ class Lease:
         self._number = 0
         self._renewed_at = -math.inf
         self._awaited = False
-        """Whether a standby waited for the lease at the latest renewal, or may have."""
+        """True if a standby waited for the lease at the latest renewal, or may have."""
         if engine.dialect.name == "sqlite":
             self._now = (func.julianday("now") - 2440587.5) * 86400.0
         else:
@@ -77,7 +77,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this scheduler may act as the leader. One that could not renew in time must not, if others wait: they
+        """True if this scheduler may act as the leader. One that could not renew in time must not, if others wait: they
         lead by now, or soon."""
         return not self.lost.is_set() and (not self._awaited or self._clock() < self._renewed_at + self._lease_s)
 
@@ -167,7 +167,7 @@ class Lease:
                 self._renewed_at, self._awaited = began, bool(row[0])
 
     async def _renew(self, connection: AsyncConnection) -> Row[Any] | None:
-        """Whether another scheduler waits; None where it leads."""
+        """True if another scheduler waits; None where it leads."""
         own = update(lease).where(lease.c.epoch == self.epoch)
         renewed = own.values(expires_at=self._now + self._lease_s)
         return (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()

@@ -138,7 +138,7 @@ class Caller:
     allowance: Allowance | None = None
 
     def may(self, role: Role) -> bool:
-        """Whether it has the rights of a role."""
+        """True if it has the rights of a role."""
         return role in (self.role, *_INCLUDES.get(self.role, ()))
 
     def need(self, *roles: Role) -> None:

@@ -68,7 +68,7 @@ class Sessions:
 
 
 def needs_no_token(path: str) -> bool:
-    """Whether a service with sessions lets everybody in here."""
+    """True if a service with sessions lets everybody in here."""
     return _OPEN.fullmatch(path) is not None
 
 

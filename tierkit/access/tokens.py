@@ -144,7 +144,7 @@ class TokenEntry(TokenRights):
         return self.expires is not None and self.expires.timestamp() <= now
 
     def may_take(self, node_id: str) -> bool:
-        """Whether a node or worker with this token may have this id."""
+        """True if a node or worker with this token may have this id."""
         patterns = self.nodes or (self.name, f"{self.name}-*")
         return any(fnmatchcase(node_id, pattern) for pattern in patterns)
 

@@ -438,12 +438,12 @@ def _translated(url: str) -> Iterator[None]:
 
 
 def _may_be_tls(url: str, error: httpx.TransportError) -> bool:
-    """Whether it ended as it does when plain HTTP meets a TLS server: closed without a word."""
+    """True if it ended as it does when plain HTTP meets a TLS server: closed without a word."""
     return url.startswith("http://") and isinstance(error, httpx.RemoteProtocolError)
 
 
 def _not_acted_on(error: TerraceError) -> bool:
-    """Whether the scheduler certainly did nothing: it said so (503), or the request never reached it."""
+    """True if the scheduler certainly did nothing: it said so (503), or the request never reached it."""
     if isinstance(error, UpstreamUnavailable):
         return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
     return isinstance(error, Unavailable | CertificateError)

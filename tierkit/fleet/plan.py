@@ -259,7 +259,7 @@ def _listening(url: str, settings: dict[str, str]) -> dict[str, str]:
 
 
 def _may_be(name: str, address: str) -> bool:
-    """Whether a server that listens on `address` may be found under `name`; of names we know nothing."""
+    """True if a server that listens on `address` may be found under `name`; of names we know nothing."""
     listens, found = _ip(address), _ip(name)
     if listens is None or listens.is_unspecified:
         return True

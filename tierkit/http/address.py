@@ -71,7 +71,7 @@ def url_of(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether a bound socket can be reached from this machine alone."""
+    """True if a bound socket can be reached from this machine alone."""
     address = ipaddress.ip_address(sock.getsockname()[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
@@ -103,7 +103,7 @@ def reachable_url(url: str, *, peer: str) -> str:
 
 
 def leads_to(url: str, listening: str) -> bool:
-    """Whether `url` leads to the service that listens at the URL `listening` on this machine; may block."""
+    """True if `url` leads to the service that listens at the URL `listening` on this machine; may block."""
     there, here = urlsplit(url), urlsplit(listening)
     if (there.port or {"http": 80, "https": 443}.get(there.scheme)) != here.port:
         return False
@@ -119,7 +119,7 @@ def leads_to(url: str, listening: str) -> bool:
 
 
 def _is_own(family: int, address: str) -> bool:
-    """Whether it is an address of this machine: only then a socket can be bound to it."""
+    """True if it is an address of this machine: only then a socket can be bound to it."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

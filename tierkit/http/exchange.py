@@ -78,7 +78,7 @@ class Connection(Protocol):
     """What an exchange asks of the connection that it is part of."""
 
     writable: bool
-    """Whether the client takes in what is written."""
+    """True if the client takes in what is written."""
 
     def write(self, *pieces: bytes) -> None: ...
 
@@ -87,7 +87,7 @@ class Connection(Protocol):
         ...
 
     def alone(self) -> bool:
-        """Whether no other request is under way, on this connection or on others."""
+        """True if no other request is under way, on this connection or on others."""
         ...
 
     def resume_reading(self) -> None:
@@ -121,11 +121,11 @@ class Exchange:
     ) -> None:
         self.keep_alive = keep_alive
         self.received = False
-        """Whether the whole request is here."""
+        """True if the whole request is here."""
         self.started = False
-        """Whether a part of the answer has been written."""
+        """True if a part of the answer has been written."""
         self.answered = False
-        """Whether the answer is complete."""
+        """True if the answer is complete."""
         self.unread_bytes = 0
         """Of the body, that the application has not taken yet."""
         self._connection = connection

@@ -58,7 +58,7 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        """Whether everything is loaded. Stays true while the service drains."""
+        """True if everything is loaded. Stays true while the service drains."""
         return self._ready.is_set()
 
     def set_ready(self) -> None:

@@ -90,7 +90,7 @@ class _HttpProtocol(asyncio.Protocol):
         """The request whose body is being received."""
         self._pipelined: deque[Exchange] = deque()
         self._in_request = False
-        """Whether a part of a request has come, and not yet its end."""
+        """True if a part of a request has come, and not yet its end."""
         self._begun = 0
         """Requests that have begun since `_opening`."""
         self._opening = b""
@@ -104,11 +104,11 @@ class _HttpProtocol(asyncio.Protocol):
         """What has come while it is being answered once more."""
         self._repeated_at = -math.inf
         self._awaiting = False
-        """Whether it is being answered; what comes meanwhile is held."""
+        """True if it is being answered; what comes meanwhile is held."""
         self._take_back: Callable[[], None] | None = None
         """For a client that hangs up, if the answer comes later."""
         self._leaving = False
-        """Whether the connection ends with that answer."""
+        """True if the connection ends with that answer."""
         self._ending = False
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
@@ -367,7 +367,7 @@ class _HttpProtocol(asyncio.Protocol):
             self._repeatable = Repeatable(self._opening[:same], length, again)
 
     def _repeats(self, last: Repeatable, data: bytes) -> bool:
-        """Whether `data` has been dealt with: it belongs to the last request once more."""
+        """True if `data` has been dealt with: it belongs to the last request once more."""
         if self._awaiting:
             self._held.append(data)
             self._pause_reading()
@@ -377,11 +377,11 @@ class _HttpProtocol(asyncio.Protocol):
         return self._answer_again(last, data)
 
     def _alone(self) -> bool:
-        """Whether nothing else is under way on the server, while no request is on this connection."""
+        """True if nothing else is under way on the server, while no request is on this connection."""
         return not self._server_state.tasks and self.repetitions.none_but(self)
 
     def _answer_again(self, last: Repeatable, data: bytes) -> bool:
-        """Whether this complete request is being answered, or has been."""
+        """True if this complete request is being answered, or has been."""
         alone = self._alone()
         self._awaiting = True
         try:

@@ -41,7 +41,7 @@ class Repetitions:
         self._starts: dict[int, bytes] = {}
 
     def none_but(self, connection: object) -> bool:
-        """Whether no other connection has any."""
+        """True if no other connection has any."""
         return not self.waiting and self.holder in (None, connection)
 
     def let_go(self, connection: object) -> None:

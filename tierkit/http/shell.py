@@ -153,7 +153,7 @@ class Shell:
             )
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
-        """Whether the request may go on; it has been answered otherwise."""
+        """True if the request may go on; it has been answered otherwise."""
         method, headers, authenticator = scope["method"], scope["headers"], self._authenticator
         try:
             if self._own_names is not None:
@@ -181,7 +181,7 @@ class Shell:
         return True
 
     def _may_know(self, scope: Scope) -> bool:
-        """Whether the caller may know more of the service than its state."""
+        """True if the caller may know more of the service than its state."""
         return self._authenticator is None or self._authenticator.knows(scope["headers"])
 
     async def _health(self, *, told: bool, standby_ok: bool) -> Response:
@@ -276,7 +276,7 @@ def _given_id(scope: Scope) -> str:
 
 
 def _is_visit(scope: Scope) -> bool:
-    """Whether a person has opened this address in a browser; programs and scripts of pages ask for no HTML."""
+    """True if a person has opened this address in a browser; programs and scripts of pages ask for no HTML."""
     accepts = (value for name, value in scope["headers"] if name == b"accept")
     return scope["method"] in READS and any(b"text/html" in value for value in accepts)
 

@@ -24,7 +24,7 @@ _AT_ONCE = 4
 
 
 def are_files(spec: TensorSpec, array: Array) -> bool:
-    """Whether this is a tensor of files, and the input takes them."""
+    """True if this is a tensor of files, and the input takes them."""
     return spec.decode is not None and array.dtype.kind == "O" and array.ndim == 1
 
 

@@ -84,7 +84,7 @@ class HeartbeatSender:
 
     @property
     def registered(self) -> bool:
-        """Whether the scheduler has the node in its list, as far as the node knows."""
+        """True if the scheduler has the node in its list, as far as the node knows."""
         return self._registered is not None
 
     async def __aenter__(self) -> Self:
@@ -182,7 +182,7 @@ class HeartbeatSender:
                 await self._lifecycle.wait_draining()
 
     async def _has_moved(self, registered: Registration) -> bool:
-        """Whether the node's address has changed since it registered; no connection outlasts that."""
+        """True if the node's address has changed since it registered; no connection outlasts that."""
         return (await self._offer()).url != registered.url
 
     async def _offer(self) -> Registration:

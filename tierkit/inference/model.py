@@ -78,7 +78,7 @@ class Steady(Protocol):
 
     @property
     def steady(self) -> bool:
-        """Whether `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
+        """True if `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
         Only then may it run on the event loop."""
         ...
 

@@ -34,7 +34,7 @@ class Repository:
 
     @property
     def whole(self) -> bool:
-        """Whether all models are served. A node that lacks one takes no tasks: its scheduler counts on all of them."""
+        """True if all models are served. A node that lacks one takes no tasks: its scheduler counts on all of them."""
         return not any(runner.not_served for runner in self._runners.values())
 
     def index(self, *, ready: bool) -> list[dict[str, Any]]:

@@ -154,7 +154,7 @@ class ModelRunner:
         self._best_s_per_image = 0.0
         self._steady = isinstance(model, Steady) and model.steady
         self._about_to_run = False
-        """Whether the event loop will come to compute what waits."""
+        """True if the event loop will come to compute what waits."""
         self._output_names = tuple(spec.name for spec in model.outputs)
         self._float_inputs = tuple(
             spec.name
@@ -397,7 +397,7 @@ class ModelRunner:
         )
 
     def _is_short(self) -> bool:
-        """Whether the next batch may be computed on the event loop; not if the thread has taken it."""
+        """True if the next batch may be computed on the event loop; not if the thread has taken it."""
         with self._thread.lock:
             fits = bool(self._queue) and self._queue[0].images <= self.max_batch_size
             images = min(self._queued_images, self.max_batch_size)

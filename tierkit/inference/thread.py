@@ -41,7 +41,7 @@ class InferenceThread:
 
     def __init__(self) -> None:
         self.shares_core = _usable_cores() == 1
-        """Whether it and the event loop have one core between them."""
+        """True if it and the event loop have one core between them."""
         self.lock = threading.Lock()
         """Guards the queues of all its runners."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -49,7 +49,7 @@ class InferenceThread:
         Python, and takes twice as long to wake the thread."""
         self._runners: list[Runner] = []
         self.at_work = False
-        """Whether it computes a batch now."""
+        """True if it computes a batch now."""
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
 

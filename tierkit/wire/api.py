@@ -90,7 +90,7 @@ class ImageResult(_Value):
     answered_by: Tier | None = None
     """The tier whose answer stands; None while that is open."""
     not_escalated: bool = False
-    """Whether it stands because it was sure: the image was not sent further up."""
+    """True if it stands because it was sure: the image was not sent further up."""
     fallback: str | None = None
     """Why the coarse (or a lower tier's) answer stands for a finer one."""
     error: str | None = None
@@ -204,7 +204,7 @@ class Job(_Value):
     left_out: Mapping[str, int] = Field(default_factory=dict)
     """Files in archives of the upload that are no pictures, by reason; only in the answer to the submission."""
     flat: bool = False
-    """Whether all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
+    """True if all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
     what is called fine the one from above."""
     trace_id: str | None = None
     """Of the trace that it belongs to; None in jobs of an older Terrace."""
@@ -212,7 +212,7 @@ class Job(_Value):
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will come."""
         return self.state.final
 
 
@@ -295,7 +295,7 @@ class Device(_Value):
     reason: str = ""
     """Why the failure detector thinks so."""
     trusted: bool | None = None
-    """Whether it may see pixels, by the scheduler's own list."""
+    """True if it may see pixels, by the scheduler's own list."""
     incarnation: str = ""
     version: str | None = None
     models: tuple[Mapping[str, Any], ...] = ()
@@ -312,7 +312,7 @@ class Device(_Value):
     silent_s: float | None = None
     """Seconds since its last sign of life."""
     reached: bool | None = None
-    """Whether the scheduler has reached it by itself, at the address that it gave."""
+    """True if the scheduler has reached it by itself, at the address that it gave."""
     phi: float | None = None
     """Suspicion by silence: 8 means that one heartbeat in 10^8 comes so late."""
     joined_s: float | None = None

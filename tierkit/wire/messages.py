@@ -314,7 +314,7 @@ class Stage(_Message):
     below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True
-    """Whether the images that the stage before this one should have answered, but did not, go up as well."""
+    """True if the images that the stage before this one should have answered, but did not, go up as well."""
     only: tuple[Count, ...] | None = None
     """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
     answer that it has already. None: as `below` says."""

@@ -50,7 +50,7 @@ _LARGEST_INTEGER = 2**53
 
 
 def _check_plain(value: Any, levels: int) -> None:
-    """Whether every reader of JSON can read this value. Raises ValueError with the rule in words."""
+    """True if every reader of JSON can read this value. Raises ValueError with the rule in words."""
     if levels < 0:
         raise ValueError(f"must not be nested more than {_MOST_NESTED} levels deep")
     if isinstance(value, str):
@@ -137,7 +137,7 @@ class WorkerCopies(_Message):
     wants: Annotated[int, Field(ge=0, le=1024)]
     """How many it is to have."""
     serves: bool
-    """Whether others may copy from it."""
+    """True if others may copy from it."""
     segment: Annotated[int, Field(ge=0, lt=1024)] | None = None
     """That it is copying."""
     source: Annotated[str, Field(max_length=63)] | None = None
@@ -158,11 +158,11 @@ class WorkerReport(_Message):
     idle_s: Amount
     """Since its host heard it last."""
     left: bool = False
-    """Whether it has gone."""
+    """True if it has gone."""
     score: Share = 0.5
     """How far its updates were like those of others."""
     standing: WorkerStanding = "active"
-    """Whether they count."""
+    """True if they count."""
     copies: WorkerCopies | None = None
     """Null for a worker that does not get its training images from the run."""
 
@@ -279,11 +279,11 @@ class RunWorker(_Value):
     idle_s: float
     """Since its host heard it last."""
     left: bool = False
-    """Whether it has gone; what it did stays."""
+    """True if it has gone; what it did stays."""
     score: float = 0.5
     """From 0 to 1: how far its updates were like those of others."""
     standing: WorkerStanding = "active"
-    """Whether they count: not those of who is paused, dropped or quarantined."""
+    """True if they count: not those of who is paused, dropped or quarantined."""
     wish: WorkerOrder | None = None
     """What an operator wants with it, until its host has said that it is so."""
     copies: WorkerCopies | None = None

@@ -45,7 +45,7 @@ class Trace:
 
     @property
     def sampled(self) -> bool:
-        """Whether spans are recorded."""
+        """True if spans are recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property
@@ -60,7 +60,7 @@ class Trace:
 
     @property
     def begins(self) -> bool:
-        """Whether `new_trace` has made it, so that there is no span of this id."""
+        """True if `new_trace` has made it, so that there is no span of this id."""
         return self.trace_id.startswith(self.span_id)
 
     def below(self, span_id: str) -> Trace:

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 256 * 1024
 
 
 def suits(config: TrainConfig) -> None:
-    """Whether a worker with some of the segments can train this.
+    """True if a worker with some of the segments can train this.
 
     Raises:
         InvalidInput: wrong labels and the order of a stream are drawn over the whole data set.

@@ -50,7 +50,7 @@ class Came:
 
     worker: str
     serves: bool
-    """Whether others can reach it."""
+    """True if others can reach it."""
     wanted: frozenset[int]
     """Segments that it is to have in the end."""
     holds: frozenset[int]
@@ -127,7 +127,7 @@ class _Worker:
     turns: int = 0
     """Copies that others were served in place of, since the last one that was whole."""
     orphan: bool = False
-    """Whether its copy was cut short: then it comes first."""
+    """True if its copy was cut short: then it comes first."""
     bytes_per_s: float = 0.0
     avoids: set[str] = field(default_factory=set)
     """Sources that failed it."""
@@ -136,7 +136,7 @@ class _Worker:
     """Not a source any more, whatever it says."""
 
     def says(self, event: Came) -> bool:
-        """Whether this is what it has said before."""
+        """True if this is what it has said before."""
         return self.serves == event.serves and self.wanted == event.wanted and frozenset(self.holds) == event.holds
 
     @property
@@ -202,7 +202,7 @@ class Tree:
         return frozenset() if known is None else frozenset(known.holds)
 
     def trusts(self, worker: str) -> bool:
-        """Whether a worker may be a source."""
+        """True if a worker may be a source."""
         known = self._workers.get(worker)
         return known is not None and not known.distrusted
 

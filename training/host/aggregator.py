@@ -78,7 +78,7 @@ class Aggregator(Host):
 
     @property
     def finished(self) -> bool:
-        """Whether the parent has nothing left to compute, or this host has been stopped."""
+        """True if the parent has nothing left to compute, or this host has been stopped."""
         return self._over or self._stopped or bool(self.error)
 
     async def _train(self) -> None:

@@ -257,7 +257,7 @@ class Host:
         return await self._call(call)
 
     def expect(self, head: UpdateHead) -> bool:
-        """Whether an update is worth reading, because its steps are due. They may not be any more when it has come."""
+        """True if an update is worth reading, because its steps are due. They may not be any more when it has come."""
         self._run.check(head.worker, head.incarnation)
         return self._run.expects(head, self._now())
 
@@ -499,7 +499,7 @@ class Host:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to compute."""
+        """True if there is nothing left to compute."""
         return self._stopped or bool(self.error) or self._run.finished
 
     def _tell(self) -> None:

@@ -165,7 +165,7 @@ class Journal:
         return (call, body) if right else None
 
     def _goes_on(self, file: IO[bytes], place: int) -> bool:
-        """Whether the journal goes on after a place where no call is whole: by a whole one, which no worker can imitate
+        """True if the journal goes on after a place where no call is whole: by a whole one, which no worker can imitate
         without the key, or because a call has its whole length there."""
         file.seek(place)
         if len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -244,7 +244,7 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """Whether it is time to begin it anew."""
+        """True if it is time to begin it anew."""
         return self._length > max(_SHORTEST, _LENGTHS * self._state_bytes)
 
     def begin(self, state: State) -> None:

@@ -68,7 +68,7 @@ class _Reporter:
     _tickets: Tickets
     _incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     _known: bool = False
-    """Whether the scheduler knows this run and this incarnation."""
+    """True if the scheduler knows this run and this incarnation."""
     _told_to_stop: bool = False
     _news: str = ""
     _coming: set[str] = field(default_factory=set)

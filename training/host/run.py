@@ -83,7 +83,7 @@ class TrainingRun:
 
     @property
     def doubtful(self) -> bool:
-        """Whether so many updates were refused in a row that these weights may give nothing else."""
+        """True if so many updates were refused in a row that these weights may give nothing else."""
         return self._refused >= _DOUBT
 
     def believe(self) -> None:
@@ -175,7 +175,7 @@ class TrainingRun:
             self.strategy.leases.segments.pop(name, None)
 
     def check(self, name: str, incarnation: str) -> None:
-        """Whether a worker is the one that has joined.
+        """True if a worker is the one that has joined.
 
         Raises:
             Forbidden: it takes no part any more.
@@ -217,7 +217,7 @@ class TrainingRun:
         return self.strategy.leases.renew(lease, name, shown, now)
 
     def expects(self, head: UpdateHead, now: float) -> bool:
-        """Whether these steps are due from this worker under this lease."""
+        """True if these steps are due from this worker under this lease."""
         return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), UnitLease)
 
     def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
@@ -256,7 +256,7 @@ class TrainingRun:
         return verdict
 
     def is_news(self, verdict: Verdict, version: int) -> bool:
-        """Whether there may be work for those who wait, after an update that found this version of the weights."""
+        """True if there may be work for those who wait, after an update that found this version of the weights."""
         strategy = self.strategy
         return strategy.version != version or verdict != "taken" or strategy.finished or not len(strategy.leases)
 
@@ -317,7 +317,7 @@ class TrainingRun:
         return self.totals.staleness / max(1, self.totals.updates)
 
     def deserted(self, now: float, silent_s: float) -> bool:
-        """Whether no worker is in the run, but for those that were told to go, and those that are silent for so long.
+        """True if no worker is in the run, but for those that were told to go, and those that are silent for so long.
 
         Args:
             silent_s: a worker that lives asks for work, or shows progress, more often than that; one that has no

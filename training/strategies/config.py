@@ -37,7 +37,7 @@ class _Judged(Strict):
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute a unit
+        """True if the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute a unit
         again, and updates of honest workers differ by more than their batches."""
         return self.trust is None
 

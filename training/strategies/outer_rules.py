@@ -39,7 +39,7 @@ class OuterRules(Strategy):
 
     @property
     def _is_full(self) -> bool:
-        """Whether what is in and what is out make a round; a lease from a former round is none of it."""
+        """True if what is in and what is out make a round; a lease from a former round is none of it."""
         taken = self._taken if self._pool is None else len(self._pool)
         return taken + sum(lease.unit.version == self.version for lease in self.leases) >= self._size
 

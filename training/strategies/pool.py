@@ -67,7 +67,7 @@ class Pool:
         return Counter(each.worker for each in self._waiting)
 
     def may_add(self, worker: str, others_compute: bool) -> bool:
-        """Whether it is this worker's turn. When all have had theirs, the next one begins."""
+        """True if it is this worker's turn. When all have had theirs, the next one begins."""
         if self.workers[worker] < self._turn:
             return True
         if others_compute:
@@ -89,7 +89,7 @@ class Pool:
         )
 
     def is_whole(self, others_compute: bool) -> bool:
-        """Whether it is time to judge them: all are there, or enough, and nobody else computes one."""
+        """True if it is time to judge them: all are there, or enough, and nobody else computes one."""
         return len(self) >= self.size or (not others_compute and len(self.workers) >= self.quorum)
 
     def empty(self) -> list[Pooled]:

@@ -101,13 +101,13 @@ class Rechecks:
 
 
 def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
-    """Whether an update is what its steps give: neither its values nor its buffers are further from that than this
+    """True if an update is what its steps give: neither its values nor its buffers are further from that than this
     share of their length; to the bit with 0, but for the sign of a zero."""
     return _near(came.values, own.values, tolerance) and _near(came.buffers, own.buffers, tolerance)
 
 
 def is_sound(learner: Steps, start: tuple[Flat, Flat], steps: range, sends: Sends, rate: float | None) -> bool:
-    """Whether weights and buffers give finite numbers. If they do not, workers whose updates are refused one after the
+    """True if weights and buffers give finite numbers. If they do not, workers whose updates are refused one after the
     other are not at fault."""
     learner.moments = None
     learner.load(*start)

@@ -141,7 +141,7 @@ class Scores:
         return {name for name, known in self._known.items() if known.standing not in ("active", "trusted")}
 
     def knows(self, worker: str) -> bool:
-        """Whether anything was said of it."""
+        """True if anything was said of it."""
         return worker in self._known
 
     def state(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Quiet:
     _busy_until: float = 0.0
 
     def judge(self, process: int, used_s: float | None, now: float) -> bool:
-        """Whether there is nothing that the worker would disturb.
+        """True if there is nothing that the worker would disturb.
 
         Args:
             process: its number; a node that was started again has another one.
@@ -72,7 +72,7 @@ class NodeWatch:
         self._looked_at, self._free = 0.0, False
 
     def may_work(self) -> bool:
-        """Whether the node does not serve now. Costs next to nothing between two looks."""
+        """True if the node does not serve now. Costs next to nothing between two looks."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now

@@ -75,7 +75,7 @@ class _Flight:
     images: int
     sent_at: float
     planned: bool
-    """Whether this scheme has sent it."""
+    """True if this scheme has sent it."""
     due_at: float
     """When the device was expected to have computed the coarse answer when the task was sent."""
     coarse_at: float | None = None

@@ -119,7 +119,7 @@ class Outlook:
     ends_done: float
     """When the end devices can have given all coarse answers."""
     upstreams_narrow: bool
-    """Whether the job waits for the upstream nodes rather than for the end devices."""
+    """True if the job waits for the upstream nodes rather than for the end devices."""
     in_parts: bool = False
     """Only some nodes of the fleet are looked at for each task."""
 

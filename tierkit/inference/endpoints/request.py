@@ -140,7 +140,7 @@ def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | N
 
 
 def is_urgent(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the request overtakes those that wait. Raises InvalidInput for a priority that there is not."""
+    """True if the request overtakes those that wait. Raises InvalidInput for a priority that there is not."""
     priority = headers.get(_PRIORITY)
     if priority not in (None, _URGENT):
         raise InvalidInput(f"{PRIORITY_HEADER} is '{INTERACTIVE}' or absent, not {priority.decode('latin-1')[:32]!r}")

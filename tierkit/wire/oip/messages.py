@@ -39,7 +39,7 @@ class RequestedOutput:
 
     name: str
     binary: bool | None = None
-    """Whether it shall come as binary; None: as `InferRequest.binary_output` says for all."""
+    """True if it shall come as binary; None: as `InferRequest.binary_output` says for all."""
     classification: int = 0
     """If k > 0, the k best classes as strings "value:index[:label]" (datatype BYTES) in place of the tensor."""
     parameters: Parameters = field(default_factory=dict)
@@ -55,7 +55,7 @@ class InferRequest:
     """The client's own id, echoed in the response."""
     parameters: Parameters = field(default_factory=dict)
     binary_output: bool = True
-    """Whether outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
+    """True if outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
     word about it means False."""
 
 
