@@ -28,8 +28,10 @@ from training.messages import RunSpec
 from training.strategies.config import StrategyConfig
 from training.units import Computed, Flat, Sends
 
-__all__ = ["FlatLearner", "foreign", "learner_of", "read_images"]
+__all__ = ["ADAMW_DECAY", "FlatLearner", "foreign", "learner_of", "read_images"]
 
+ADAMW_DECAY = 0.1
+"""Decoupled weight decay of AdamW steps (arXiv:2311.08105); biases and normalisation have none."""
 _CALIBRATION_BATCHES = 20
 
 
@@ -229,9 +231,9 @@ class FlatLearner:
             value.data.add_(gradient, alpha=-rate)
 
     def _step_adamw(self, rate: float) -> None:
-        """With the decay of the configuration, decoupled from the gradients."""
         if self.moments is None:
-            self.moments = torch.optim.AdamW(groups_of(self._learner.network, self.config), lr=rate)
+            config = self.config.model_copy(update={"weight_decay": ADAMW_DECAY})
+            self.moments = torch.optim.AdamW(groups_of(self._learner.network, config), lr=rate)
         set_rate(self.moments, rate)
         self.moments.step()
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from models.training.config import CONFIGS, TrainConfig, find_config  # noqa: E402
 from models.training.data import TrainingData  # noqa: E402
 from models.training.learner import NetworkLearner, groups_of, set_rate  # noqa: E402
-from training.learner import FlatLearner  # noqa: E402
+from training.learner import ADAMW_DECAY, FlatLearner  # noqa: E402
 from training.strategies.build import build_strategy  # noqa: E402
 from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig  # noqa: E402
 from training.strategies.protocol import Strategy  # noqa: E402
@@ -141,7 +141,8 @@ def test_adamw_stays_with_its_worker_between_rounds() -> None:
     chosen = OuterConfig(period=3, inner="adamw", inner_rate=0.01)
     strategy, own = trained(chosen)
     network = NetworkLearner(CONFIG, TrainingData(CONFIG, DATA, SHAPES))
-    adamw = torch.optim.AdamW(groups_of(network.network, CONFIG), lr=0.01)
+    decayed = CONFIG.model_copy(update={"weight_decay": ADAMW_DECAY})
+    adamw = torch.optim.AdamW(groups_of(network.network, decayed), lr=0.01)
     for step in range(own.steps):
         set_rate(adamw, own.rate(step) * 0.01 / CONFIG.peak_rate)
         network.backward(step)
