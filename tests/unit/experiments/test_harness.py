@@ -42,7 +42,7 @@ from experiments.table5 import TABLE5
 from tierkit.atomic import write_atomically
 from tierkit.commandline import asked_wrongly
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
-from tierkit.fleet import Exit, FleetPlan
+from tierkit.fleet import Exit, FleetPlan, LaunchOptions
 
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
 
@@ -238,8 +238,9 @@ async def test_a_service_that_dies_before_the_first_point_leaves_an_invalid_reco
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_other_work: bool
 ) -> None:
     @asynccontextmanager
-    async def dying(*arguments: Any, on_exit: Callable[[Exit], None], **others: Any) -> AsyncIterator[None]:
-        on_exit(Exit(name="end-1", code=-9, last_lines=()))
+    async def dying(plan: FleetPlan, folder: Path, options: LaunchOptions) -> AsyncIterator[None]:
+        assert options.on_exit is not None
+        options.on_exit(Exit(name="end-1", code=-9, last_lines=()))
         await asyncio.Event().wait()
         yield
 
