@@ -37,9 +37,10 @@ $(VENV)/.light: pyproject.toml
 	$(PIP) -e '.[$(EXTRA)]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.light
+$(VENV)/.dev: pyproject.toml
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[$(EXTRA),dev]'
-	@touch $@
+	@touch $(VENV)/.light $@
 
 $(TRAIN)/.ready: pyproject.toml
 	@test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
