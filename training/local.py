@@ -41,8 +41,6 @@ class LocalRun:
     worker: Mapping[str, object]
     """The same of each worker."""
     workers: int
-    worker_command: Sequence[str] = (*_TERRACE, "work")
-    """What a worker is started by."""
     on_line: Callable[[str, str], None] = lambda name, line: None
     """Called with the name of a process and a line that it has written."""
     on_start: Callable[[str, int], None] = lambda name, pid: None
@@ -104,10 +102,8 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
             # One that is started again is to be found where it was.
             host.arguments += ["--port", url.rpartition(":")[2]]
             count = range(1, run.workers + 1)
-            workers = [
-                await start(f"worker-{n}", [*run.worker_command, url, "--name", f"worker-{n}", *_flags(run.worker)])
-                for n in count
-            ]
+            command = [*_TERRACE, "work", url, *_flags(run.worker)]
+            workers = [await start(f"worker-{n}", [*command, "--name", f"worker-{n}"]) for n in count]
             connection = HostConnection("observer", "0" * 16, http, url=url)
             while True:
                 for each in (host, *workers):
@@ -116,11 +112,11 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                     return _result(host, killed)
                 # Asked in this order: workers end by themselves when there is nothing left to do.
                 deserted = all(each.process.returncode is not None for each in workers)
-                status = await _status(connection)
-                if status is not None:
-                    watch(status)
-                    if deserted and status.done < status.steps:
-                        raise workers[-1].failure
+                status = None
+                with contextlib.suppress(TerraceError):  # the host is being started again
+                    watch(status := await connection.status())
+                if status is not None and deserted and status.done < status.steps:
+                    raise workers[-1].failure
                 await asyncio.wait([each.watcher for each in (host, *workers)], timeout=_LOOK_S)
                 await asyncio.sleep(_LOOK_S)
 
@@ -132,13 +128,6 @@ def _result(host: _Process, killed: int) -> dict[str, Any]:
         raise host.failure
     result: dict[str, Any] = json.loads(kept.read_bytes())
     return {**result, "faults": result["faults"] + killed}
-
-
-async def _status(connection: HostConnection) -> RunStatus | None:
-    try:
-        return await connection.status()
-    except TerraceError:
-        return None  # it is being started again
 
 
 def _written_url(ready: Path) -> str | None:

@@ -14,6 +14,7 @@ import torch
 
 from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
 from models.training.config import CONFIGS, TrainConfig, find_config
 from models.training.data import TrainingData
@@ -21,7 +22,6 @@ from tierkit.errors import DataError
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
 from training.payloads import packed_bytes
-from training.simulation import Machines, run_simulation
 from training.units import Sends
 from training.virtual import Link
 from training.worker.connection import HostConnection

@@ -29,7 +29,7 @@ from training.host.__main__ import run as host_command
 from training.worker.idle import NodeWatch, give_way
 
 if TYPE_CHECKING:
-    from training.simulation import Machines
+    from experiments.training.simulation import Machines
 
 __all__ = ["app"]
 
@@ -342,7 +342,7 @@ class Simulation:
 
     def machines(self) -> Machines:
         """Return the simulated workers, host and links."""
-        from training.simulation import Machines
+        from experiments.training.simulation import Machines
         from training.virtual import Link
 
         return Machines(
@@ -375,9 +375,9 @@ def simulate_run(
     with training_extra("training on the fleet", "learn"):
         import torch
 
+        from experiments.training.simulation import run_simulation
         from models.training.config import find_config
         from training.learner import read_images
-        from training.simulation import run_simulation
         from training.strategies.config import find_strategy
     try:
         chosen, network = find_strategy(options.strategy), find_config(name, options.config)

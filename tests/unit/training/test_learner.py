@@ -239,7 +239,7 @@ def test_statistics_of_nothing_are_measured_again_before_weights_are_judged() ->
 def test_a_machine_that_trains_with_others_needs_no_torchvision() -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['torchvision', 'matplotlib', 'onnx', 'onnxscript'])\n"
-        "import training.simulation, training.worker.node, training.host.app, training.host.chief\n"
+        "import experiments.training.simulation, training.worker.node, training.host.app, training.host.chief\n"
         "from models.training.networks import build_network\n"
         "build_network('mlp', 10, {}), build_network('wide-resnet', 10, {'depth': 10, 'width': 1})\n"
         "build_network('resnet-34', 10, {})"
