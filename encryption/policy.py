@@ -1,4 +1,4 @@
-"""In which form the images of a task may go to a node. All decisions about that are made here."""
+"""The form in which images may go to a node: pixels only to trusted nodes, features to untrusted ones."""
 
 from __future__ import annotations
 

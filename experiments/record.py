@@ -262,7 +262,7 @@ def origin(record: Mapping[str, Any]) -> str:
     busy = f", load {host['load_average'].split()[0]} at its end" if "load_average" in host else ""
     priority = f", {host['priority']}" if host.get("priority", "nice 0") != "nice 0" else ""
     return (
-        f"`{shlex.join(command)}`, commit {commit[:12]}{' with changes' if plus else ''}, {when}, "
+        f"`{shlex.join(command)}` of commit {commit[:12]}{' with changes' if plus else ''}, {when}, "
         f"{host['cores']} cores ({host['cpu']}){busy}{priority}"
     )
 

@@ -176,7 +176,8 @@ def _foreign_package() -> str:
     `python -m` looks for packages in the current folder first, and several of ours have names that others use, too.
     """
     home = Path(__file__).parents[1]
-    for name in ("cloud_node", "edge_node", "encryption", "end_node", "experiments", "models", "scheduler", "tierkit"):
+    ours = "cloud_node edge_node encryption end_node experiments models scheduler tierkit training"
+    for name in ours.split():
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and Path(spec.origin).parents[1] != home:
             return (

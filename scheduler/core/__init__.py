@@ -1,1 +1,1 @@
-"""Values and pure decisions of the scheduler: no I/O, no clock, no chance. Time is passed in."""
+"""Values and pure decisions of the scheduler: no I/O, no clock, no random numbers. Time is passed in."""

@@ -16,7 +16,7 @@ An attempt ends in one of these outcomes, and this follows for its task:
     refused      the device said "not now" (503): again elsewhere, and no attempt counts as failed
     unreachable  the connection was refused or broke: again elsewhere
     lost         the device died, left or is stuck: again elsewhere
-    error        a wrong answer, or no coarse one in time: again elsewhere; see `devices.breaker`
+    error        a wrong answer, or no coarse one in time: again elsewhere; see `core.breaker`
     fallback     the upstream nodes failed: the fine stage alone is tried again, or the coarse answer stands
     rerouted     the upstream node left or has become slow: the fine stage alone goes to another one at once
     deadline     no final answer in the task's time
@@ -208,8 +208,8 @@ class AttemptStates:
         self.effects.append(events.WaitUntil(attempt, attempt.until))
 
     def _take(self, attempt: Attempt, event: TaskEvent, line: str, now: float) -> None:
-        """What an answer means for the task. The phase becomes `answered` where it lacks a fine answer that shall
-        still be tried for."""
+        """Apply an answer to its task; a late or repeated answer is dropped. The phase becomes `answered` if the task
+        lacks a fine answer that is still to be tried for."""
         job, task, policy = attempt.job, attempt.task, attempt.job.policy
         if task.closed or job.ending:
             return

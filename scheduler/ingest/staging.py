@@ -146,7 +146,7 @@ class _FormReader:
 
     def __init__(self, staging: StagedUpload, max_files: int) -> None:
         self.complete = False
-        self._spool = staging
+        self._staging = staging
         self._max_files = max_files
         self._header_name = b""
         self._header_value = b""
@@ -192,15 +192,15 @@ class _FormReader:
         self._filename = None if filename is None else _as_named(filename.decode("utf-8", "replace"))
         if filename is not None and (name := self._headers.get(NAME_HEADER.lower().encode())):
             self._filename = unquote(name.decode("latin-1"))
-        self._start = self._spool.file.tell()
-        if self._filename is not None and len(self._spool.parts) >= self._max_files:
+        self._start = self._staging.file.tell()
+        if self._filename is not None and len(self._staging.parts) >= self._max_files:
             raise TooLarge(f"more than {self._max_files} files in one upload; send a zip or several jobs")
-        if self._filename is None and len(self._spool.fields) >= _MAX_FIELDS:
+        if self._filename is None and len(self._staging.fields) >= _MAX_FIELDS:
             raise InvalidInput(f"more than {_MAX_FIELDS} form fields")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._filename is not None:
-            self._spool.file.write(data[start:end])
+            self._staging.file.write(data[start:end])
             return
         self._value += data[start:end]
         self._fields_bytes += end - start
@@ -213,13 +213,13 @@ class _FormReader:
     def _on_part_end(self) -> None:
         if self._filename is None:
             try:
-                self._spool.fields.append((self._field, self._value.decode()))
+                self._staging.fields.append((self._field, self._value.decode()))
             except UnicodeDecodeError as exc:
                 hint = "; a file needs a file name" if self._field == "images" else ""
                 raise InvalidInput(f"the form field {self._field[:64]!r} is not UTF-8{hint}") from exc
             return
-        length = self._spool.file.tell() - self._start
-        self._spool.parts.append(Part(self._field, self._filename, self._start, length))
+        length = self._staging.file.tell() - self._start
+        self._staging.parts.append(Part(self._field, self._filename, self._start, length))
 
     def _on_end(self) -> None:
         self.complete = True

@@ -1,4 +1,4 @@
-"""Submission: an upload becomes a durable job, or leaves nothing behind."""
+"""Submission: an upload becomes a durable job, once for each idempotency key, or leaves nothing behind."""
 
 from __future__ import annotations
 

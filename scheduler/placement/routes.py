@@ -1,5 +1,4 @@
-"""The device list as the mapping sees it: who is alive and may get images, in which form, with which model, along which
-routes."""
+"""Placement over the device list: routes, models of nodes, and the form of images. Untrusted nodes get no pixels."""
 
 from __future__ import annotations
 

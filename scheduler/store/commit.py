@@ -1,5 +1,4 @@
-"""Group commit: one task that writes all results that have queued in one transaction, so that durability does not
-limit throughput.
+"""Group commit: results become durable, exactly once, in one transaction for all that have queued.
 
 While a commit is on its way to the disk, the next results queue; they share the next commit. A result is announced
 (`on_commit`) only when it is durable. Results stay in the queue while the database does not accept them (locked, disk
@@ -89,7 +88,7 @@ class GroupCommit:
 
     @property
     def congested(self) -> bool:
-        """True if so much waits to be written that no new work should be begun."""
+        """Backpressure: True if so much waits to be written that no new work should be begun."""
         return self._queue.qsize() > _CONGESTED
 
     def put(self, item: Item) -> None:

@@ -93,7 +93,7 @@ def test_a_place_says_by_which_command_and_when_it_was_measured(tmp_path: Path) 
     words = "table3-2030-01-01T010203Z"
     place = places_of(page(tmp_path, f"<!-- table: {words} -->"), tmp_path)[words]
     assert place.markdown.endswith(
-        "Measured by `terrace experiment table3`, commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
+        "Measured by `terrace experiment table3` of commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
         "(a processor), load 0.50 at its end; n = 1 for each row (readings of the files) "
         f"([record](./{words}.json))."
     )

@@ -541,7 +541,7 @@ def _take_step(world: World, attempts: list[Attempt], step: str, pick: int, numb
         among = under_way if under_way and pick < 6 else attempts
         attempt = among[pick % len(among)]
         if step in ("coarse", "fine", "fallback", "late", "routed"):
-            # As `wire` lets them through.
+            # As `transport` lets them through.
             known = attempt.phase in (Phase.FINE, Phase.ANSWERED)
             if attempt.phase is Phase.ACKNOWLEDGING or (step == "coarse") == known:
                 return
