@@ -29,7 +29,7 @@ def test_each_behaviour_is_in_the_file_that_the_page_names(behaviour: str, where
 
 
 def test_the_rooms_of_the_scheduler_are_those_of_its_contract() -> None:
-    table = PAGE.partition("Inside the scheduler")[2].partition("Inside the other")[0]
+    table = PAGE.partition("Inside the scheduler")[2].partition("The main rooms of the other")[0]
     named = {name.strip("/") for name in re.findall("`([a-z_]+/?)`", "".join(re.findall(r"^\|([^|]*)\|", table, re.M)))}
     there = {
         path.stem for path in (ROOT / "scheduler").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
