@@ -187,7 +187,7 @@ async def test_a_device_whose_answers_are_wrong_is_suspect_until_one_is_right(ki
 
         async def suspect() -> bool:
             state, reason = (await health(scheduler))["end-0"]
-            wrong = "its last answer was wrong: end-0 sent a line that is no answer ("
+            wrong = "its last answer was wrong: end-0 sent an invalid line ("
             return state == "suspect" and reason.startswith(wrong)
 
         job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
@@ -378,7 +378,7 @@ async def test_an_attempt_whose_time_was_over_is_no_success(kit, scheduler, who)
 @pytest.mark.parametrize(
     ("sent", "sentence"),
     [
-        ({"form": "pixels", "upload_bytes": 1, "encode_ms": 1.7e308}, "end-0 sent a line that is no answer (Expected"),
+        ({"form": "pixels", "upload_bytes": 1, "encode_ms": 1.7e308}, "end-0 sent an invalid line (Expected"),
         ({"form": "bottleneck", "upload_bytes": 1}, "end-0 sent what it had sent on as 'bottleneck', where 'pixels'"),
     ],
 )
@@ -475,7 +475,7 @@ async def test_where_nobody_else_is_left_an_invalid_answer_is_none(kit, settings
         events = await scheduler.events(job["id"])
         results = await scheduler.results(job["id"])
     assert counts(events[-1][2]) == ("failed", 0, 0, 0, 10)
-    assert all(result["coarse"] is None and "sent a line that is no answer" in result["error"] for result in results)
+    assert all(result["coarse"] is None and "sent an invalid line" in result["error"] for result in results)
     failed = [result for name, _, data in events if name == "failed" for result in data["results"]]
     assert [result["coarse"] for result in failed] == [None] * 10
 

@@ -181,7 +181,7 @@ def test_one_column_takes_what_the_others_leave(width: int, outcome: bool, whole
 def test_the_reason_of_an_attempt_costs_no_other_column(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reason = "end-2 sent a line that is no answer (Input should be an object)"
+    reason = "end-2 sent an invalid line (Input should be an object)"
     attempt = Attempt(
         task=7,
         attempt=1,

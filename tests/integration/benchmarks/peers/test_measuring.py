@@ -104,7 +104,7 @@ HTTPServer(("127.0.0.1", int(os.environ["PEER_PORT"])), Zeros).serve_forever()
 
 async def test_a_fast_server_with_wrong_answers_is_not_measured(run: Run) -> None:
     (row,) = await compared(run, dataclasses.replace(FASTAPI, command=("-c", ZEROS)))
-    assert "of the answers are those of the bare session" in row["failure"]
+    assert "of the answers agree with the bare session" in row["failure"]
 
 
 async def test_a_node_with_each_engine_is_measured_and_one_that_cannot_start_is_told_of(run: Run) -> None:
