@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terrace import cli
 from tierkit.atomic import write_atomically
-from tierkit.commandline import asked_wrongly
-from tierkit.errors import MissingExtra, SetupError, TerraceError
+from tierkit.errors import MissingExtra, SetupError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -124,13 +124,9 @@ def run(folder: Annotated[Path, typer.Argument(help="Made if it is not there.")]
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False)
     app.command()(run)
-    try:
-        app()
-    except TerraceError as exc:
-        sys.stderr.write(f"benchmarks.imagenet: {exc}\n")
-        sys.exit(2 if asked_wrongly(exc) else 1)
+    sys.exit(cli.run(sys.argv[1:], app, "python -m benchmarks.imagenet"))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from experiments.harness import RECORD, Record, extent
 from experiments.pages import fill, read_page
 from experiments.plots import Figures
 from experiments.record import joined, origin, read_record, record_stem
-from tierkit.commandline import asked_wrongly
-from tierkit.errors import InvalidInput, TerraceError
+from terrace import cli
+from tierkit.errors import InvalidInput
 
 __all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of", "run"]
 
@@ -126,13 +126,9 @@ def run(
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False)
     app.command()(run)
-    try:
-        app()
-    except TerraceError as exc:
-        sys.stderr.write(f"benchmarks.tables: {exc}\n")
-        sys.exit(2 if asked_wrongly(exc) else 1)
+    sys.exit(cli.run(sys.argv[1:], app, "python -m benchmarks.tables"))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ async def _check(target: Target, expected: Sequence[Sequence[int]]) -> None:
     """Compare the first answer with the bare sessions.
 
     Raises:
-        UpstreamError: It differs, or there is none.
+        UpstreamError: The answer differs or is missing.
     """
     async with Connection(target.origin) as connection:
         reply = await connection.request(target.requests[0], timeout_s=_REQUEST_S)

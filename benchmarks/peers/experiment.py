@@ -126,7 +126,7 @@ _NO_LOAD = {"batch": None, "concurrency": None}
 
 def _row(visits: Sequence[Point], own: Mapping[int, float | None]) -> dict[str, Any]:
     """Figures of one server. Ratios are taken within each round, and the median of the ratios counts: rounds lie
-    minutes apart, in which the machine's speed drifts.
+    minutes apart, and the speed of the machine drifts meanwhile.
 
     Args:
         own: images a second of Terrace's node, by round.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from scheduler.placement.mapping import FleetTimes, TaskTimes, share_to_cloud
 from tierkit.types import Scheme, Tier
 
-__all__ = ["Bound", "NodeCounts", "bound_of_scheme", "bound_of_split", "bound_with_slow_edge", "least_bound"]
+__all__ = ["Bound", "NodeCounts", "bound_of_scheme", "bound_of_split", "least_bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,28 +108,6 @@ def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
 def _near(split: float, tasks: int) -> set[int]:
     """Whole splits beside one, and next to those: the number may be off by rounding."""
     return {min(tasks, max(0, math.floor(split) + step)) for step in (-1, 0, 1, 2)}
-
-
-def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, factor: float, after_s: float) -> float:
-    """The least time, in seconds, when one edge node takes `factor` times as long from `after_s` on.
-
-    The end devices' part is that of `least_bound`. The upstream nodes work from the arrival of the first coarse answers
-    until their last answers must set out; T is the time by which all of them together can have computed `tasks`:
-
-        sum over nodes of (T - t^c/2 - t_first) / t^p  =  tasks,   and 1 / (factor t^p) for the slow one from then on
-    """
-    unchanged = least_bound(tasks, counts, times).seconds
-    edge = _known(Tier.EDGE, counts.edge, times.edge)
-    cloud = times.cloud if counts.cloud else None
-    # From its change on the slow node does (1 - 1 / factor) of its work less than before.
-    lost_rate = (1 - 1 / factor) / edge.processing_s
-    rate = counts.edge / edge.processing_s - lost_rate
-    work = tasks + counts.edge * (times.end.total_s + edge.communication_s) / edge.processing_s
-    work -= lost_rate * (after_s + edge.communication_s / 2)
-    if cloud is not None:
-        rate += counts.cloud / cloud.processing_s
-        work += counts.cloud * (times.end.total_s + cloud.communication_s) / cloud.processing_s
-    return max(unchanged, work / rate)
 
 
 def _known(tier: Tier, nodes: int, task: TaskTimes | None) -> TaskTimes:

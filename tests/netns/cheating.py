@@ -1,12 +1,11 @@
 """`terrace`, with workers that send the opposite of what they compute.
 
-`python cheating.py FILE train work URL ...` begins once FILE exists.
+`python cheating.py FILE train work URL ...` begins once the named pipe FILE is written to.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ def main() -> int:
 
     replaced: Callable[..., Any] = compute
     FlatLearner.compute = replaced  # type: ignore[method-assign]  # the cheat
-    go = Path(sys.argv[1])
-    while not go.exists():
-        time.sleep(0.02)
+    Path(sys.argv[1]).read_bytes()
     return run(sys.argv[2:])
 
 

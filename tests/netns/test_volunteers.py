@@ -77,6 +77,7 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
     for each in WORKERS:
         network.add(each)
     command, go = prepare(folder, certificates, hub.address), folder / "go"
+    os.mkfifo(go)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(network.here(user))
         host = await stack.enter_async_context(service_process(command, ready_file=folder / "ready", inside=hub.inside))
@@ -125,7 +126,7 @@ async def one_run(network: Network, certificates: Certificates, folder: Path, *,
 
             # Against one honest worker, a faster cheater has the majority.
             await wait_for(the_honest_work, timeout_s=_BUDGET_S, what="updates of w1 and w2")
-            go.touch()
+            await asyncio.to_thread(go.write_bytes, b"")
 
             async def one_is_caught() -> bool:
                 found = await standings()

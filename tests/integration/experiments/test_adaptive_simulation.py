@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.scale.world import BATCH, Case, Slow, World
-from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_with_slow_edge, least_bound
+from scheduler.placement.bound import NodeCounts, bound_of_scheme, least_bound
 from scheduler.placement.mapping import FleetTimes, TaskTimes
 from tierkit.types import Scheme, Tier
 
@@ -23,6 +23,29 @@ TIMES = FleetTimes(
     cloud=TaskTimes(communication_s=1.0, processing_s=BATCH * 0.00736),
 )
 ENDS = range(1, 9)
+
+
+def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, factor: float, after_s: float) -> float:
+    """The least time, in seconds, when one edge node takes `factor` times as long from `after_s` on.
+
+    The end devices' part is that of `least_bound`. The upstream nodes work from the arrival of the first coarse answers
+    until their last answers must set out; T is the time by which all of them together can have computed `tasks`:
+
+        sum over nodes of (T - t^c/2 - t_first) / t^p  =  tasks,   and 1 / (factor t^p) for the slow one from then on
+    """
+    unchanged = least_bound(tasks, counts, times).seconds
+    edge = times.edge
+    assert edge is not None
+    cloud = times.cloud if counts.cloud else None
+    # From its change on the slow node does (1 - 1 / factor) of its work less than before.
+    lost_rate = (1 - 1 / factor) / edge.processing_s
+    rate = counts.edge / edge.processing_s - lost_rate
+    work = tasks + counts.edge * (times.end.total_s + edge.communication_s) / edge.processing_s
+    work -= lost_rate * (after_s + edge.communication_s / 2)
+    if cloud is not None:
+        rate += counts.cloud / cloud.processing_s
+        work += counts.cloud * (times.end.total_s + cloud.communication_s) / cloud.processing_s
+    return max(unchanged, work / rate)
 
 
 def case_of(ends: int, **changes: Any) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_of_split, bound_with_slow_edge, least_bound
+from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_of_split, least_bound
 from scheduler.placement.mapping import FleetTimes, TaskTimes
 from tierkit.types import Scheme, Tier
 
@@ -48,16 +48,6 @@ def test_one_tier_alone():
     assert least_bound(10, counts(2, edge=0), PAPER).edge_tasks == 0
     with pytest.raises(ValueError, match="no edge node"):
         least_bound(10, counts(2, edge=0, cloud=0), PAPER)
-
-
-def test_a_slow_edge_node():
-    # As if it had been so from the start: three edge nodes, a quarter of one, and the cloud.
-    rate = 3 / 0.2995 + 1 / (4 * 0.2995) + 1 / 0.368
-    work = 200 + 3.25 * 0.8705 / 0.2995 + 1.3705 / 0.368
-    slow = bound_with_slow_edge(200, counts(8), PAPER, factor=4, after_s=0.3705 + 0.25)
-    assert slow == pytest.approx(work / rate)
-    assert bound_with_slow_edge(200, counts(8), PAPER, factor=1, after_s=3) == pytest.approx(13.4495, rel=0.01)
-    assert bound_with_slow_edge(200, counts(1), PAPER, factor=4, after_s=3) == pytest.approx(74.8995)
 
 
 @settings(deadline=None)
