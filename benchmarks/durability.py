@@ -32,9 +32,11 @@ from experiments.bench.load import loop_factory
 from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, grouped, option
 from experiments.record import ranged
 from models.manifest import load_manifest
+from scheduler.core import events
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import JobFacts, TaskFacts
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.ingest.upload import Incoming
 from scheduler.jobs.query import get_job
 from scheduler.jobs.service import Scheduler
@@ -165,12 +167,12 @@ async def _fleet(scheduler: Scheduler, ports: list[int]) -> AsyncIterator[None]:
     nodes = [(f"end-{number}", Tier.END, port) for number, port in enumerate(ports)]
     nodes.append(("edge-0", Tier.EDGE, ports[0]))
     for node_id, tier, port in nodes:
-        scheduler.devices.register(null_node(node_id, tier, port), time.monotonic())
+        scheduler.dispatcher.handle(events.Registered(null_node(node_id, tier, port)))
 
     async def beat() -> None:
         while True:
             for node_id, _, _ in nodes:
-                scheduler.devices.heartbeat(node_id, IDLE, time.monotonic())
+                scheduler.dispatcher.handle(events.Beat(node_id, IDLE))
             await asyncio.sleep(scheduler.settings.heartbeat_s)
 
     beating = asyncio.create_task(beat(), name="heartbeats")
@@ -203,20 +205,15 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
 async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[float, float]:
     """The same without a database: answers are checked, counted and forgotten."""
     recipient = _Counting()
-    job = ActiveJob(
+    facts = JobFacts(
         job_id="volatile",
         policy=JobPolicy(scheme=scheme, deadline_s=_DEADLINE_S, task_deadline_s=_DEADLINE_S),
-        images=pixels,
-        content="",
-        tasks=[
-            ActiveTask(index=index, first_image=first, images=BATCH)
-            for index, first in enumerate(range(0, len(pixels), BATCH))
-        ],
-        recipient=recipient,
         deadline=time.monotonic() + _DEADLINE_S,
     )
-    scheduler.dispatcher.add(job)
-    taken = await _taken(scheduler, job.job_id)
+    firsts = enumerate(range(0, len(pixels), BATCH))
+    tasks = [TaskFacts(index=index, first_image=first, images=BATCH) for index, first in firsts]
+    scheduler.dispatcher.add(ActiveJob(facts, tasks=tasks, images=pixels, recipient=recipient))
+    taken = await _taken(scheduler, facts.job_id)
     expected = len(pixels) // BATCH * (1 if scheme is Scheme.END else 2)
     if recipient.answers != expected:
         raise ServiceFailed(f"{recipient.answers} answers instead of {expected}")

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from scheduler.core.health import DetectorTimes
+from scheduler.core.limits import TaskLimits
 from tierkit.access import Proxies, Role, checked_network, checked_root_path
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath, split_commas
 from tierkit.types import Scheme
@@ -181,6 +182,18 @@ class SchedulerSettings(ServiceSettings):
             lease_s=self.lease_s,
             stall_s=self.stall_s,
             set_aside_s=self.set_aside_s,
+        )
+
+    @property
+    def task_limits(self) -> TaskLimits:
+        return TaskLimits(
+            max_attempts=self.max_attempts,
+            coarse_timeout_s=self.coarse_timeout_s,
+            task_deadline_s=self.task_deadline_s,
+            acknowledge_s=self.acknowledge_s,
+            set_aside_s=self.set_aside_s,
+            retries_per_s=self.retries_per_s,
+            retry_burst=self.retry_burst,
         )
 
     @property

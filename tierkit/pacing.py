@@ -32,13 +32,13 @@ class TokenBucket:
     at: float = 0.0
 
     def wait_s(self, now: float, tokens: float = 1.0) -> float:
-        """Seconds until it holds this number of tokens; 0 where it does."""
-        self.level = min(self.burst, self.level + (now - self.at) * self.per_s)
-        self.at = now
-        return max(0.0, (tokens - self.level) / self.per_s)
+        """Seconds until it holds this number of tokens; 0 where it does. Changes nothing."""
+        return max(0.0, (tokens - self._level_at(now)) / self.per_s)
 
     def take(self, now: float, tokens: float = 1.0) -> float:
         """Take tokens; returns the seconds until they would have been there."""
-        self.wait_s(now)
-        self.level -= tokens
+        self.level, self.at = self._level_at(now) - tokens, now
         return max(0.0, -self.level / self.per_s)
+
+    def _level_at(self, now: float) -> float:
+        return min(self.burst, self.level + (now - self.at) * self.per_s)

@@ -27,11 +27,13 @@ import numpy as np
 from pydantic import BaseModel
 
 from models.manifest import Manifest, load_manifest
-from scheduler.core.fleet import DeviceList
+from scheduler.core import events
+from scheduler.core.fleet import Change, Ledger
 from scheduler.core.health import Probe
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import PolicyRequest, settle
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import JobFacts, TaskFacts
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.transport import TaskRequest
 from scheduler.history.record import Record
@@ -232,13 +234,14 @@ class World:
             suspect_s=2.5 * case.heartbeat_s,
             lease_s=15 * case.heartbeat_s,
         )
-        self.devices = DeviceList(self.settings.detector_times, sweep_s=_SWEEP_S)
+        self.devices = Ledger(self.settings.detector_times, sweep_s=_SWEEP_S, window=case.window)
         fleet = Placement(self.devices, self.settings, manifest, b"")
         self.dispatcher = Dispatcher(
             settings=self.settings,
-            devices=self.devices,
+            ledger=self.devices,
             placement=fleet,
             pilot=Pilot(
+                self.devices,
                 link_s=told,
                 hop_s=case.hop_s if case.links_known else 0.0,
                 accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
@@ -276,7 +279,7 @@ class World:
         """Returns the seconds from the first dispatch to the last answer."""
         for node in self.nodes.values():
             self._register(node)
-        self.devices.listen(self._on_change)
+        self.dispatcher.follow(self._on_change)
         self._start_beating()
         self.loop.at(0.0, self._sweep)
         if self.case.churn_per_minute:
@@ -291,30 +294,27 @@ class World:
 
     def _top_up(self) -> None:
         """Submit a job when little is left to send of those before."""
-        jobs = [job for job in map(self.dispatcher.job, self._job_ids()) if job is not None]
-        ready = sum(len(job.ready) for job in jobs)
+        ready = self.dispatcher.waiting
         while self._unsubmitted and ready < _LEAST_READY * self.case.ends:
             tasks = min(self.case.job_tasks, self._unsubmitted)
             self._unsubmitted -= tasks
             ready += tasks
             self.dispatcher.add(
                 ActiveJob(
-                    job_id=f"job-{self._jobs}",
-                    policy=self._policy,
+                    JobFacts(
+                        job_id=f"job-{self._jobs}",
+                        policy=self._policy,
+                        deadline=self.loop.time() + self.case.deadline_s,
+                    ),
+                    tasks=[TaskFacts(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
                     images=self._pixels,
-                    content="",
-                    tasks=[ActiveTask(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
                     recipient=_Sink(self, tasks),
-                    deadline=self.loop.time() + self.case.deadline_s,
                 )
             )
             self._jobs += 1
         self.tell(1 - self.left / self.case.tasks)
         if self.left:
             self.loop.at(self.loop.time() + _TOP_UP_S, self._top_up)
-
-    def _job_ids(self) -> Iterator[str]:
-        return (f"job-{number}" for number in range(self._jobs))
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
@@ -466,8 +466,8 @@ class World:
             models=(offer,),
             version="0",
         )
-        self.devices.register(registration, now)
-        self.devices.probed(node.node_id, node.incarnation, Probe.ANSWERED, began=now, now=now)
+        self.dispatcher.handle(events.Registered(registration))
+        self.dispatcher.handle(events.Probed(node.node_id, node.incarnation, Probe.ANSWERED, now))
         self.messages += 2
 
     def _start_beating(self) -> None:
@@ -483,18 +483,18 @@ class World:
                 continue
             self.beats += 1
             try:
-                self.devices.heartbeat(node.node_id, node.heartbeat(), now)
+                self.dispatcher.handle(events.Beat(node.node_id, node.heartbeat()))
             except NotFound:
                 self._register(node)
         self.loop.at(now + self.case.heartbeat_s, self._beat, group)
 
     def _sweep(self) -> None:
-        self.devices.sweep(self.loop.time())
+        self.dispatcher.handle(events.Swept())
         self.loop.at(self.loop.time() + _SWEEP_S, self._sweep)
 
-    def _on_change(self, node_id: str) -> None:
+    def _on_change(self, change: Change) -> None:
         """The scheduler asks a suspect whether it lives."""
-        device = self.devices.find(node_id)
+        node_id, device = change.node_id, self.devices.find(change.node_id)
         if device is None:
             return
         now = self.loop.time()
@@ -506,7 +506,7 @@ class World:
         node = self.nodes[node_id]
         outcome = {"": Probe.ANSWERED, "killed": Probe.REFUSED, "silent": Probe.SILENT}[node.down]
         self.messages += 1
-        self.devices.probed(node_id, incarnation, outcome, began=began, now=self.loop.time())
+        self.dispatcher.handle(events.Probed(node_id, incarnation, outcome, began))
 
     # --- churn --------------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         def take(scheduler: Scheduler) -> None:
             app.state.scheduler = scheduler
-            lifecycle.on_refusal = partial(note_refusal, scheduler.devices)
+            lifecycle.on_refusal = partial(note_refusal, scheduler)
             app.state.snapshots = Snapshots(scheduler, clock=time.monotonic)
 
         app.state.own_address = OwnAddress(settings.host)

@@ -21,6 +21,7 @@ from scheduler.api.routing import (
     for_nodes,
     for_operators,
 )
+from scheduler.core import events
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import REFUSED
 from tierkit.access import Caller
@@ -54,7 +55,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
                     "reached": view.device.reached,
                     "phi": round(view.phi, 1),
                     "joined_s": round(now - view.device.joined_at, 3),
-                    "outstanding": scheduler.dispatcher.outstanding(view.device.node_id),
+                    "outstanding": scheduler.devices.assigned.outstanding(view.device.node_id),
                 }
             )
             for view in (*scheduler.devices.view(now), *scheduler.devices.strangers(now))
@@ -75,7 +76,8 @@ async def register(request: Request, scheduler: Service, caller: CallerOf, regis
     except (Conflict, Forbidden) as exc:
         # A node whose token is for other names has proved nothing.
         claim = registration if isinstance(exc, Conflict) else None
-        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic(), claim, tier=registration.tier)
+        refusal = events.TurnedAway(registration.node_id, str(exc), claim, registration.tier)
+        scheduler.dispatcher.handle(refusal)
         reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
         REFUSED.labels(registration.tier, reason).inc()
         raise
@@ -91,7 +93,8 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     ):
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
     scheduler.placement.check_networks(registration)
-    return scheduler.devices.register(registration, time.monotonic())
+    scheduler.dispatcher.handle(events.Registered(registration))
+    return Lease(lease_s=scheduler.settings.lease_s, heartbeat_s=scheduler.settings.heartbeat_s)
 
 
 @devices.post(
@@ -105,7 +108,7 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     """404 or 409: register again."""
     if caller is not None:
         caller.check_claim(node_id)
-    scheduler.devices.heartbeat(node_id, beat, time.monotonic())
+    scheduler.dispatcher.handle(events.Beat(node_id, beat))
     return Response(status_code=204)
 
 
@@ -170,7 +173,7 @@ async def remove(
         await for_nodes(request, scheduler, caller)
         if caller is not None:
             caller.check_claim(node_id)
-        scheduler.devices.leave(node_id, incarnation, time.monotonic())
+        scheduler.dispatcher.handle(events.Left(node_id, incarnation))
         return
     await for_operators(caller)
     if forget:

@@ -13,7 +13,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Message, Scope
 
-from scheduler.core.fleet import DeviceList
+from scheduler.core import events
 from scheduler.core.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
 from tierkit.access import CALLER, Allowance, Authenticator, Caller
@@ -115,15 +115,15 @@ async def for_nodes(request: Request, scheduler: Service, caller: CallerOf) -> N
         try:
             caller.need("node")
         except Forbidden as exc:
-            note_refusal(scheduler.devices, request.scope, exc)
+            note_refusal(scheduler, request.scope, exc)
             raise
 
 
-def note_refusal(devices: DeviceList, scope: Scope, error: TerraceError) -> None:
+def note_refusal(scheduler: Scheduler, scope: Scope, error: TerraceError) -> None:
     """A node whose token is refused is told of on the device list."""
     for name, value in scope["headers"]:
         if name == _NODE:
-            devices.refused(value.decode("latin-1"), str(error), time.monotonic())
+            scheduler.dispatcher.handle(events.TurnedAway(value.decode("latin-1"), str(error)))
 
 
 def allowance_of(caller: Caller | None) -> Allowance:

@@ -173,7 +173,7 @@ class Snapshots:
             network=self._scheduler.placement.node(device).model,
             accuracy=self._scheduler.placement.accuracy(device),
             version=registration.version,
-            outstanding=self._scheduler.dispatcher.outstanding(device.node_id),
+            outstanding=self._scheduler.devices.assigned.outstanding(device.node_id),
             queued_images=0 if load is None else load.queued_images,
             images_per_s=round(self.record.images_per_s(device.node_id), 1),
             ms_per_image=None if speed_s is None else round(1000 * speed_s, 4),
@@ -197,7 +197,7 @@ class Snapshots:
     def _mapped_to(self, devices: Sequence[Device], now: float) -> Mapping[str, tuple[str, ...]]:
         """Upstream nodes by end device under the scheduler's own scheme; computed again when the fleet has changed."""
         scheduler = self._scheduler
-        scheme, changes = scheduler.settings.scheme, scheduler.devices.changes
+        scheme, changes = scheduler.settings.scheme, scheduler.devices.version
         if scheme is Scheme.ADAPTIVE:
             return {}
         if self._mapped[0] != changes:

@@ -6,8 +6,18 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from scheduler.core.breaker import WrongAnswers
-from scheduler.core.health import Arrivals, Probe, Verdict, phi
+from scheduler.core.breaker import WrongAnswers, rest_s
+from scheduler.core.health import (
+    Arrivals,
+    DetectorTimes,
+    Evidence,
+    Probe,
+    Verdict,
+    judge,
+    phi,
+    stalled_after_s,
+    suspect_after_s,
+)
 from tierkit.inference.upstreams import is_allowed
 from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
@@ -20,6 +30,12 @@ SortKey = tuple[tuple[int, str | int], ...]
 
 _BATCH = 64
 """Default number of images that a node computes at a time, if it does not report it."""
+_REFUSED_S = 60.0
+"""Seconds for which a refusal is shown. A node that keeps asking does so every few seconds."""
+_MOST_SAID = 500
+"""Characters of a reason."""
+_AGAIN_S = 1e-6
+"""A node whose time is up by a hair is looked at again so much later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +92,8 @@ class Node:
 
 @dataclass(slots=True, kw_only=True)
 class Device:
-    """The record of one node."""
+    """The record of one node: what speaks for and against it. Its methods take evidence; `Ledger.note` calls them, and
+    judges the node again after each."""
 
     registration: Registration
     node_id: str = field(init=False)
@@ -110,7 +127,7 @@ class Device:
     load: Heartbeat | None = None
     """The load that the node reported last."""
     given: int = 0
-    """Images of tasks that were sent to it and that it has not answered yet."""
+    """Images of the attempts that it owes an answer."""
     stalled: int = 0
     """Images on which it got stuck. Progress clears this; new work does not."""
     refusal: tuple[float, str] = (-math.inf, "")
@@ -128,7 +145,7 @@ class Device:
     node: Node | None = None
     """The node as the mapping sees it; `placement.routes` sets it."""
     told: tuple[Health, bool] = (Health.ALIVE, True)
-    """The health that the listeners know, and whether it keeps its tasks."""
+    """The health that was announced last, and whether it keeps its tasks."""
 
     def __post_init__(self) -> None:
         # Each decision asks for them many times.
@@ -155,6 +172,180 @@ class Device:
         """Images that it should be working on."""
         told = 0 if self.load is None else self.load.running_images or min(self.load.queued_images, _BATCH)
         return max(self.given, self.stalled, told)
+
+    @classmethod
+    def new(cls, registration: Registration, intent: Intent, times: DetectorTimes, now: float) -> Device:
+        """The record of a node that has just registered."""
+        arrivals, per_minute = Arrivals(times.heartbeat_s), registration.images_per_minute
+        return cls(
+            registration=registration,
+            joined_at=now,
+            last_seen=now,
+            last_beat=now,
+            arrivals=arrivals,
+            budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
+            suspect_after_s=suspect_after_s(*arrivals.fit(), times),
+            progress_at=now,
+            intent=intent,
+            order=natural_order(registration.node_id),
+        )
+
+    # --- evidence -----------------------------------------------------------------------------------------------------
+
+    def beats(self, beat: Heartbeat, times: DetectorTimes, now: float) -> bool:
+        """A heartbeat has come. Returns True if it computes at another speed now."""
+        self.arrivals.add(now - self.last_beat)
+        self.last_beat = now
+        self.suspect_after_s = suspect_after_s(*self.arrivals.fit(), times)
+        self.leaving = beat.draining
+        owed_before, done_before = self.owed, 0 if self.load is None else self.load.images_done
+        replicas_before, self.load = self.replicas, beat
+        if beat.images_done != done_before:
+            self.progresses(now)
+        elif not owed_before:
+            self.progress_at = now
+        self.seen(now)
+        return beat.replicas != replicas_before
+
+    def seen(self, now: float) -> bool:
+        """It has given a sign of life."""
+        self.last_seen = now
+        self.accusation = self.probe = None
+        return True
+
+    def progresses(self, now: float) -> None:
+        """It has finished images."""
+        self.progress_at = now
+        self.stalled = 0
+
+    def gets(self, images: int, now: float) -> None:
+        """It owes an answer to so many more images."""
+        if not self.owed:
+            self.progress_at = now
+        self.given += images
+
+    def forgive(self, pause_s: float, now: float) -> None:
+        """Take time off its silence in which the scheduler heard nobody."""
+        self.last_seen = min(now, self.last_seen + pause_s)
+        self.last_beat = min(now, self.last_beat + pause_s)
+        self.progress_at = min(now, self.progress_at + pause_s)
+
+    def is_accused(self, reason: str) -> bool:
+        """An attempt could not reach it: it is suspect until its next sign of life."""
+        self.accusation = reason
+        return True
+
+    def answers_rightly(self) -> bool:
+        """An attempt on it ended as it should: its wrong answers are forgotten."""
+        return self._change_wrong(WrongAnswers())
+
+    def answers_wrongly(self, reason: str, now: float, *, counts: bool = True) -> bool:
+        """An attempt on it ended with a wrong answer, or with none in time. Heartbeats do not clear it of that.
+
+        Args:
+            counts: False where the task may be to blame as well: it rests no longer than it did.
+        """
+        return self._change_wrong(self.wrong.one_more(reason, now) if counts else self.wrong.again(now))
+
+    def is_pardoned(self) -> bool:
+        """One of its wrong answers was its task's fault as much."""
+        return self._change_wrong(self.wrong.one_less())
+
+    def is_tried(self, now: float) -> bool:
+        """A task is on its way to it: its trial, if its last answers were wrong."""
+        return self._change_wrong(self.wrong.again(now))
+
+    def _change_wrong(self, wrong: WrongAnswers) -> bool:
+        before, self.wrong = self.wrong, wrong
+        return wrong != before
+
+    def rests(self, until: float) -> bool:
+        """It gets no new tasks before then: it said "not now", or rests for its power budget."""
+        self.not_before = max(self.not_before, until)
+        return True
+
+    def give_up(self, error: str) -> bool:
+        """An error of ours makes it dead; it may register again."""
+        self.death = f"cannot be judged ({error})"[:_MOST_SAID]
+        return True
+
+    def refuse(self, why: str, now: float) -> None:
+        """It was refused a place, or a heartbeat."""
+        self.refusal = now, why[:_MOST_SAID]
+
+    def refused_lately(self, now: float) -> bool:
+        """True if it was refused within the last minute."""
+        return now - self.refusal[0] < _REFUSED_S
+
+    # --- opinion ------------------------------------------------------------------------------------------------------
+
+    def view(self, now: float, times: DetectorTimes, *, until: float, doubting: bool) -> DeviceView:
+        """The failure detector's verdict.
+
+        Args:
+            until: its silence counts until then.
+            doubting: the scheduler doubts that it hears anybody.
+        """
+        silent_s, wrong = max(0.0, until - self.last_seen), self.wrong
+        evidence = Evidence(
+            silent_s=silent_s,
+            suspect_after_s=self.suspect_after_s,
+            probe=self.probe,
+            reached=self.reached,
+            accusation=self.accusation,
+            wrong=wrong.why if wrong.sets_aside(now, times.set_aside_s) else None,
+            draining=self.draining,
+            owed=self.owed,
+            ms_per_image=self.ms_per_image,
+            idle_s=max(0.0, until - self.progress_at),
+            death=self.death,
+            removed=self.intent.removed,
+        )
+        verdict = judge(evidence, times)
+        reason = verdict.reason
+        if doubting and verdict.health is Health.SUSPECT:
+            reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
+        if self.intent.drained and not self.intent.removed:
+            reason = f"{reason}; drained{self.intent.of_whom}"
+        if verdict.health is Health.ALIVE and self.budget and (pause_s := self.budget.wait_s(now, 0)):
+            per_minute = self.registration.images_per_minute
+            reason = f"{reason}; rests for {pause_s:.1f} s to keep to {per_minute} images a minute"
+        if verdict.health is Health.ALIVE and wrong.count:
+            reason = f"{reason}; gets one task as a trial: {wrong.why}"
+        if verdict.health is Health.DEAD and self.refused_lately(now):
+            reason = f"{reason}; it is refused: {self.refusal[1]}"
+        return DeviceView(
+            death=verdict.reason if verdict.health.gone else None,
+            device=self,
+            health=verdict.health,
+            reason=reason,
+            silent_s=silent_s,
+            keeps_tasks=verdict.keeps_tasks,
+            set_aside=verdict.set_aside,
+        )
+
+    def next_review(self, now: float, times: DetectorTimes, *, until: float) -> float:
+        """The time at which the verdict may change without evidence, or the node may get tasks again.
+
+        Args:
+            until: its silence was counted until then: what comes of the time since is still to be judged.
+        """
+        if self.death is not None:
+            return math.inf
+        moments = [self.last_seen + self.suspect_after_s, self.last_seen + times.lease_s]
+        if owed := self.owed:
+            moments.append(self.progress_at + stalled_after_s(owed, self.ms_per_image, times))
+        if self.wrong.count:
+            moments.append(self.wrong.at + rest_s(self.wrong.count, times.set_aside_s))
+        at = max(now, min((moment for moment in moments if moment > until), default=now)) + _AGAIN_S
+        return min(at, self.not_before) if self.not_before > now else at
+
+    def may_recover(self, now: float) -> bool:
+        """True if less silence may change its health. Judging thousands for which it cannot would cause
+        the next pause."""
+        health, keeps_tasks = self.told
+        silent_s = now - self.last_seen
+        return not keeps_tasks or (health is not Health.ALIVE and silent_s < self.suspect_after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,44 +1,32 @@
-"""The device list: the nodes that hold a live lease and may receive tasks. Time is passed in; no I/O.
+"""The ledger of the fleet: the evidence on each node, and who works on what. Time is passed in; no I/O.
 
 A node registers with an incarnation that is fresh at each of its starts, receives a lease and renews it by heartbeats.
-What else speaks for or against it is gathered here as well: answers to tasks and failed attempts (told by the
-dispatcher), probes (told by the watch), work that it owes. `health` judges all of it.
+What else speaks for or against it is gathered here as well: answers to tasks and failed attempts, probes, work that it
+owes. `health` judges all of it. Nodes that hold a live lease are the device list: they may receive tasks.
 
 Who is alive is not stored: after a restart of the scheduler all nodes count as dead until their next heartbeats, which
-are answered "register again". What outlasts it is which nodes are known, and what operators want with them
-(`restore`, `take_unsaved`).
+are answered "register again". What outlasts it is which nodes are known, and what operators want with them (`restore`).
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Concatenate, NamedTuple, ParamSpec
 
-from scheduler.core.breaker import WrongAnswers, rest_s
-from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, SortKey, natural_order
-from scheduler.core.health import (
-    Arrivals,
-    DetectorTimes,
-    Evidence,
-    Probe,
-    hears_nobody,
-    judge,
-    stalled_after_s,
-    suspect_after_s,
-)
+from scheduler.core.assignments import Assignments
+from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, SortKey
+from scheduler.core.health import DetectorTimes, Probe, hears_nobody
+from scheduler.core.work import Attempt
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
-from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
-from tierkit.wire.messages import Heartbeat, Lease, Registration
+from tierkit.wire.messages import Heartbeat, Registration
 
-__all__ = [
-    "DeviceList",
-]
+__all__ = ["Change", "Ledger"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +46,7 @@ died first. It keeps nodes that an operator has drained, removed or trusted."""
 _LIST_FULL_S = 60.0
 
 _REFUSED_S = 60.0
-"""Seconds for which a refusal is shown. A node that keeps asking does so every few seconds."""
+"""Seconds for which a refusal is shown."""
 
 _MOST_STRANGERS = 64
 """Refused nodes that are remembered although they are not on the list."""
@@ -66,12 +54,23 @@ _MOST_STRANGERS = 64
 _MOST_RETIRED = 64
 """Older incarnations that are remembered of each node."""
 
-_AGAIN_S = 1e-6
-"""A node whose time is up by a hair is looked at again so much later."""
+
+Taken = ParamSpec("Taken")
 
 
-class DeviceList:
-    """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
+class Change(NamedTuple):
+    """What became of a node: one entry of the feed of changes."""
+
+    node_id: str
+    health: Health | None
+    """Its health, which was another before; None for a node that has registered, or is off the list."""
+    reason: str = ""
+    to_save: bool = False
+    """The stored row of the node is out of date."""
+
+
+class Ledger:
+    """Registrations, leases, health and attempts of all nodes. `scheduler.core.step` changes it.
 
     A node's health changes by evidence, which arrives at a method of this class, or by time. A heap holds the times
     at which nodes must be judged again.
@@ -80,9 +79,10 @@ class DeviceList:
         times: of the failure detector.
         sweep_s: seconds between calls of `sweep`. After a gap of twice as long, the scheduler itself stood still and
             could hear no node: that time counts against no node.
+        window: tasks that an end device may have outstanding.
     """
 
-    def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
+    def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf, window: int = 1) -> None:
         self.times = times
         self._sweep_s = sweep_s
         self._swept_at: float | None = None
@@ -93,40 +93,35 @@ class DeviceList:
         but one that refuses connections does."""
         self._sure_since = -math.inf
         """When it last stopped doing so."""
-        self._listeners: list[Callable[[str], None]] = []
-        self._followers: list[Callable[[str], None]] = []
         self._devices: dict[str, Device] = {}
-        self._changes: list[DeviceView] = []
         self._in_order: list[Device] = []
         self._present: dict[str, Device] = {}
         """Those that have not been given up: what is judged again and again."""
         self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
-        self.changes = 0
+        self.version = 0
         """Another number whenever another set of nodes may receive tasks, by the last `alive`, or a node's speed is
         another one."""
         self._reviews: list[tuple[float, str]] = []
         """A heap of (time, node id) at which nodes are judged again."""
-        self._untold: set[str] = set()
-        """Nodes whose health is another than the listeners know."""
+        self._unannounced: set[str] = set()
+        """Nodes whose health is another than the one that was announced."""
         self._dead: dict[str, None] = {}
         """Dead nodes that the list may forget, in the order of their deaths."""
         self._strangers: dict[str, Device] = {}
+        """Nodes that were refused and are not on the list, the latest last."""
         self._turned_away: dict[Tier, tuple[float, str]] = {}
         """By tier: when a node was refused whose token is for others, and why."""
-        """Nodes that were refused and are not on the list, the latest last."""
-        self._unsaved: set[str] = set()
-        """Nodes whose row in the database is out of date."""
+        self._feed: list[Change] = []
+        """Changes since `take_changes`."""
+        self.assigned = Assignments(window)
+        """Who works on what."""
 
-    def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with a node id after any change that may free, add or remove capacity."""
-        self._listeners.append(listener)
+    def take_changes(self) -> list[Change]:
+        """The feed of changes: what became of nodes since the last call, in order."""
+        changes, self._feed = self._feed, []
+        return changes
 
-    def follow(self, follower: Callable[[str], None]) -> None:
-        """Call `follower` with the id of each node that comes to those that may receive tasks, or leaves them. It must
-        not call back."""
-        self._followers.append(follower)
-
-    def register(self, registration: Registration, now: float) -> Lease:
+    def register(self, registration: Registration, now: float) -> None:
         """Give a node a place in the list.
 
         A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
@@ -149,66 +144,48 @@ class DeviceList:
             self.forget(next(iter(self._dead)))
         retired: tuple[str, ...] = ()
         if old is not None:
-            self._check_claim(registration, old, now)
+            self.move_out(registration, now)
             older = (*old.retired, old.incarnation)
             retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
-            moved = old.incarnation == registration.incarnation and old.registration.url != registration.url
-            if moved and old.death is None:
-                old.left, old.death = True, f"has moved to {registration.url}"
-                self._announce(old, now)
         if self._swept_at is None:
             self._swept_at = now  # no node is silent before the first has come
         intent = NO_INTENT if old is None else old.intent
-        device = self._devices[node_id] = self._present[node_id] = self._new(registration, intent, now)
+        device = self._devices[node_id] = self._present[node_id] = Device.new(registration, intent, self.times, now)
         device.retired = retired
+        if old is not None and old.incarnation == device.incarnation:
+            device.given = old.given
         self._dead.pop(node_id, None)
-        if old is None or old.registration != registration.model_copy(update={"key": old.registration.key}):
-            self._unsaved.add(node_id)
+        to_save = old is None or old.registration != registration.model_copy(update={"key": old.registration.key})
         if old is not None:
             self._unlist(old)
             self._in_order[_place(self._in_order, old)] = device
         else:
             insort(self._in_order, device, key=_order)
         self._refresh(device, now)
-        self._tell(node_id)
-        return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
+        self._feed.append(Change(node_id, None, to_save=to_save))
 
-    def _new(self, registration: Registration, intent: Intent, now: float) -> Device:
-        arrivals, per_minute = Arrivals(self.times.heartbeat_s), registration.images_per_minute
-        return Device(
-            registration=registration,
-            joined_at=now,
-            last_seen=now,
-            last_beat=now,
-            arrivals=arrivals,
-            budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
-            suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
-            progress_at=now,
-            intent=intent,
-            order=natural_order(registration.node_id),
-        )
+    def move_out(self, registration: Registration, now: float) -> None:
+        """A process that registers from another address is gone from its old one. Raises what `register` raises."""
+        old = self._devices.get(registration.node_id)
+        if old is None:
+            return
+        self._check_claim(registration, old, now)
+        moved = old.incarnation == registration.incarnation and old.registration.url != registration.url
+        if moved and old.death is None:
+            old.left, old.death = True, f"has moved to {registration.url}"
+            self._announce(old, now)
 
     def restore(self, nodes: Iterable[KnownNode], now: float) -> None:
         """Put nodes on the list that the scheduler before this one knew: dead, until they register again. Called once,
         on an empty list."""
         for known in nodes:
-            device = self._new(known.registration, known.intent, now)
+            device = Device.new(known.registration, known.intent, self.times, now)
             removed = known.intent.removed
             device.death = _removal(known.intent) if removed else "has not come back since the scheduler started"
             device.told = (Health.REMOVED if removed else Health.DEAD, False)
             self._devices[device.node_id] = device
             self._buried(device)
         self._in_order = sorted(self._devices.values(), key=_order)
-
-    def take_unsaved(self, most: int | None = None) -> dict[str, KnownNode | None]:
-        """Changed nodes to be written, by id, at most `most`; None means delete."""
-        taken = set(itertools.islice(self._unsaved, most))
-        self._unsaved -= taken
-        return {node_id: self.known(node_id) for node_id in taken}
-
-    def put_back(self, node_ids: Iterable[str]) -> None:
-        """These could not be written."""
-        self._unsaved.update(node_ids)
 
     def known(self, node_id: str) -> KnownNode | None:
         """The part of a node that is stored; None if it is not on the list."""
@@ -252,51 +229,65 @@ class DeviceList:
         view = self._view(device, now)
         if view.health.gone:
             raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
-        device.arrivals.add(now - device.last_beat)
-        device.last_beat = now
-        device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
-        device.leaving = beat.draining
-        owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
-        replicas_before, device.load = device.replicas, beat
-        if beat.replicas != replicas_before:
+        if device.beats(beat, self.times, now):
             # What was worked out with its speed is void.
             device.node = None
-            self.changes += 1
-        if beat.images_done != done_before:
-            self._progressed(device, now)
-        elif not owed_before:
-            device.progress_at = now
-        self._seen(device, now)
+            self.version += 1
+        self._announce(device, now)
 
-    def heard(self, node_id: str, incarnation: str, now: float) -> None:
-        """Passive evidence for a node: it sent an answer to a task."""
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            self._seen(device, now)
+    def note(
+        self,
+        node_id: str,
+        incarnation: str,
+        now: float,
+        take: Callable[Concatenate[Device, Taken], bool],
+        *what: Taken.args,
+        **named: Taken.kwargs,
+    ) -> None:
+        """Let the record of a node take evidence, and judge the node again. Evidence on another incarnation is dropped.
 
-    def given(self, node_id: str, incarnation: str, images: int, now: float) -> None:
-        """The scheduler has handed a task of `images` images to the node."""
+        Args:
+            take: a method of `Device`; it returns False where nothing has changed.
+        """
         device = self._current(node_id, incarnation)
-        if device is not None:
-            if not device.owed:
-                device.progress_at = now
-            device.given += images
+        if device is not None and take(device, *what, **named):
+            self._announce(device, now)
 
-    def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
-        """A task of `images` images is off the node: by its answer, which is progress, or in another way."""
-        device = self._current(node_id, incarnation)
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, now: float) -> None:
+        """An attempt is on its way to its device: the trial of each node whose last answers were wrong. It counts
+        against the power budgets of the device and of the upstream node that is asked first."""
+        facts = attempt.facts
+        self.assigned.add(attempt)
+        device = self._current(facts.node_id, facts.incarnation)
+        if device is not None and attempt.owed:
+            device.gets(facts.images, now)
+        for node_id in facts.nodes[:2]:
+            self.charge(node_id, facts.images, now)
+        for node_id in facts.nodes:
+            incarnation = facts.incarnation if node_id == facts.node_id else facts.incarnations[node_id]
+            self.note(node_id, incarnation, now, Device.is_tried, now)
+
+    def release(self, attempt: Attempt, now: float, *, answered: bool) -> None:
+        """A device owes nothing more for an attempt: it has answered, which is progress, or the attempt is over."""
+        facts = attempt.facts
+        self.assigned.touch(facts.node_id)
+        device = self._current(facts.node_id, facts.incarnation)
         if device is not None:
-            device.given -= images
+            device.given -= facts.images
             if answered:
-                self._progressed(device, now)
+                device.progresses(now)
                 if not device.listed:
                     self._refresh(device, now)
+
+    # --- evidence -----------------------------------------------------------------------------------------------------
 
     def charge(self, node_id: str, images: int, now: float) -> None:
         """Count images against the node's power budget: it gets no more until it has rested for them."""
         device = self._devices.get(node_id)
         if device is not None and device.budget is not None:
-            self.set_aside(node_id, device.incarnation, now + device.budget.take(now, images), now)
+            self.note(node_id, device.incarnation, now, Device.rests, now + device.budget.take(now, images))
 
     def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
         """Note the outcome of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
@@ -309,57 +300,6 @@ class DeviceList:
             return
         device.probe = outcome
         self._announce(device, now)
-
-    def accuse(self, node_id: str, incarnation: str, reason: str, now: float) -> None:
-        """Passive evidence against a node: an attempt could not reach it. Suspect until its next sign of life."""
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            device.accusation = reason
-            self._announce(device, now)
-
-    def answered_wrongly(self, node_id: str, incarnation: str, reason: str, now: float, *, counts: bool = True) -> None:
-        """Evidence against a node that heartbeats do not clear: an attempt ended with a wrong answer, or with none in
-        time.
-
-        Args:
-            counts: False where the task may be to blame as well: the node rests no longer than it did.
-        """
-        change = (lambda wrong: wrong.one_more(reason, now)) if counts else (lambda wrong: wrong.again(now))
-        self._change_wrong(node_id, incarnation, now, change)
-
-    def give_up(self, node_id: str, incarnation: str, exc: Exception, now: float) -> None:
-        """Declare a node dead because of an error of ours; it may register again."""
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            self._give_up(device, exc)
-            self._announce(device, now)
-
-    def pardon(self, node_id: str, incarnation: str, now: float) -> None:
-        """One of the node's wrong answers was its task's fault as much."""
-        self._change_wrong(node_id, incarnation, now, WrongAnswers.one_less)
-
-    def answered_rightly(self, node_id: str, incarnation: str, now: float) -> None:
-        """An attempt on the node ended as it should: its wrong answers are forgotten."""
-        self._change_wrong(node_id, incarnation, now, lambda _: WrongAnswers())
-
-    def sent(self, node_id: str, incarnation: str, now: float) -> None:
-        """A task is on its way to the node: its trial, if its last answers were wrong."""
-        self._change_wrong(node_id, incarnation, now, lambda wrong: wrong.again(now))
-
-    def _change_wrong(
-        self, node_id: str, incarnation: str, now: float, change: Callable[[WrongAnswers], WrongAnswers]
-    ) -> None:
-        device = self._current(node_id, incarnation)
-        if device is not None and (changed := change(device.wrong)) != device.wrong:
-            device.wrong = changed
-            self._announce(device, now)
-
-    def set_aside(self, node_id: str, incarnation: str, until: float, now: float) -> None:
-        """Give the node no new tasks before `until`: it said "not now", or rests for its power budget."""
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            device.not_before = max(device.not_before, until)
-            self._refresh(device, now)
 
     def intend(self, node_id: str, intent: Intent, now: float) -> None:
         """Take over what an operator wants with a node from now on. Raises NotFound."""
@@ -385,20 +325,20 @@ class DeviceList:
             tier: of a refused node whose token is for other names; `why_none` reports the last one.
         """
         if (device := self._devices.get(node_id)) is not None:
-            device.refusal = now, why[:_MOST_SAID]
+            device.refuse(why, now)
         elif claim is not None:
             self._strangers.pop(node_id, None)
             while len(self._strangers) >= _MOST_STRANGERS:
                 del self._strangers[next(iter(self._strangers))]
-            stranger = self._strangers[node_id] = self._new(claim, NO_INTENT, now)
-            stranger.refusal = now, why[:_MOST_SAID]
+            stranger = self._strangers[node_id] = Device.new(claim, NO_INTENT, self.times, now)
+            stranger.refuse(why, now)
             stranger.death = "has no place on the list"
         elif tier is not None:
             self._turned_away[tier] = now, f"{node_id} was refused: {why[:_MOST_SAID]}"
 
     def strangers(self, now: float) -> list[DeviceView]:
         """The nodes that were refused a place within the last minute and never had one, in order."""
-        recent = [one for one in self._strangers.values() if now - one.refusal[0] < _REFUSED_S]
+        recent = [one for one in self._strangers.values() if one.refused_lately(now)]
         return [self._opinion(one, now) for one in sorted(recent, key=_order) if one.node_id not in self._devices]
 
     def leave(self, node_id: str, incarnation: str, now: float) -> None:
@@ -424,10 +364,9 @@ class DeviceList:
         self._unlist(device)
         del self._in_order[_place(self._in_order, device)], self._devices[node_id]
         self._present.pop(node_id, None)
-        self._untold.discard(node_id)
+        self._unannounced.discard(node_id)
         self._dead.pop(node_id, None)
-        self._unsaved.add(node_id)
-        self._tell(node_id)
+        self._feed.append(Change(node_id, None, to_save=True))
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""
@@ -513,25 +452,20 @@ class DeviceList:
         device = self._devices.get(node_id)
         return device is not None and self._view(device, now).keeps_tasks
 
-    def sweep(self, now: float) -> list[DeviceView]:
-        """Judge all nodes again, and notify the listeners of changes.
-
-        Returns:
-            All changes since the last call, those included that evidence has brought in between.
-        """
+    def sweep(self, now: float) -> None:
+        """Judge all nodes again, and announce what has changed."""
         self._forgive_own_pauses(now)
         self._review(now)
-        for device in sorted((self._devices[node_id] for node_id in self._untold), key=lambda device: device.order):
+        for device in sorted((self._devices[node_id] for node_id in self._unannounced), key=_order):
             self._announce(device, now)
-        changes, self._changes = self._changes, []
-        return changes
 
     def _forgive_own_pauses(self, now: float) -> None:
         """Take the time off every node's silence in which the scheduler stood still, or doubts that it hears."""
         since_s = 0.0 if self._swept_at is None else now - self._swept_at
         doubted, late = self.doubting, since_s > 2 * self._sweep_s
         if doubted or late:
-            self._forgive(since_s if doubted else since_s - self._sweep_s, now)
+            for device in self._present.values():
+                device.forgive(since_s if doubted else since_s - self._sweep_s, now)
         self._swept_at = now
         living = self._present.values()
         if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
@@ -547,22 +481,9 @@ class DeviceList:
         if doubted or late or self.doubting:
             # What is thought of them has changed otherwise than by the evidence and the moments that are kept.
             for device in list(self._present.values()):
-                if doubted or self.doubting or self._may_recover(device, now):
+                if doubted or self.doubting or device.may_recover(now):
                     device.review_at = math.inf
                     self._refresh(device, now)
-
-    def _may_recover(self, device: Device, now: float) -> bool:
-        """True if less silence may change a node's health. Judging thousands for which it cannot would cause
-        the next pause."""
-        health, keeps_tasks = device.told
-        silent_s = now - device.last_seen
-        return not keeps_tasks or (health is not Health.ALIVE and silent_s < device.suspect_after_s)
-
-    def _forgive(self, pause_s: float, now: float) -> None:
-        for device in list(self._present.values()):
-            device.last_seen = min(now, device.last_seen + pause_s)
-            device.last_beat = min(now, device.last_beat + pause_s)
-            device.progress_at = min(now, device.progress_at + pause_s)
 
     def healths(self) -> Counter[tuple[Tier, Health]]:
         """The number of nodes by tier and health, by the last `sweep`."""
@@ -572,74 +493,27 @@ class DeviceList:
         device = self._devices.get(node_id)
         return device if device is not None and device.incarnation == incarnation else None
 
-    def _seen(self, device: Device, now: float) -> None:
-        device.last_seen = now
-        device.accusation = device.probe = None
-        self._announce(device, now)
-
-    def _progressed(self, device: Device, now: float) -> None:
-        device.progress_at = now
-        device.stalled = 0
-
     def _view(self, device: Device, now: float) -> DeviceView:
         try:
             return self._opinion(device, now)
         except Exception as exc:
-            self._give_up(device, exc)
+            # One node that cannot be judged must not affect the others.
+            _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
+            device.give_up(f"{type(exc).__name__}: {exc}")
+            self._unannounced.add(device.node_id)
             return self._opinion(device, now)
 
     def _opinion(self, device: Device, now: float) -> DeviceView:
-        until = now
-        if self._swept_at is not None:
-            # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
-            until = min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
-        silent_s, wrong = max(0.0, until - device.last_seen), device.wrong
-        evidence = Evidence(
-            silent_s=silent_s,
-            suspect_after_s=device.suspect_after_s,
-            probe=device.probe,
-            reached=device.reached,
-            accusation=device.accusation,
-            wrong=wrong.why if wrong.sets_aside(now, self.times.set_aside_s) else None,
-            draining=device.draining,
-            owed=device.owed,
-            ms_per_image=device.ms_per_image,
-            idle_s=max(0.0, until - device.progress_at),
-            death=device.death,
-            removed=device.intent.removed,
-        )
-        verdict = judge(evidence, self.times)
-        reason = verdict.reason
-        if self.doubting and verdict.health is Health.SUSPECT:
-            reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
-        if device.intent.drained and not device.intent.removed:
-            reason = f"{reason}; drained{device.intent.of_whom}"
-        if verdict.health is Health.ALIVE and device.budget and (rest_s := device.budget.wait_s(now, 0)):
-            per_minute = device.registration.images_per_minute
-            reason = f"{reason}; rests for {rest_s:.1f} s to keep to {per_minute} images a minute"
-        if verdict.health is Health.ALIVE and wrong.count:
-            reason = f"{reason}; gets one task as a trial: {wrong.why}"
-        refused_at, why = device.refusal
-        if verdict.health is Health.DEAD and now - refused_at < _REFUSED_S:
-            reason = f"{reason}; it is refused: {why}"
-        return DeviceView(
-            death=verdict.reason if verdict.health.gone else None,
-            device=device,
-            health=verdict.health,
-            reason=reason,
-            silent_s=silent_s,
-            keeps_tasks=verdict.keeps_tasks,
-            set_aside=verdict.set_aside,
-        )
+        return device.view(now, self.times, until=self._silence_until(now), doubting=self.doubting)
 
-    def _give_up(self, device: Device, exc: Exception) -> None:
-        """Declare a node dead because judging it failed; the other nodes are not affected."""
-        _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
-        device.death = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
-        self._untold.add(device.node_id)
+    def _silence_until(self, now: float) -> float:
+        """What comes after that may be a pause of the scheduler's own, which the next sweep takes off."""
+        if self._swept_at is None:
+            return now
+        return min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
 
     def _announce(self, device: Device, now: float) -> None:
-        """Judge a node whose evidence has changed, and tell the listeners if its health has."""
+        """Judge a node whose evidence has changed, and announce it if its health has."""
         view = self._refresh(device, now)
         if view.death is not None:
             device.death = view.death
@@ -647,11 +521,10 @@ class DeviceList:
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
-        self._untold.discard(device.node_id)
+        self._unannounced.discard(device.node_id)
         if device.told != (view.health, view.keeps_tasks):
             device.told = (view.health, view.keeps_tasks)
-            self._changes.append(view)
-            self._tell(device.node_id)
+            self._feed.append(Change(device.node_id, view.health, view.reason))
 
     # --- who may receive tasks, kept up to date ---------------------------------------------------------------------
 
@@ -669,7 +542,7 @@ class DeviceList:
         """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
         view = self._view(device, now)
         if (view.health, view.keeps_tasks) != device.told:
-            self._untold.add(device.node_id)
+            self._unannounced.add(device.node_id)
         able = view.health is Health.ALIVE and device.not_before <= now
         if able and not device.listed:
             device.listed = True
@@ -677,23 +550,11 @@ class DeviceList:
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
-        at = self._next_review(device, now)
+        at = device.next_review(now, self.times, until=self._silence_until(now))
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))
         return view
-
-    def _next_review(self, device: Device, now: float) -> float:
-        """The time at which the verdict may change without evidence, or the node may get tasks again."""
-        if device.death is not None:
-            return math.inf
-        moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
-        if owed := device.owed:
-            moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
-        if device.wrong.count:
-            moments.append(device.wrong.at + rest_s(device.wrong.count, self.times.set_aside_s))
-        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
-        return min(at, device.not_before) if device.not_before > now else at
 
     def _unlist(self, device: Device) -> None:
         if device.listed:
@@ -703,9 +564,9 @@ class DeviceList:
             self._moved(device)
 
     def _moved(self, device: Device) -> None:
-        self.changes += 1
-        for follower in self._followers:
-            follower(device.node_id)
+        self.version += 1
+        if device.tier is Tier.END:
+            self.assigned.listed(device, member=device.listed)
 
     def _buried(self, device: Device) -> None:
         """A node is dead: one too many, and the first of them is forgotten."""
@@ -716,10 +577,6 @@ class DeviceList:
             self._dead[device.node_id] = None
             while len(self._dead) > MOST_DEAD:
                 self.forget(next(iter(self._dead)))
-
-    def _tell(self, node_id: str) -> None:
-        for listener in self._listeners:
-            listener(node_id)
 
 
 def _removal(intent: Intent) -> str:

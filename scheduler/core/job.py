@@ -138,7 +138,7 @@ class AttemptReport:
     hedge: bool
     """True for a hedge: a second attempt while a straggler runs."""
     outcome: str
-    """`running`, or an outcome listed in `attempt_state`."""
+    """`running`, or an outcome that `scheduler.core.step` lists."""
     reason: str
     """Reason of the outcome; "" for ok."""
     why: str

@@ -1,33 +1,34 @@
-"""Jobs under way in the dispatcher's memory: tasks (ready, delayed, held, closed), attempts, and a retry budget."""
+"""Jobs under way: the facts of a job, a task and an attempt, which never change, and the little that does.
+
+`scheduler.core.step` alone changes it. A task waits (ready, delayed or held), is under way (at least one attempt), or
+is closed.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
-from scheduler.core.device import Device
-from scheduler.core.job import Answer, AttemptReport, JobImages
+from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import JobPolicy, PrivacyRules
 from tierkit.pacing import TokenBucket
-from tierkit.spans import Span
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
 from tierkit.wire.messages import Stage, Upstream
-from tierkit.wire.trace import Trace, new_trace
 
 __all__ = [
-    "ActiveJob",
-    "ActiveTask",
     "Attempt",
+    "AttemptFacts",
+    "Coarse",
+    "Job",
+    "JobFacts",
     "Phase",
-    "Recipient",
-    "elapsed_ms",
+    "Task",
+    "TaskFacts",
     "is_suspect",
 ]
 
@@ -36,286 +37,105 @@ _LOOK_AHEAD = 64
 _SUSPECT_NODES = 2
 """A task that this many nodes died with is a suspect. The suspects of a job go one at a time: an innocent
 task is answered then, and only the poison task can lose its third node."""
+_DURATIONS = 100
+"""Attempts per job and device whose duration is remembered, for hedging."""
 
 
-class Recipient(Protocol):
-    """A receiver of a job's answers: the database for a job, the waiting client for an interactive request."""
-
-    def started(self) -> None:
-        """The first task is on its way."""
-
-    def answer(self, answer: Answer) -> None:
-        """Called once per stage of a task, or once more after `withdrawn`. Never waits: `Dispatcher` sends no new tasks
-        while too much is unwritten."""
-
-    def withdrawn(self, answer: Answer) -> None:
-        """A coarse answer that was given does not count: what it was a part of has turned out to be invalid. Another
-        one may follow. Never waits."""
-
-    def attempted(self, report: AttemptReport) -> None:
-        """An attempt has ended. Never waits."""
-
-    async def ended(self, state: str | None, reason: str) -> None:
-        """Nothing more will come. `state` None: as the answers say. Returns when that is durable."""
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ActiveTask:
-    """One task that has no final answer yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """One task that has no final answer yet, and what came of it before this scheduler took it up."""
 
     index: int
     first_image: int
     images: int
     attempts: int = 0
-    """Made so far, those under way included."""
-    running: list[Attempt] = field(default_factory=list)
-    """Those under way; more than one when a straggler has been hedged."""
-    moves: int = 0
-    """Number of times it was taken from an upstream node that had become slow."""
     failed_attempts: int = 0
+    errors: int = 0
+    coarse: CoarseEvent | None = None
+    """Its coarse answer, which its recipient has."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tries:
+    """Counts of what was tried for a task."""
+
+    made: int = 0
+    """Attempts so far, those under way included."""
+    failed: int = 0
     trials: int = 0
     """Further failed attempts, each the trial of a device whose last answer, to another task, was wrong."""
     errors: int = 0
     """Failed attempts that are the device's own fault: it answered nonsense, or not in time."""
-    wrong: dict[str, str] = field(default_factory=dict)
-    """End devices that answered it wrongly, with their incarnations."""
-    wrong_above: dict[str, str] = field(default_factory=dict)
-    """The same for upstream nodes."""
-    tried: set[str] = field(default_factory=set)
-    """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
-    deaths: set[str] = field(default_factory=set)
-    """Nodes that died with it at its present stage."""
-    started: float | None = None
-    """When it was sent for the first time."""
-    not_before: float = 0.0
-    upstream_waits: int = 0
+    moves: int = 0
+    """Number of times it was taken from an upstream node that had become slow."""
+    waits: int = 0
     """Number of times it came back without the fine answer that its job waits for."""
     refused: str = ""
     """Reason why end devices refused it until its attempts were used up: it now asks only for the coarse answer. Else
     ""."""
-    has_coarse: bool = False
-    coarse: Answer | None = None
-    """The coarse answer, as long as it may have to be withdrawn."""
-    unsure: tuple[int, ...] | None = None
-    """Positions of the images of which the coarse answer is unsure; None where no threshold was asked for."""
-    damaged: frozenset[int] = frozenset()
-    """Positions of the images that cannot be read, by the coarse answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Blame:
+    """Nodes that failed with a task."""
+
+    tried: set[str] = field(default_factory=set)
+    """Nodes of any tier with which an attempt failed: the task goes to others, while there are any."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """End devices that answered it wrongly, with their incarnations."""
+    wrong_above: dict[str, str] = field(default_factory=dict)
+    """The same for upstream nodes."""
+    deaths: set[str] = field(default_factory=set)
+    """Nodes that died with it at its present stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    """The coarse answer of a task."""
+
+    unsure: tuple[int, ...] | None
+    """Positions of the images of which it is unsure; None where no threshold was asked for."""
+    damaged: frozenset[int]
+    """Positions of the images that cannot be read."""
+    answer: Answer | None = None
+    """The answer as it was delivered, in case it has to be withdrawn; None if another scheduler delivered it."""
+
+    @classmethod
+    def of(cls, event: CoarseEvent, answer: Answer | None = None) -> Coarse:
+        return cls(event.unsure, frozenset(damage.index for damage in event.damaged), answer)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """The state of a task."""
+
+    facts: TaskFacts
+    tries: Tries = field(init=False)
+    blame: Blame = field(default_factory=Blame)
+    running: list[Attempt] = field(default_factory=list)
+    """Its attempts under way; more than one when a straggler has been hedged."""
+    coarse: Coarse | None = field(init=False)
     partial: tuple[RoutedEvent, str] | None = None
     """Finer answers so far of a task whose images go up one by one, with their line; final if no more arrive."""
+    started: float | None = None
+    """When it was sent for the first time."""
+    not_before: float = 0.0
     closed: bool = False
 
-    def knows(self, event: CoarseEvent) -> None:
-        """The coarse answer is known."""
-        self.has_coarse, self.unsure = True, event.unsure
-        self.damaged = frozenset(damage.index for damage in event.damaged)
+    def __post_init__(self) -> None:
+        facts = self.facts
+        self.tries = Tries(made=facts.attempts, failed=facts.failed_attempts, errors=facts.errors)
+        self.coarse = None if facts.coarse is None else Coarse.of(facts.coarse)
 
-    def __lt__(self, other: ActiveTask) -> bool:
-        return (self.not_before, self.index) < (other.not_before, other.index)
+    def elapsed_ms(self, now: float) -> float:
+        """Milliseconds since it was sent for the first time."""
+        return 0.0 if self.started is None else (now - self.started) * 1000
 
-
-class ActiveJob:
-    """A job that is not final, with its tasks without a final answer.
-
-    Args:
-        images: of the whole job.
-        content: their digest.
-        tasks: those without a final answer, in order.
-        deadline: monotonic time at which the job ends, complete or not.
-        interactive: whether a user waits for the answer right now.
-        request_id: of the caller, where there is one task for it.
-        trace: of the job; default: a new one.
-        created_at: seconds since 1970; default: now.
-    """
-
-    def __init__(
-        self,
-        *,
-        job_id: str,
-        policy: JobPolicy,
-        images: JobImages,
-        content: str,
-        tasks: Iterable[ActiveTask],
-        recipient: Recipient,
-        deadline: float,
-        interactive: bool = False,
-        request_id: str | None = None,
-        trace: Trace | None = None,
-        created_at: float | None = None,
-    ) -> None:
-        self.job_id = job_id
-        self.policy = policy
-        self.privacy = PrivacyRules.of(policy)
-        self.images = images
-        self.content = content
-        self.recipient = recipient
-        self.deadline = deadline
-        self.interactive = interactive
-        self.keeps_window = not (
-            interactive or policy.scheme is Scheme.ADAPTIVE or policy.recovery is Recovery.REASSIGN
-        )
-        """True if its tasks go only to end devices that are alive and have room in their window."""
-        self.ready = deque(tasks)
-        self.delayed: list[ActiveTask] = []
-        """A heap by `not_before`."""
-        self.held: list[ActiveTask] = []
-        """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
-        self.retries = TokenBucket(per_s=1.0, burst=math.inf)
-        """The retry budget; the dispatcher sets its limit."""
-        self.sending = False
-        """True while a task is being sent and no other may be, with recovery `reassign`."""
-        self.open = {task.index: task for task in self.ready}
-        self.regardless: frozenset[str] | None = None
-        """End devices at the start of the job, used by recovery `reassign`."""
-        self.started = False
-        self.ending = False
-        self.finish_tag = 0.0
-        """Finish tag of the task sent last. See `dispatch.choice.tags`."""
-        self.held_back = ""
-        """Why the scheme `adaptive` sends nothing of it at the moment."""
-        self.sent = 0
-        """Tasks sent so far: what "in sequential order" counts."""
-        self.reason = ""
-        """Why nothing of it can be sent now; "" when all goes well."""
-        self.mapping: dict[str, str] = {}
-        """Upstream node by end device, as last used."""
-        self._request_id = request_id
-        # Its id is the same after a restart, and the span is written once, at the end.
-        began_ns = 0 if created_at is None else round(created_at * 1e9)
-        self.span = Span("job", trace or new_trace(), span_id=job_id[-16:], began_ns=began_ns)
-        self._suspect: ActiveTask | None = None
-        """The one suspect that may be on its way."""
-
-    @property
-    def trace_id(self) -> str:
-        """Id of the trace that it belongs to."""
-        return "" if self.span.trace is None else self.span.trace.trace_id
-
-    def task_id(self, task: ActiveTask) -> str:
-        return f"{self.job_id}-{task.index}"
-
-    def request_id(self, task: ActiveTask) -> str:
-        """Follows the task through all hops: the caller's own id for an interactive request, else the task's."""
-        return self._request_id or self.task_id(task)
-
-    # --- the queue ------------------------------------------------------------------------------------------------
-
-    def next_task(self) -> ActiveTask | None:
-        """The task that goes next, without taking it."""
-        while self.ready and self.ready[0].closed:
-            self.ready.popleft()  # quarantined while it waited
-        return self.ready[0] if self.ready and not self.ending and not self.sending else None
-
-    def next_tasks(self) -> list[ActiveTask]:
-        """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
-        have it: a first attempt may go to any."""
-        first = self.next_task()
-        if first is None:
-            return []
-        if not (first.tried or first.has_coarse):
-            return [first]
-        others = itertools.islice(self.ready, 1, _LOOK_AHEAD)
-        other = next((task for task in others if not (task.tried or task.has_coarse or task.closed)), None)
-        return [first] if other is None else [first, other]
-
-    @property
-    def waiting(self) -> int:
-        """Tasks that are not on their way."""
-        return len(self.ready) + len(self.delayed) + len(self.held)
-
-    @property
-    def waits(self) -> bool:
-        """True if none of its tasks is in flight."""
-        return len(self.open) <= self.waiting
-
-    def begin(self, now: float, task: ActiveTask | None = None) -> ActiveTask:
-        """Take the next task, or another one of `next_tasks`, to be sent now."""
-        if task is None:
-            task = self.ready.popleft()
-        else:
-            self.ready.remove(task)
-        if task.started is None:
-            task.started = now
-        if not self.started:
-            self.started = True
-            self.recipient.started()
-        self.sent += 1
-        self.reason = self.held_back = ""
-        return task
-
-    def delay(self, task: ActiveTask, until: float) -> None:
-        """Let a task wait before it is sent again."""
-        task.not_before = until
-        heapq.heappush(self.delayed, task)
-        if self._suspect is task:
-            self._suspect = None
-
-    def wake_delayed(self, now: float, *, has_upstream: bool) -> list[ActiveTask]:
-        """Make tasks ready whose wait is over. Suspects go one at a time.
-
-        Returns:
-            Tasks that lack only a fine answer while there is no upstream node. They are held.
-        """
-        due, self.held = self.held, []
-        while self.delayed and self.delayed[0].not_before <= now:
-            due.append(heapq.heappop(self.delayed))
-        without_upstream: list[ActiveTask] = []
-        for task in due:
-            if task.closed:
-                continue
-            if task.has_coarse and not has_upstream:
-                self.held.append(task)
-                without_upstream.append(task)
-            elif is_suspect(task.deaths) and not self._claim_suspect(task):
-                self.held.append(task)
-            elif self.policy.recovery is Recovery.REASSIGN:
-                self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
-            else:
-                self.ready.appendleft(task)
-        return without_upstream
-
-    def _claim_suspect(self, task: ActiveTask) -> bool:
-        present = self._suspect
-        if present is not None and not present.closed and is_suspect(present.deaths):
-            return False
-        self._suspect = task
-        return True
-
-    @property
-    def waits_for_upstream(self) -> bool:
-        """True if a task lacks only a fine answer for which there is no upstream node now."""
-        return any(task.has_coarse for task in self.held)
-
-    def deadline_of(self, task: ActiveTask, now: float) -> float:
-        """When the task must have its final answer; it counts from its first dispatch."""
-        started = now if task.started is None else task.started
-        return min(self.deadline, started + self.policy.task_deadline_s)
-
-    # --- answers --------------------------------------------------------------------------------------------------
-
-    def answer(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
-        """The answer to a stage of a task, as its recipient takes it."""
-        return Answer(
-            job_id=self.job_id,
-            task=task.index,
-            first_image=task.first_image,
-            images=task.images,
-            stage=stage,
-            kind=kind,
-            ms=elapsed_ms(task, now),
-            request_id=self.request_id(task),
-            event=event,
-            line=line,
-        )
-
-    def close(self, task: ActiveTask) -> None:
-        """The task has its final answer."""
-        task.closed, task.coarse = True, None
-        del self.open[task.index]
-
-
-def elapsed_ms(task: ActiveTask, now: float) -> float:
-    """Milliseconds since the task was sent for the first time."""
-    return 0.0 if task.started is None else (now - task.started) * 1000
+    def __lt__(self, other: Task) -> bool:
+        return (self.not_before, self.facts.index) < (other.not_before, other.facts.index)
 
 
 def is_suspect(deaths: Collection[str]) -> bool:
@@ -323,8 +143,12 @@ def is_suspect(deaths: Collection[str]) -> bool:
     return len(deaths) >= _SUSPECT_NODES
 
 
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
 class Phase(StrEnum):
-    """The phase of an attempt: acknowledging -> coarse -> fine -> answered -> ended. `attempt_state` advances it."""
+    """The phase of an attempt: acknowledging -> coarse -> fine -> answered -> ended. `scheduler.core.step` advances
+    it."""
 
     ACKNOWLEDGING = "acknowledging"
     COARSE = "coarse"
@@ -333,20 +157,31 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Attempt:
-    """One try of a task on one end device."""
+_ACKNOWLEDGING, _COARSE, _FINE = Phase.ACKNOWLEDGING, Phase.COARSE, Phase.FINE
+"""To look up a member of an enumeration takes longer than all else that is asked of an attempt."""
 
-    job: ActiveJob
-    task: ActiveTask
-    device: Device
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFacts:
+    """One try of a task on one end device, as it was decided."""
+
+    id: int
+    job_id: str
+    task: int
+    images: int
+    number: int
+    """From 1, of the task's attempts."""
+    node_id: str
+    incarnation: str
     upstreams: tuple[Upstream, ...] = ()
     """In the order in which the device asks them, with the form in which each gets the images."""
-    incarnations: dict[str, str] = field(default_factory=dict)
+    incarnations: Mapping[str, str] = field(default_factory=dict)
     """Incarnations of the upstream nodes, by id."""
     stages: tuple[Stage, ...] = ()
-    hedge: bool = False
     why: str = ""
+    planned: bool = False
+    """The scheme `adaptive` has sent it."""
+    hedge: bool = False
     too_late: bool = False
     """No upstream node is asked because none would answer before the deadline: the coarse answer stands."""
     fine_only: bool = False
@@ -357,55 +192,30 @@ class Attempt:
     """Wall clock, seconds since 1970."""
     deadline: float
     """When it is given up."""
-    until: float = 0.0
-    """When it is given up in its present phase."""
-    phase: Phase = Phase.COARSE
-    leaving: str = ""
-    """An upstream node that has left the list while the coarse answer was still to come."""
-    fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
-    """The device's report on upstream nodes that failed, with its line."""
-    gave_coarse: bool = False
-    """The coarse answer that its task has is from it."""
-    reported: bool = False
-    number: int = 0
-    """From 1, of the task's attempts."""
-    span: Span = field(init=False)
-    node_id: str = field(init=False)
-    first_asked: tuple[Upstream, ...] = field(init=False)
+    due_at: float = 0.0
+    """When the device is expected to have computed the coarse answer."""
+    first_asked: tuple[str, ...] = field(init=False)
     """The upstream node that is asked first; of each tier, where images go up tier after tier."""
+    nodes: tuple[str, ...] = field(init=False)
+    """The end device, and the upstream nodes that are asked first."""
 
     def __post_init__(self) -> None:
-        self.node_id = self.device.node_id
-        self.span = Span("attempt", self.job.span.trace)
-        self.first_asked = self.upstreams[:1]
+        first_asked = self.upstreams[:1]
         if self.stages:
             first = {node.tier: node for node in reversed(self.upstreams)}
-            self.first_asked = tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
+            first_asked = tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
+        # Each decision asks for them many times.
+        object.__setattr__(self, "first_asked", tuple(node.node_id for node in first_asked))
+        object.__setattr__(self, "nodes", (self.node_id, *self.first_asked))
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The end device, and the upstream nodes that are asked first."""
-        return self.node_id, *(node.node_id for node in self.first_asked)
-
-    @property
-    def owed(self) -> bool:
-        """True if the device itself owes its answer; an answer that it awaits from an upstream node is not its own
-        work."""
-        return self.phase is Phase.COARSE or (self.phase is Phase.ACKNOWLEDGING and not self.fine_only)
-
-    @property
-    def lacks_fine(self) -> bool:
-        """True if it has sent all its answers, and the task waits for a fine answer."""
-        return self.phase is Phase.ANSWERED and not self.task.closed
-
-    def report(self, outcome: str = "running", reason: str = "", ended_at: float | None = None) -> AttemptReport:
-        """The attempt as users see it."""
+    def report(self, outcome: str = "running", reason: str = "", seconds: float | None = None) -> AttemptReport:
+        """The attempt as users see it; `seconds` is how long it took."""
         return AttemptReport(
-            job_id=self.job.job_id,
-            task=self.task.index,
+            job_id=self.job_id,
+            task=self.task,
             number=self.number,
             node_id=self.node_id,
-            incarnation=self.device.incarnation,
+            incarnation=self.incarnation,
             tier=Tier.END,
             upstream=self.upstreams[0].node_id if self.upstreams else None,
             stage="fine" if self.fine_only else "all",
@@ -414,5 +224,206 @@ class Attempt:
             reason=reason,
             why=self.why,
             started_at=self.started_at,
-            ended_at=ended_at,
+            ended_at=None if seconds is None else self.started_at + seconds,
         )
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """The state of an attempt."""
+
+    facts: AttemptFacts
+    job: Job
+    task: Task
+    phase: Phase
+    until: float
+    """When it is given up in its present phase."""
+    coarse_at: float | None = None
+    """When the coarse answer of its device came."""
+    leaving: str = ""
+    """An upstream node that has left the list while the coarse answer was still to come."""
+    fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
+    """The device's report on upstream nodes that failed, with its line."""
+    gave_coarse: bool = False
+    """The coarse answer that its task has is from it."""
+    reported: bool = False
+
+    @property
+    def owed(self) -> bool:
+        """True if the device itself owes its answer; an answer that it awaits from an upstream node is not its own
+        work."""
+        return self.phase is _COARSE or (self.phase is _ACKNOWLEDGING and not self.facts.fine_only)
+
+    @property
+    def in_flight(self) -> bool:
+        """True if an answer is still to come."""
+        return self.phase is _FINE or self.phase is _COARSE or self.phase is _ACKNOWLEDGING
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """A job that is not final, as it was submitted."""
+
+    job_id: str
+    policy: JobPolicy
+    content: str = ""
+    """Digest of its images."""
+    deadline: float
+    """Monotonic time at which it ends, complete or not."""
+    interactive: bool = False
+    """True if a user waits for the answer right now."""
+    request_id: str | None = None
+    """The caller's own id, where there is one task for it."""
+    privacy: PrivacyRules = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "privacy", PrivacyRules.of(self.policy))
+
+    @property
+    def keeps_window(self) -> bool:
+        """True if its tasks go only to end devices that are alive and have room in their window."""
+        policy = self.policy
+        return not (self.interactive or policy.scheme is Scheme.ADAPTIVE or policy.recovery is Recovery.REASSIGN)
+
+    def task_id(self, index: int) -> str:
+        return f"{self.job_id}-{index}"
+
+    def request_id_of(self, index: int) -> str:
+        """The id that follows a task through all hops: the caller's own for an interactive request, else the task's."""
+        return self.request_id or self.task_id(index)
+
+
+class Job:
+    """The state of a job: the queue of its tasks, and its retry budget."""
+
+    def __init__(self, facts: JobFacts, tasks: Iterable[TaskFacts], retries: TokenBucket) -> None:
+        self.facts = facts
+        self.open = {task.index: Task(task) for task in tasks}
+        """Tasks without a final answer."""
+        self.ready = deque(self.open.values())
+        self.delayed: list[Task] = []
+        """A heap by `not_before`."""
+        self.held: list[Task] = []
+        """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
+        self.retries = retries
+        """The retry budget."""
+        self.sending = False
+        """True while a task is being sent and no other may be, with recovery `reassign`."""
+        self.sent = 0
+        """Tasks sent so far: what "in sequential order" counts."""
+        self.ending = False
+        self.durations: dict[str, deque[float]] = {}
+        """Seconds from the dispatch to the end of attempts, by device."""
+        self._suspect: Task | None = None
+        """The one suspect that may be on its way."""
+
+    def answer(self, task: Task, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
+        """The answer to a stage of a task, as its recipient takes it."""
+        facts = task.facts
+        return Answer(
+            job_id=self.facts.job_id,
+            task=facts.index,
+            first_image=facts.first_image,
+            images=facts.images,
+            stage=stage,
+            kind=kind,
+            ms=task.elapsed_ms(now),
+            request_id=self.facts.request_id_of(facts.index),
+            event=event,
+            line=line,
+        )
+
+    # --- the queue ----------------------------------------------------------------------------------------------------
+
+    def next_task(self) -> Task | None:
+        """The task that goes next, without taking it."""
+        while self.ready and self.ready[0].closed:
+            self.ready.popleft()  # quarantined while it waited
+        return self.ready[0] if self.ready and not self.ending and not self.sending else None
+
+    def next_tasks(self) -> list[Task]:
+        """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
+        have it: a first attempt may go to any."""
+        first = self.next_task()
+        if first is None:
+            return []
+        if not (first.blame.tried or first.coarse):
+            return [first]
+        others = itertools.islice(self.ready, 1, _LOOK_AHEAD)
+        other = next((task for task in others if not (task.blame.tried or task.coarse or task.closed)), None)
+        return [first] if other is None else [first, other]
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are not on their way."""
+        return len(self.ready) + len(self.delayed) + len(self.held)
+
+    @property
+    def waits(self) -> bool:
+        """True if none of its tasks is on its way."""
+        return len(self.open) <= self.waiting
+
+    @property
+    def waits_for_upstream(self) -> bool:
+        """True if a task lacks only a fine answer for which there is no upstream node now."""
+        return any(task.coarse for task in self.held)
+
+    def take(self, task: Task, now: float) -> None:
+        """Take one of `next_tasks` off the queue: it is sent now."""
+        if self.ready[0] is task:
+            self.ready.popleft()
+        else:
+            self.ready.remove(task)
+        if task.started is None:
+            task.started = now
+        self.sent += 1
+
+    def delay(self, task: Task, until: float) -> None:
+        """Let a task wait before it is sent again."""
+        task.not_before = until
+        heapq.heappush(self.delayed, task)
+        if self._suspect is task:
+            self._suspect = None
+
+    def wake_delayed(self, now: float, *, has_upstream: bool) -> list[Task]:
+        """Make tasks ready whose wait is over. Suspects go one at a time.
+
+        Returns:
+            Tasks that lack only a fine answer while there is no upstream node. They are held.
+        """
+        due, self.held = self.held, []
+        while self.delayed and self.delayed[0].not_before <= now:
+            due.append(heapq.heappop(self.delayed))
+        without_upstream: list[Task] = []
+        for task in due:
+            if task.closed:
+                continue
+            if task.coarse and not has_upstream:
+                self.held.append(task)
+                without_upstream.append(task)
+            elif is_suspect(task.blame.deaths) and not self._claim_suspect(task):
+                self.held.append(task)
+            elif self.facts.policy.recovery is Recovery.REASSIGN:
+                self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
+            else:
+                self.ready.appendleft(task)
+        return without_upstream
+
+    def _claim_suspect(self, task: Task) -> bool:
+        present = self._suspect
+        if present is not None and not present.closed and is_suspect(present.blame.deaths):
+            return False
+        self._suspect = task
+        return True
+
+    def close(self, task: Task) -> None:
+        """The task has its final answer."""
+        task.closed = True
+        del self.open[task.facts.index]
+
+    def took(self, node_id: str, seconds: float) -> None:
+        """An attempt on a device has ended as it should."""
+        self.durations.setdefault(node_id, deque(maxlen=_DURATIONS)).append(seconds)

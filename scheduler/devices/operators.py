@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Protocol
 
+from scheduler.core import events
 from scheduler.core.device import NO_INTENT, Intent, KnownNode
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Change, Ledger
 from tierkit.errors import Conflict, Forbidden, Unavailable
 
 __all__ = ["Operators"]
@@ -30,14 +32,23 @@ class Operators:
     """Drain, remove, trust and forget nodes. One change at a time.
 
     Args:
-        clock: monotonic seconds.
+        devices: the device list.
+        store: where nodes are kept.
+        handle: takes what operators want. Whatever becomes of nodes is told to `node_changed`.
     """
 
-    def __init__(self, devices: DeviceList, store: _Store, *, clock: Callable[[], float]) -> None:
+    def __init__(self, devices: Ledger, store: _Store, handle: Callable[[events.What], None]) -> None:
         self._devices = devices
         self._store = store
-        self._clock = clock
+        self._handle = handle
         self._turn = asyncio.Lock()
+        self._unsaved: dict[str, None] = {}
+        """Nodes whose row in the database is out of date."""
+
+    def node_changed(self, change: Change) -> None:
+        """Something has become of a node."""
+        if change.to_save:
+            self._unsaved[change.node_id] = None
 
     async def drain(self, node_id: str, by: str) -> None:
         """Give the node no new tasks from now on; those that it has may finish. Raises NotFound, Unavailable."""
@@ -87,9 +98,9 @@ class Operators:
                 await self._store.save({node_id: None})
                 self._check_gone(node_id)
             except Conflict:
-                self._devices.put_back([node_id])  # it has come back meanwhile: its row belongs there
+                self._unsaved[node_id] = None  # it has come back meanwhile: its row belongs there
                 raise
-            self._devices.forget(node_id)
+            self._handle(events.Forgotten(node_id))
 
     def _check_gone(self, node_id: str) -> None:
         if self._devices.get(node_id).death is None:
@@ -105,8 +116,8 @@ class Operators:
                 await self._store.save({node_id: known})
             finally:
                 # It may have left or come again meanwhile; and what was refused may be in the database all the same.
-                self._devices.put_back([node_id])
-            self._devices.intend(node_id, intent, self._clock())
+                self._unsaved[node_id] = None
+            self._handle(events.Intended(node_id, intent))
             _log.info("an operator has changed what is wanted with a node", extra={"node": node_id, **asdict(intent)})
 
     async def run(self) -> None:
@@ -118,11 +129,12 @@ class Operators:
     async def flush(self, most: int | None = None) -> None:
         """Write what has changed by itself, of `most` nodes; what the database refuses is written later."""
         async with self._turn:
-            unsaved = self._devices.take_unsaved(most)
+            taken = list(itertools.islice(self._unsaved, most))
+            for node_id in taken:
+                del self._unsaved[node_id]
             try:
-                await self._store.save(unsaved)
-            except Unavailable:
-                self._devices.put_back(unsaved)
-            except asyncio.CancelledError:
-                self._devices.put_back(unsaved)
-                raise
+                await self._store.save({node_id: self._devices.known(node_id) for node_id in taken})
+            except (Unavailable, asyncio.CancelledError) as exc:
+                self._unsaved.update(dict.fromkeys(taken))
+                if not isinstance(exc, Unavailable):
+                    raise

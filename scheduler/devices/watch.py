@@ -19,8 +19,9 @@ import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from scheduler.core import events
 from scheduler.core.device import Device, DeviceView
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Change, Ledger
 from scheduler.core.health import Probe
 from tierkit.access import tls_trouble
 from tierkit.pacing import backoff_s
@@ -48,12 +49,21 @@ class Watch:
 
     Args:
         devices: the list.
+        handle: takes what came of it. Whatever becomes of nodes is told to `node_changed`.
         clock: Returns monotonic seconds.
         tls: for nodes with https URLs.
     """
 
-    def __init__(self, devices: DeviceList, *, clock: Callable[[], float], tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        devices: Ledger,
+        handle: Callable[[events.What], None],
+        *,
+        clock: Callable[[], float],
+        tls: ssl.SSLContext,
+    ) -> None:
         self._devices = devices
+        self._handle = handle
         self._clock = clock
         self._tls = tls
         self._slots = asyncio.Semaphore(_MOST_PROBES)
@@ -64,7 +74,6 @@ class Watch:
         """By node id: the node as it has registered, and the event that wakes the loop that watches it."""
         self._tls_failures: set[str] = set()
         """Incarnations whose TLS failure is in the log."""
-        devices.listen(self._on_change)
 
     async def run(self) -> None:
         """Watch every node that registers, until cancelled."""
@@ -85,6 +94,10 @@ class Watch:
                     self._watched[device.node_id] = (device, asyncio.Event())
                     group.create_task(self._watch(device), name=f"watch {device.node_id}")
                 await self._changed.wait()
+
+    def node_changed(self, change: Change) -> None:
+        """Something has become of a node."""
+        self._on_change(change.node_id)
 
     def _on_change(self, node_id: str) -> None:
         self._changed_ids.add(node_id)
@@ -115,7 +128,8 @@ class Watch:
                         async with asyncio.timeout(pause_s):
                             await changed.wait()
         except Exception as exc:
-            self._devices.give_up(node_id, incarnation, exc, self._clock())
+            _log.error("%s cannot be watched and is given up", node_id, exc_info=exc)
+            self._handle(events.Unwatched(node_id, incarnation, f"{type(exc).__name__}: {exc}"))
         finally:
             if self._watched.get(node_id, (None, None))[1] is changed:
                 del self._watched[node_id]
@@ -197,7 +211,7 @@ class Watch:
 
     def _report(self, device: Device, outcome: Probe, began: float) -> None:
         _log.debug("probe of %s: it %s", device.node_id, outcome.value)
-        self._devices.probed(device.node_id, device.incarnation, outcome, began=began, now=self._clock())
+        self._handle(events.Probed(device.node_id, device.incarnation, outcome, began))
 
 
 async def _ask(url: str, path: str, tls: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -12,20 +12,22 @@ at once is always free, and would get all attempts of one task after the other. 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Node, SortKey
-from scheduler.core.fleet import DeviceList
-from scheduler.core.work import ActiveJob, ActiveTask
-from scheduler.dispatch.attempt_state import AttemptStates
+from scheduler.core.fleet import Ledger
+from scheduler.core.limits import task_deadline
+from scheduler.core.work import Job, Task
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
 from scheduler.placement.routes import Placement
 from tierkit.types import Recovery, Scheme, Tier
 
-__all__ = ["Choice", "Chooser", "RoundRobin", "grade", "tags", "turn"]
+__all__ = ["Choice", "Chooser", "grade", "tags", "turn"]
 
 _PART = 8
 """End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
@@ -37,8 +39,8 @@ _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 class Choice:
     """Send this task to this end device."""
 
-    job: ActiveJob
-    task: ActiveTask
+    job: Job
+    task: Task
     device: Device
     reason: str
     upper: tuple[Node, ...] | None = None
@@ -74,98 +76,61 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
     return 3 if cut_off else 2 if tried else 1 if on_trial else 0
 
 
-class RoundRobin:
-    """End devices in the order of the list; adding, removing and finding the next take O(log n)."""
+@dataclass(slots=True)
+class _Standing:
+    """What the chooser knows of a job."""
 
-    def __init__(self, devices: Iterable[Device] = ()) -> None:
-        self._order = sorted((device.order, device.node_id) for device in devices)
-        self._known = {node_id: order for order, node_id in self._order}
-
-    def set(self, node_id: str, order: SortKey, *, member: bool) -> None:
-        """A device belongs to the ring now, or does not."""
-        if member and node_id not in self._known:
-            self._known[node_id] = order
-            insort(self._order, (order, node_id))
-        elif not member and (known := self._known.pop(node_id, None)) is not None:
-            del self._order[bisect_left(self._order, (known, node_id))]
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def after(self, last: SortKey | None, most: int, fits: Callable[[str], bool] | None = None) -> list[str]:
-        """The next few devices in sequential order.
-
-        Args:
-            last: the device that the order goes on after.
-            fits: leaves out others; None for none.
-        """
-        at = 0 if last is None else bisect_right(self._order, last, key=lambda one: one[0])
-        found: list[str] = []
-        for number in range(at, at + len(self._order)):
-            node_id = self._order[number % len(self._order)][1]
-            if fits is None or fits(node_id):
-                found.append(node_id)
-                if len(found) == most:
-                    break
-        return found
+    finish_tag: float = 0.0
+    """Finish tag of the task sent last. See `tags`."""
+    regardless: frozenset[str] = frozenset()
+    """End devices at the start of the job, used by recovery `reassign`."""
+    held_back: str = ""
+    """Why the scheme `adaptive` sends nothing of it at the moment."""
+    outlook: Outlook | None = None
+    outlook_until: float = 0.0
 
 
 class Chooser:
     """Chooses the next task to send and its device.
 
     Args:
-        window: tasks that an end device may have outstanding.
-        devices: the device list.
+        ledger: the nodes, and the attempts under way.
         placement: routes over it.
         pilot: of the scheme `adaptive`.
-        states: the attempts under way.
     """
 
-    def __init__(
-        self, *, window: int, devices: DeviceList, placement: Placement, pilot: Pilot, states: AttemptStates
-    ) -> None:
-        self._window = window
-        self._devices = devices
+    def __init__(self, *, ledger: Ledger, placement: Placement, pilot: Pilot) -> None:
+        self._ledger = ledger
         self._placement = placement
         self._pilot = pilot
-        self._states = states
         self.look_at = math.inf
         """When a task that was held back may go."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `tags`."""
         self._last: SortKey | None = None
         """The device that got the last task."""
-        self._changed: set[str] = set()
-        self._free, self._open = RoundRobin(), RoundRobin()
-        """Devices with room in their window; with room for a task of the scheme `adaptive`, as far as is known."""
-        self._full: set[str] = set()
-        """Devices that `adaptive` found to have enough to do."""
         self._last_part: SortKey | None = None
         self._part = 0
-        self._outlooks: dict[str, tuple[float, Outlook]] = {}
-        """By job: until when it is valid, and what it is."""
-
-    def changed(self, node_id: str) -> None:
-        """An end device may have come to have room, or no room."""
-        self._changed.add(node_id)
+        self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
+        """By job."""
 
     def forget_job(self, job_id: str) -> None:
-        self._outlooks.pop(job_id, None)
+        """A job is over."""
+        self._standings.pop(job_id, None)
 
-    def look_again(self) -> None:
-        """Time alone may have given room to devices that had enough to do."""
-        self._changed |= self._full
-        self._full.clear()
+    def held_back(self, job_id: str) -> str:
+        """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
+        return self._standings[job_id].held_back if job_id in self._standings else ""
 
-    def next(self, jobs: Iterable[ActiveJob], now: float) -> Choice | None:
+    def next(self, jobs: Iterable[Job], now: float) -> Choice | None:
         """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another."""
-        self._update_rings()
-        if not self._free and self._devices.alive(Tier.END, now):
-            jobs = (job for job in jobs if not job.keeps_window)
+        alive = self._ledger.alive(Tier.END, now)
+        if not self._ledger.assigned.with_room and alive:
+            jobs = (job for job in jobs if not job.facts.keeps_window)
         ready = (job for job in jobs if job.ready)
-        for job in sorted(ready, key=lambda job: turn(self._virtual, job.finish_tag, interactive=job.interactive)):
+        for job in sorted(ready, key=self._turn):
             for task in job.next_tasks():
-                adaptive = job.policy.scheme is Scheme.ADAPTIVE
+                adaptive = job.facts.policy.scheme is Scheme.ADAPTIVE
                 choice = self._plan(job, task, now) if adaptive else self._in_order(job, task, now)
                 if choice is not None:
                     return choice
@@ -174,118 +139,106 @@ class Chooser:
     def sent(self, choice: Choice) -> None:
         """The choice was acted on."""
         self._last = choice.device.order
-        job = choice.job
-        if not job.interactive:
-            images, weight = choice.task.images, job.policy.weight
-            self._virtual, job.finish_tag = tags(self._virtual, job.finish_tag, images, weight)
+        facts = choice.job.facts
+        standing = self._standings[facts.job_id]
+        standing.held_back = ""
+        if not facts.interactive:
+            images, weight = choice.task.facts.images, facts.policy.weight
+            self._virtual, standing.finish_tag = tags(self._virtual, standing.finish_tag, images, weight)
 
-    def _update_rings(self) -> None:
-        changed, self._changed = self._changed, set()
-        for node_id in changed:
-            device = self._devices.find(node_id)
-            listed = device is not None and device.tier is Tier.END and device.listed
-            order = () if device is None else device.order
-            self._free.set(node_id, order, member=listed and self._load(node_id) < self._window)
-            self._open.set(node_id, order, member=listed)
+    def _turn(self, job: Job) -> tuple[bool, float]:
+        finish_tag = self._standings[job.facts.job_id].finish_tag
+        return turn(self._virtual, finish_tag, interactive=job.facts.interactive)
 
-    def _load(self, node_id: str) -> int:
-        """Tasks that count against a device's window: those that `adaptive` has sent only while it owes them."""
-        attempts = list(self._states.at(node_id))
-        held = sum(attempt.job.policy.scheme is not Scheme.ADAPTIVE for attempt in attempts)
-        return max(held, sum(attempt.owed for attempt in attempts))
-
-    def _owed(self, node_id: str) -> int:
-        return sum(attempt.owed for attempt in self._states.at(node_id))
-
-    def _pool(self, job: ActiveJob, now: float) -> tuple[Sequence[Device], bool]:
+    def _pool(self, job: Job, now: float) -> tuple[Sequence[Device], bool]:
         """The end devices that a job's tasks may go to, and whether they are those that are alive."""
-        alive = self._devices.alive(Tier.END, now)
-        if job.policy.recovery is Recovery.REASSIGN:
-            if not job.regardless:
-                job.regardless = frozenset(device.node_id for device in alive)
-            return [device for device in map(self._devices.find, job.regardless) if device is not None], False
-        return (alive, True) if alive else (self._devices.last_resort(Tier.END, now), False)
+        alive = self._ledger.alive(Tier.END, now)
+        if job.facts.policy.recovery is Recovery.REASSIGN:
+            standing = self._standings[job.facts.job_id]
+            if not standing.regardless:
+                standing.regardless = frozenset(device.node_id for device in alive)
+            return [device for device in map(self._ledger.find, standing.regardless) if device is not None], False
+        return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now), False)
 
-    def _fits(
-        self, job: ActiveJob, task: ActiveTask, pool: Sequence[Device], now: float
-    ) -> Callable[[str], bool] | None:
+    def _fits(self, job: Job, task: Task, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:
         """Which devices of the pool suit the task best; None for all."""
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
-        if job.policy.recovery is Recovery.REASSIGN or not (task.tried or task.has_coarse):
+        if job.facts.policy.recovery is Recovery.REASSIGN or not (task.blame.tried or task.coarse):
             return None
 
         def graded(device: Device) -> int:
-            tried, on_trial = device.node_id in task.tried, device.wrong.count > 0
-            cut_off = bool(task.has_coarse and device.registration.allowed_upstreams) and self._placement.is_cut_off(
-                job.policy.scheme, device, now, job.privacy
+            tried, on_trial = device.node_id in task.blame.tried, device.wrong.count > 0
+            cut_off = bool(task.coarse and device.registration.allowed_upstreams) and self._placement.is_cut_off(
+                job.facts.policy.scheme, device, now, job.facts.privacy
             )
             return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
 
         # A clean record is common, so the first few devices tell.
         best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
-        return lambda node_id: graded(self._devices.get(node_id)) <= best
+        return lambda node_id: graded(self._ledger.get(node_id)) <= best
 
-    def _in_order(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
+    def _in_order(self, job: Job, task: Task, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
         fits = self._fits(job, task, pool, now)
-        found = self._free.after(self._last, 1, fits) if alive else []
-        if not found and (job.interactive or not alive):
-            limit = self._window + job.interactive
-            found = RoundRobin(device for device in pool if self._load(device.node_id) < limit).after(
-                self._last, 1, fits
-            )
+        found = self._ledger.assigned.with_room.after(self._last, 1, fits) if alive else []
+        if not found and (job.facts.interactive or not alive):
+            limit = self._ledger.assigned.window + job.facts.interactive
+            free = RoundRobin(device for device in pool if self._ledger.assigned.load(device.node_id) < limit)
+            found = free.after(self._last, 1, fits)
         if not found:
             return None
-        return Choice(job=job, task=task, device=self._devices.get(found[0]), reason="next in order with room")
+        return Choice(job=job, task=task, device=self._ledger.get(found[0]), reason="next in order with room")
 
-    def _plan(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
+    def _plan(self, job: Job, task: Task, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        uppers = self._placement.uppers(now, job.privacy)
+        uppers = self._placement.uppers(now, job.facts.privacy)
         fits = self._fits(job, task, pool, now)
-        untried = [node for node in uppers if node.node_id not in task.tried] or uppers
-        ends = self._some_ends(self._open, job, task, fits, now) if alive else []
-        if not ends and (job.interactive or not alive):
+        untried = [node for node in uppers if node.node_id not in task.blame.tried] or uppers
+        ends = self._some_ends(self._ledger.assigned.not_full, job, task, fits, now) if alive else []
+        if not ends and (job.facts.interactive or not alive):
             ends = self._some_ends(RoundRobin(pool), job, task, fits, now)
         ask = Ask(
             remaining=len(job.ready),
-            interactive=job.interactive,
-            deadline=job.deadline_of(task, now),
-            job_deadline=job.deadline,
+            interactive=job.facts.interactive,
+            deadline=task_deadline(job.facts, task.started, now),
+            job_deadline=job.facts.deadline,
         )
         found = self._pilot.plan(
             ask,
-            task.images,
+            task.facts.images,
             ends,
             self._some_upstreams([node for node in untried if any(end.may_ask(node) for end in ends)]),
             now,
-            fine_only=task.has_coarse,
+            fine_only=task.coarse is not None,
             known=self._outlook(job, task, untried, fits, now),
         )
         if found is None:
             return None
         if isinstance(found, Hold):
-            job.held_back = found.reason
+            self._standings[job.facts.job_id].held_back = found.reason
             self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S)
             return None
-        device = self._devices.get(found.end)
+        device = self._ledger.get(found.end)
         return Choice(
             job=job, task=task, device=device, reason=found.reason, upper=found.upper, too_late=found.too_late
         )
 
     def _some_ends(
-        self, ring: RoundRobin, job: ActiveJob, task: ActiveTask, fits: Callable[[str], bool] | None, now: float
+        self, ring: RoundRobin, job: Job, task: Task, fits: Callable[[str], bool] | None, now: float
     ) -> list[Node]:
         """The next few end devices of a ring that have room."""
-        limit = self._window + job.interactive
+        limit = self._ledger.assigned.window + job.facts.interactive
         while some := ring.after(self._last_part, _PART, fits):
-            self._last_part = self._devices.get(some[-1]).order
+            self._last_part = self._ledger.get(some[-1]).order
             nodes = [
-                self._placement.node(self._devices.get(node_id)) for node_id in some if self._owed(node_id) < limit
+                self._placement.node(self._ledger.get(node_id))
+                for node_id in some
+                if self._ledger.assigned.owed(node_id) < limit
             ]
-            ends = self._pilot.with_room(nodes, task.images, now, fine_only=task.has_coarse)
+            ends = self._pilot.with_room(nodes, task.facts.images, now, fine_only=task.coarse is not None)
             for node_id in set(some) - {end.node_id for end in ends}:
                 ring.set(node_id, (), member=False)
-                self._full.add(node_id)
+                self._ledger.assigned.fill(node_id)
             if ends:
                 return ends
         return []
@@ -302,21 +255,21 @@ class Chooser:
 
     def _outlook(
         self,
-        job: ActiveJob,
-        task: ActiveTask,
+        job: Job,
+        task: Task,
         uppers: Sequence[Node],
         fits: Callable[[str], bool] | None,
         now: float,
     ) -> Outlook | None:
         """The forecast for all nodes that a task may go to; None without end devices or upstream nodes."""
-        until, known = self._outlooks.get(job.job_id, (0.0, None))
-        if known is not None and now < until and fits is None:
-            return known
+        standing = self._standings[job.facts.job_id]
+        if standing.outlook is not None and now < standing.outlook_until and fits is None:
+            return standing.outlook
         ends = [node for node in self._placement.alive_ends(now) if fits is None or fits(node.node_id)]
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART
-        known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now, in_parts=in_parts)
+        known = self._pilot.outlook(len(job.ready), task.facts.images, ends, uppers, now, in_parts=in_parts)
         if in_parts and fits is None:
-            self._outlooks[job.job_id] = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now)), known
+            standing.outlook, standing.outlook_until = known, now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
         return known

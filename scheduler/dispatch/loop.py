@@ -1,16 +1,17 @@
-"""The dispatcher: sends tasks to end devices and takes their answers, at least once each; the store keeps one.
+"""The dispatcher: performs what the state machine decides, and tells it what happens.
 
 `run` is one loop: it looks at the jobs, asks `choice` for the next task whenever something has changed, and starts an
-attempt, which is an asyncio task that does nothing but I/O. All that happens becomes an event for `attempt_state`,
-which decides what follows; `_perform` does it. Execution is at least once: an attempt that fails, or whose device
-leaves the list, is made again elsewhere. Answers are exactly once: a stage that has its answer takes no second one,
-here and in the database. `docs/fault-tolerance.md` says how tasks end.
+attempt, which is an asyncio task that does nothing but I/O. All that happens becomes an event for `core.step`, which
+decides what follows; `_perform` does it. Execution is at least once: an attempt that fails, or whose device leaves the
+list, is made again elsewhere. Answers are exactly once: a stage that has its answer takes no second one, here and in
+the database. `docs/fault-tolerance.md` says how tasks end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import random
@@ -18,27 +19,38 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from scheduler.core import events
 from scheduler.core.device import Device, Node
-from scheduler.core.escalation import asks, stages_of, upstreams_of, without
-from scheduler.core.fleet import DeviceList
+from scheduler.core.escalation import stages_of, upstreams_of, without
+from scheduler.core.events import Failure, FailureKind
+from scheduler.core.fleet import Change, Ledger
+from scheduler.core.hedging import hedge_at
 from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
-from scheduler.core.work import ActiveJob, ActiveTask, Attempt, Phase, elapsed_ms
-from scheduler.dispatch import events
-from scheduler.dispatch.attempt_state import AttemptStates
+from scheduler.core.limits import attempt_deadline
+from scheduler.core.policy import PrivacyRules
+from scheduler.core.step import State, may_move, step
+from scheduler.core.work import AttemptFacts, Job, Task
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.choice import Choice, Chooser
-from scheduler.dispatch.hedging import hedge_after_s
-from scheduler.dispatch.transport import TaskRequest, Transport
+from scheduler.dispatch.transport import TaskRequest, Transport, may_have_held
 from scheduler.history.record import Record
 from scheduler.metrics import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
 from scheduler.placement.routes import Placement, in_words
 from scheduler.settings import SchedulerSettings
-from tierkit.errors import TerraceError
-from tierkit.pacing import TokenBucket
-from tierkit.types import Recovery, Scheme, Tier
+from tierkit.errors import (
+    DeadlineExceeded,
+    InvalidAnswer,
+    Overloaded,
+    TerraceError,
+    UpstreamError,
+    UpstreamUnavailable,
+)
+from tierkit.spans import Span
+from tierkit.types import Health, Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, UpstreamAnswer
-from tierkit.wire.messages import Upstream
+from tierkit.wire.messages import Registration, Upstream
 from tierkit.wire.oip import Timing
 
 __all__ = ["Dispatcher"]
@@ -54,18 +66,16 @@ _IDLE_S = 1.0
 """The loop looks at all jobs at least this often, in case it missed a change."""
 _TICK_S = 0.005
 """An event loop counts in milliseconds: what happens at a time is looked at a little later."""
-_DURATIONS = 100
-"""Attempts per job and device whose duration is remembered, for hedging."""
 
 
 class Dispatcher:
-    """Owns all jobs that are under way.
+    """Owns the state: jobs that are under way, attempts, and the fleet. Every change goes through `handle`.
 
     Args:
-        settings: window, deadlines, attempts.
-        devices: the device list; the dispatcher listens to its changes.
+        settings: deadlines and attempts.
+        ledger: the fleet; only `handle` changes it.
         placement: routes over it.
-        pilot: of the scheme `adaptive`; told of all attempts, of every scheme.
+        pilot: of the scheme `adaptive`.
         transport: to the end devices.
         record: told of what happens.
         classes: how many coarse and fine classes there are.
@@ -78,7 +88,7 @@ class Dispatcher:
         self,
         *,
         settings: SchedulerSettings,
-        devices: DeviceList,
+        ledger: Ledger,
         placement: Placement,
         pilot: Pilot,
         transport: Transport,
@@ -89,7 +99,8 @@ class Dispatcher:
         chance: random.Random | None = None,
     ) -> None:
         self._settings = settings
-        self._devices = devices
+        self._ledger = ledger
+        self._state = State(limits=settings.task_limits, ledger=ledger)
         self._placement = placement
         self.pilot = pilot
         self._transport = transport
@@ -97,73 +108,75 @@ class Dispatcher:
         self._coarse_classes, self._fine_classes = classes
         self._congested = congested
         self._clock = clock
-        self._states = AttemptStates(
-            settings=settings, devices=devices, more_above=self._more_above, chance=chance or random.Random()
-        )
-        self._choice = Chooser(
-            window=settings.window, devices=devices, placement=placement, pilot=pilot, states=self._states
-        )
-        self._jobs: dict[str, ActiveJob] = {}
-        self._io: dict[Attempt, asyncio.Task[None]] = {}
-        self._limits: dict[Attempt, asyncio.Timeout] = {}
+        self._chance = chance or random.Random()
+        self._choice = Chooser(ledger=ledger, placement=placement, pilot=pilot)
+        self._active: dict[str, ActiveJob] = {}
+        self._ids = itertools.count(1)
+        self._io: dict[int, asyncio.Task[None]] = {}
+        self._limits: dict[int, asyncio.Timeout] = {}
+        self._spans: dict[int, Span] = {}
+        """By attempt, until it is reported."""
         self._events: deque[events.Event] = deque()
         self._handling = False
-        self._durations: dict[str, dict[str, deque[float]]] = {}
-        """Seconds from the dispatch to the end of attempts, by job and device."""
+        self._followers: list[Callable[[Change], None]] = [record.node_changed]
         self._move_at = 0.0
         self._look_at = 0.0
         """When to look at all jobs at the latest: time alone changes something then."""
         self._news = True
         """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
+        self._gathers: dict[tuple[Scheme, PrivacyRules], bool] = {}
+        """By scheme and rules, in this step of the loop: whether its jobs wait for the first upstream node."""
         self._ends_told = -math.inf, ""
         """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        devices.listen(self._on_device_change)
-        devices.follow(self._on_listed)
+
+    def follow(self, follower: Callable[[Change], None]) -> None:
+        """Call `follower` with everything that becomes of nodes: the feed of changes. It must not call back."""
+        self._followers.append(follower)
 
     @property
     def unfinished(self) -> int:
         """Jobs that wait or run, interactive requests included."""
-        return len(self._jobs)
+        return len(self._active)
 
     @property
     def waiting(self) -> int:
         """Tasks of these jobs that wait to be sent to an end device."""
-        return sum(job.waiting for job in self._jobs.values() if not job.ending)
+        return sum(job.waiting for job in self._state.jobs.values() if not job.ending)
 
     async def end_interactive(self, reason: str) -> None:
         """Tell those who wait for an answer that none comes."""
-        for job in list(self._jobs.values()):
-            if job.interactive:
+        for job in list(self._active.values()):
+            if job.facts.interactive:
                 await job.recipient.ended("failed", reason)
 
     def job(self, job_id: str) -> ActiveJob | None:
         """A job that is not final."""
-        return self._jobs.get(job_id)
+        return self._active.get(job_id)
 
-    def outstanding(self, node_id: str) -> int:
-        """Tasks that an end device has now."""
-        return sum(1 for _ in self._states.at(node_id))
+    def held_back(self, job_id: str) -> str:
+        """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
+        return self._choice.held_back(job_id)
 
     def attempts(self, job_id: str) -> list[AttemptReport]:
         """The attempts of a job that are under way."""
-        running = self._states.running
-        return [attempt.report() for attempt in running if attempt.job.job_id == job_id and not attempt.reported]
+        running = self._ledger.assigned.attempts.values()
+        return [each.facts.report() for each in running if each.facts.job_id == job_id and not each.reported]
 
     def add(self, job: ActiveJob) -> None:
         """Take a job; its end is told to its recipient. A job without open tasks ends at once."""
-        job.retries = TokenBucket(self._settings.retries_per_s, self._settings.retry_burst)
-        self._jobs[job.job_id] = job
+        self._active[job.facts.job_id] = job
+        self.handle(events.JobAdded(job.facts, job.tasks))
         self.wake()
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """End a job as cancelled; False when it is not under way or already ending."""
-        job = self._jobs.get(job_id)
+        job = self._state.jobs.get(job_id)
         if job is None or job.ending:
             return False
-        self._end(job, "cancelled", reason)
+        self.handle(events.JobStopped(job_id, "cancelled", reason))
         return True
 
     def wake(self) -> None:
@@ -193,20 +206,21 @@ class Dispatcher:
         """Do all that can be done now. Most of what happens is an answer that frees a place; with many jobs under way
         only news of another kind is worth a look at each of them."""
         now = self._clock()
+        self._gathers.clear()
         looks = self._news or now >= self._look_at
         if looks:
             self._news = False
             self._look_at = now + _IDLE_S
-            for job in list(self._jobs.values()):
-                if not job.ending and (job.delayed or job.held or not job.open or now >= job.deadline):
-                    self._advance(job, now)
+            for job in list(self._state.jobs.values()):
+                if not job.ending and (job.delayed or job.held or not job.open or now >= job.facts.deadline):
+                    self.handle(events.JobDue(job.facts.job_id, self._has_upstream(job, now)))
         if now >= self._move_at:
             # After a pause of this process answers wait to be read: their nodes only look overdue.
             stood_still = now > self._move_at + _MOVE_S
-            self._move_at = now + _MOVE_S * max(1.0, len(self._states.running) / _MOVE_TASKS)
+            self._move_at = now + _MOVE_S * max(1.0, len(self._ledger.assigned.attempts) / _MOVE_TASKS)
             if not stood_still:
                 self._move(now)
-            self._choice.look_again()
+            self._ledger.assigned.look_again()
         self._choice.look_at = self._look_at
         while not self._congested() and self._send_next(now):
             pass
@@ -221,28 +235,16 @@ class Dispatcher:
         times = [self._look_at]
         if now < self._gathering_until:
             times.append(self._gathering_until)
-        for job in [job for job in self._jobs.values() if not job.ending]:
-            times += [job.deadline, *(task.not_before for task in job.delayed[:1] if now < task.not_before)]
-            if job.policy.scheme is Scheme.ADAPTIVE:
+        for job in [job for job in self._state.jobs.values() if not job.ending]:
+            times += [job.facts.deadline, *(task.not_before for task in job.delayed[:1] if now < task.not_before)]
+            if job.facts.policy.scheme is Scheme.ADAPTIVE:
                 times.append(self._move_at)
             if job.waits:
                 self._explain_waiting(job, now)
         self._look_at = min(times)
 
-    def _advance(self, job: ActiveJob, now: float) -> None:
-        if not job.open:
-            self._end(job, None, "")
-        elif now >= job.deadline:
-            for task in list(job.open.values()):
-                detail = f"the job's {job.policy.deadline_s:g} s are over"
-                self._handle(events.GiveUp(job, task, "deadline", detail, now))
-            self._end(job, None, f"its deadline of {job.policy.deadline_s:g} s is over")
-        else:
-            for task in job.wake_delayed(now, has_upstream=self._has_upstream(job, now)):
-                self._handle(events.NoUpstream(job, task, now))
-
     def _send_next(self, now: float) -> bool:
-        jobs = (job for job in self._jobs.values() if not self._gathers_for(job, now))
+        jobs = (job for job in self._state.jobs.values() if not self._gathers_for(job, now))
         choice = self._choice.next(jobs, now)
         if choice is None:
             return False
@@ -252,139 +254,138 @@ class Dispatcher:
 
     def _send(self, choice: Choice, now: float) -> None:
         job, task, device = choice.job, choice.task, choice.device
+        facts = job.facts
         nodes, why = choice.upper, choice.reason
         if nodes is None:
-            route = self._placement.route(job.policy.scheme, device.node_id, now, job.privacy)
+            route = self._placement.route(facts.policy.scheme, device.node_id, now, facts.privacy)
             nodes, why = route.for_task(job.sent), f"{why}; {route.reason}"
         upper = self._allowed(job, task, device, nodes, now)
-        job.begin(now, task)
-        if task.has_coarse and not upper:
-            late = "no upstream node would have answered in time"
-            over = (
-                events.GiveUp(job, task, "deadline", late, now)
-                if choice.too_late
-                else events.NoUpstream(job, task, now)
-            )
-            self._handle(over)
-            if not task.closed:
-                job.delay(task, now)
+        self._active[facts.job_id].reason = ""
+        if task.coarse and not upper:
+            self.handle(events.NotSent(facts.job_id, task.facts.index, choice.too_late))
             self._news = True
             return
-        if upper:
-            job.mapping[device.node_id] = upper[0].node_id
-        self._start(job, task, device, upper, now, why=why, too_late=choice.too_late)
+        attempt = self._attempt(job, task, device, upper, now, why=why, too_late=choice.too_late)
+        self.handle(events.Sent(attempt))
 
-    def _allowed(
-        self, job: ActiveJob, task: ActiveTask, device: Device, nodes: tuple[Node, ...], now: float
-    ) -> Sequence[Upstream]:
+    def _allowed(self, job: Job, task: Task, device: Device, nodes: tuple[Node, ...], now: float) -> Sequence[Upstream]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
         after tier where images go up one by one."""
-        if task.refused and not task.has_coarse:
+        if task.tries.refused and not task.coarse:
             return ()
-        if job.policy.gates and nodes:
+        policy = job.facts.policy
+        if policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
-            nodes = upstreams_of(job.policy.gates, nodes, 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent)
-        return self._placement.upstreams(device, nodes, job.privacy, now, content=job.content)
+            nodes = upstreams_of(policy.gates, nodes, 0 if policy.scheme is Scheme.ADAPTIVE else job.sent)
+        return self._placement.upstreams(device, nodes, job.facts.privacy, now, content=job.facts.content)
 
-    def _has_upstream(self, job: ActiveJob, now: float) -> bool:
-        return self._placement.has_upstream(job.policy.scheme, now, job.privacy)
+    def _has_upstream(self, job: Job, now: float) -> bool:
+        return self._placement.has_upstream(job.facts.policy.scheme, now, job.facts.privacy)
 
-    def _more_above(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
+    def _look_up(self, facts: AttemptFacts, report: FallbackEvent | RoutedEvent, now: float) -> bool:
         """True if there is a node now that could give what no node gave."""
-        if isinstance(event, FallbackEvent):
+        job = self._state.jobs.get(facts.job_id)
+        if job is None:
+            return False
+        if isinstance(report, FallbackEvent):
             return self._has_upstream(job, now)
-        return any(
-            self._placement.upper(tier, now, job.privacy) for tier in {loss.tier for loss in without(event).values()}
-        )
+        tiers = {loss.tier for loss in without(report).values()}
+        return any(self._placement.upper(tier, now, job.facts.privacy) for tier in tiers)
 
-    def _gathers_for(self, job: ActiveJob, now: float) -> bool:
-        starting = now < self._gathering_until and job.policy.scheme is not Scheme.END
-        return starting and not self._has_upstream(job, now)
+    def _gathers_for(self, job: Job, now: float) -> bool:
+        scheme, rules = job.facts.policy.scheme, job.facts.privacy
+        if now >= self._gathering_until or scheme is Scheme.END:
+            return False
+        if (scheme, rules) not in self._gathers:
+            self._gathers[scheme, rules] = not self._has_upstream(job, now)
+        return self._gathers[scheme, rules]
 
     def _move(self, now: float) -> None:
         """Take tasks of the scheme `adaptive` away from upstream nodes that have become slow."""
-        for job in list(self._jobs.values()):
-            wanted = job.policy.scheme is Scheme.ADAPTIVE and job.policy.recovery is Recovery.MONITOR
-            if job.ending or not wanted or not (waiting := self._states.movable(job)):
+        for job in list(self._state.jobs.values()):
+            policy = job.facts.policy
+            wanted = policy.scheme is Scheme.ADAPTIVE and policy.recovery is Recovery.MONITOR
+            if job.ending or not wanted:
                 continue
-            ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
-            images = job.policy.batch_size
-            ends, uppers = self._placement.alive_ends(now), self._placement.uppers(now, job.privacy)
-            found = self.pilot.misplaced(ask, waiting, images, ends, uppers, now)
+            waiting = [each for each in self._ledger.assigned.attempts.values() if each.job is job and may_move(each)]
+            if not waiting:
+                continue
+            ask = Ask(remaining=len(job.ready) + 1, interactive=job.facts.interactive)
+            ends, uppers = self._placement.alive_ends(now), self._placement.uppers(now, job.facts.privacy)
+            found = self.pilot.misplaced(ask, waiting, policy.batch_size, ends, uppers, now)
             if found is not None:
                 slow, why = found
                 self.pilot.taken_away(slow, now)
-                attempt = next(attempt for attempt in waiting if attempt is slow)
-                self._handle(events.Move(attempt, why, now))
+                self.handle(events.Move(slow.facts.id, why))
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
         one may be due."""
-        if any(job.next_task() is not None for job in self._jobs.values()):
+        if any(job.next_task() is not None for job in self._state.jobs.values()):
             return _IDLE_S  # there is work for those devices; what comes of it wakes the loop
         next_in_s = _IDLE_S
-        for attempt in list(self._states.running):
+        for attempt in list(self._ledger.assigned.attempts.values()):
             job, task = attempt.job, attempt.task
-            alone = len(task.running) == 1 and attempt.phase is not Phase.ANSWERED and not job.ending
-            after_s = hedge_after_s(self._durations.get(job.job_id, {}).get(attempt.node_id, ()))
-            if not alone or job.policy.recovery is not Recovery.MONITOR or after_s is None:
+            at = hedge_at(attempt)
+            if at is None:
                 continue
-            if (in_s := attempt.started + after_s - now) > 0:
-                next_in_s = min(next_in_s, in_s)
+            if at > now:
+                next_in_s = min(next_in_s, at - now)
                 continue
-            busy = set(attempt.nodes)
+            busy = set(attempt.facts.nodes)
             others = (
                 device
-                for device in self._devices.alive(Tier.END, now)
-                if device.node_id not in busy | task.tried
-                and not (device.wrong.count or self.outstanding(device.node_id))
+                for device in self._ledger.alive(Tier.END, now)
+                if device.node_id not in busy | task.blame.tried
+                and not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
             )
             device = next(others, None)
             if device is None or job.retries.wait_s(now) > 0:
                 continue
-            route = self._placement.route(job.policy.scheme, device.node_id, now, job.privacy)
+            route = self._placement.route(job.facts.policy.scheme, device.node_id, now, job.facts.privacy)
             allowed = self._allowed(job, task, device, route.for_task(job.sent), now)
             upper = sorted(allowed, key=lambda node: node.node_id in busy)
-            if task.has_coarse and not upper:
+            if task.coarse and not upper:
                 continue
-            job.retries.take(now)
             why = f"hedge: the attempt on {' and '.join(sorted(busy))} takes longer than 95 % of them"
-            self._start(job, task, device, upper, now, why=why, hedge=True)
+            self.handle(events.Sent(self._attempt(job, task, device, upper, now, why=why, hedge=True)))
         return next_in_s
 
-    def _on_device_change(self, node_id: str) -> None:
-        self._handle(events.NodeChanged(node_id, self._clock()))
-        self._forget_if_gone(node_id)
+    def _on_node_change(self, change: Change) -> None:
+        if change.health is not None:
+            level = logging.INFO if change.health is Health.ALIVE else logging.WARNING
+            _log.log(level, "%s is %s: %s", change.node_id, change.health, change.reason)
+        for follower in self._followers:
+            follower(change)
+        self._forget_if_gone(change.node_id)
         self.wake()
 
     def _forget_if_gone(self, node_id: str) -> None:
         """Drop what is known of a node that has left the device list and has no attempts any more."""
-        if self._devices.find(node_id) is None and node_id not in self._states.busy:
+        if self._ledger.find(node_id) is None and not self._ledger.assigned.at(node_id):
             self.pilot.forget(node_id)
             with contextlib.suppress(KeyError):  # it had no tasks
                 OUTSTANDING.remove(node_id)
 
-    def _on_listed(self, node_id: str) -> None:
-        """A node has come to those that may receive tasks, or has left them."""
-        self._choice.changed(node_id)
-        self._wake.set()
-
-    def _explain_waiting(self, job: ActiveJob, now: float) -> None:
+    def _explain_waiting(self, job: Job, now: float) -> None:
+        reason = None
         if self._gathers_for(job, now):
-            job.reason = "waiting for an upstream node to register: the scheduler has just started"
-        elif not self._devices.alive(Tier.END, now):
+            reason = "waiting for an upstream node to register: the scheduler has just started"
+        elif not self._ledger.alive(Tier.END, now):
             if now - self._ends_told[0] > _TELL_AGAIN_S:
-                self._ends_told = now, self._devices.why_none(Tier.END, now) or "none has registered"
-            job.reason = f"waiting for an end device ({self._ends_told[1]})"
+                self._ends_told = now, self._ledger.why_none(Tier.END, now) or "none has registered"
+            reason = f"waiting for an end device ({self._ends_told[1]})"
         elif not job.ready and job.waits_for_upstream:
-            job.reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
+            reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
+        if reason is not None:
+            self._active[job.facts.job_id].reason = reason
 
     # --- one attempt ----------------------------------------------------------------------------------------------
 
-    def _start(
+    def _attempt(
         self,
-        job: ActiveJob,
-        task: ActiveTask,
+        job: Job,
+        task: Task,
         device: Device,
         upper: Sequence[Upstream],
         now: float,
@@ -392,261 +393,265 @@ class Dispatcher:
         why: str,
         too_late: bool = False,
         hedge: bool = False,
-    ) -> None:
-        """Send a task to a device. Where the coarse answer is known, the upstream nodes alone are asked."""
-        stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
-        if stages and task.unsure is not None:
+    ) -> AttemptFacts:
+        """An attempt on a device. Where the coarse answer is known, the upstream nodes alone are asked."""
+        policy, offer = job.facts.policy, device.registration.models[0]
+        stages = stages_of(policy.gates, policy.escalate, offer.sha256)
+        if stages and task.coarse and task.coarse.unsure is not None:
             # The coarse answer is there, and which of its images go up.
-            stages = (stages[0].model_copy(update={"below": None, "only": task.unsure}), *stages[1:])
-        if task.tried:
-            upper = sorted(upper, key=lambda node: node.node_id in task.tried)
-        above = {node.node_id: self._devices.get(node.node_id) for node in upper}
-        attempt = Attempt(
-            job=job,
-            task=task,
-            device=device,
+            stages = (stages[0].model_copy(update={"below": None, "only": task.coarse.unsure}), *stages[1:])
+        if task.blame.tried:
+            upper = sorted(upper, key=lambda node: node.node_id in task.blame.tried)
+        above = {node.node_id: self._ledger.get(node.node_id) for node in upper}
+        first = above[upper[0].node_id] if upper else None
+        return AttemptFacts(
+            id=next(self._ids),
+            job_id=job.facts.job_id,
+            task=task.facts.index,
+            images=task.facts.images,
+            number=task.tries.made + 1,
+            node_id=device.node_id,
+            incarnation=device.incarnation,
             upstreams=tuple(upper),
             incarnations={node_id: node.incarnation for node_id, node in above.items()},
             stages=stages if upper else (),
-            hedge=hedge,
             why="; ".join([why, *map(in_words, upper[:1])]),
+            planned=policy.scheme is Scheme.ADAPTIVE,
+            hedge=hedge,
             too_late=too_late,
             # A threshold for the coarse answer needs its probabilities, which the device alone has.
-            fine_only=task.has_coarse and not (stages and stages[0].below is not None),
-            trial=device.wrong.count > 0 and device.node_id not in task.tried,
+            fine_only=bool(task.coarse) and not (stages and stages[0].below is not None),
+            trial=device.wrong.count > 0 and device.node_id not in task.blame.tried,
             started=now,
             started_at=time.time(),
-            deadline=self._states.deadline_of(job, task, now),
+            deadline=attempt_deadline(self._state.limits, job.facts, task.started, now),
+            due_at=self.pilot.due_at(
+                self._placement.node(device),
+                None if first is None else self._placement.node(first),
+                task.facts.images,
+                now,
+            ),
         )
-        self._states.start(attempt)
-        self._devices.sent(device.node_id, device.incarnation, now)
-        if attempt.owed:
-            self._devices.given(device.node_id, device.incarnation, task.images, now)
-        first = next(iter(attempt.first_asked), None)
-        self.pilot.sent(
-            attempt,
-            end=self._placement.node(device),
-            upper=None if first is None else self._placement.node(above[first.node_id]),
-            images=task.images,
-            now=now,
-            fine_only=attempt.fine_only,
-            planned=job.policy.scheme is Scheme.ADAPTIVE,
-        )
-        for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
-            self._devices.charge(node_id, task.images, now)
-        for node in attempt.first_asked:
-            self._devices.sent(node.node_id, attempt.incarnations[node.node_id], now)
-        self._choice.changed(device.node_id)
-        OUTSTANDING.labels(device.node_id).set(self.outstanding(device.node_id))
-        assert self._group is not None, "the dispatcher is not running"
-        self._io[attempt] = self._group.create_task(self._live(attempt), name=f"attempt {job.task_id(task)}")
 
-    async def _live(self, attempt: Attempt) -> None:
+    async def _live(self, dispatch: events.Dispatch, registration: Registration, task: Task) -> None:
         """The I/O of an attempt."""
-        job, task = attempt.job, attempt.task
-        error: Exception | None = None
-        limit = self._limits[attempt] = asyncio.timeout_at(attempt.until)
+        facts = dispatch.attempt
+        failure: Failure | None = None
+        limit = self._limits[facts.id] = asyncio.timeout_at(dispatch.until)
         try:
             async with limit:
-                if attempt.phase is Phase.ACKNOWLEDGING:
+                if dispatch.acknowledge:
                     # Eq. 9 of the paper: a device that does not acknowledge costs `acknowledge_s`.
-                    url, budget_s = attempt.device.registration.url, self._settings.acknowledge_s
-                    await self._transport.acknowledged(attempt.node_id, url, budget_s=budget_s)
-                    self._handle(events.Acknowledged(attempt, self._clock()))
+                    budget_s = self._settings.acknowledge_s
+                    await self._transport.acknowledged(facts.node_id, registration.url, budget_s=budget_s)
+                    self.handle(events.Acknowledged(facts.id))
                     self.wake()
-                request, budget_s = self._request(attempt), attempt.deadline - attempt.started
-                async with contextlib.aclosing(self._transport.send(request, budget_s=budget_s)) as lines:
+                request = self._request(facts, registration, task)
+                sending = self._transport.send(request, budget_s=facts.deadline - facts.started)
+                async with contextlib.aclosing(sending) as lines:
                     async for event, line in lines:
-                        now = self._clock()
-                        self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
-                        self._handle(events.LineCame(attempt, event, line, now))
-                        if attempt.phase is Phase.ENDED:
+                        self.handle(events.LineCame(facts.id, event, line))
+                        if facts.id not in self._ledger.assigned.attempts:
                             return
         except TimeoutError:
-            self._handle(events.TimeUp(attempt, self._clock()))
+            self.handle(events.TimeUp(facts.id))
             return
-        except TerraceError as exc:
-            error = exc
         except Exception as exc:
             # One task must not take down all jobs: the error is logged, and the task has attempts left.
-            _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
-            error = exc
+            if not isinstance(exc, TerraceError):
+                _log.exception("unexpected error in an attempt", extra={"attempt": facts.id, "job": facts.job_id})
+            failure = _failure(exc)
         finally:
-            self._limits.pop(attempt, None)
-            self._io.pop(attempt, None)
-        self._handle(events.Ended(attempt, error, self._clock()))
+            self._limits.pop(facts.id, None)
+            self._io.pop(facts.id, None)
+        self.handle(events.Ended(facts.id, failure))
 
-    def _request(self, attempt: Attempt) -> TaskRequest:
-        job, task, registration = attempt.job, attempt.task, attempt.device.registration
+    def _request(self, facts: AttemptFacts, registration: Registration, task: Task) -> TaskRequest:
+        active, first = self._active[facts.job_id], task.facts.first_image
         return TaskRequest(
-            task_id=job.task_id(task),
-            request_id=job.request_id(task),
-            trace=attempt.span.trace,
-            node_id=attempt.node_id,
+            task_id=active.facts.task_id(facts.task),
+            request_id=active.facts.request_id_of(facts.task),
+            trace=self._spans[facts.id].trace,
+            node_id=facts.node_id,
             url=registration.url,
             model=registration.models[0].name,
             sha256=registration.models[0].sha256,
-            images=job.images[task.first_image : task.first_image + task.images],
-            upstreams=attempt.upstreams,
+            images=active.images[first : first + facts.images],
+            upstreams=facts.upstreams,
             coarse_classes=self._coarse_classes,
             fine_classes=self._fine_classes,
-            stages=attempt.stages,
-            coarse_known=attempt.fine_only,
-            damaged=task.damaged,
-            interactive=job.interactive,
+            stages=facts.stages,
+            coarse_known=facts.fine_only,
+            damaged=frozenset() if task.coarse is None else task.coarse.damaged,
+            interactive=active.facts.interactive,
             key=registration.key,
         )
 
     # --- events and effects ---------------------------------------------------------------------------------------
 
-    def _handle(self, event: events.Event) -> None:
-        """Let `attempt_state` decide what follows, and do it. What an effect brings about is handled after it."""
-        self._events.append(event)
+    def handle(self, what: events.What) -> None:
+        """Let the state machine decide what follows from an event, and do it.
+
+        Raises:
+            TerraceError: a node, or an operator, asks for what cannot be; nothing has changed.
+        """
+        self._events.append(events.Event(what, self._clock(), self._chance.random()))
         if self._handling:
             return
         self._handling = True
         try:
             while self._events:
-                event = self._events.popleft()
-                try:
-                    self._states.handle(event)
-                except Exception as exc:
-                    self._fail_job_of(event, exc)
-                for effect in self._states.effects:
-                    self._perform(effect, event.now)
-                self._states.effects.clear()  # they hold jobs
+                self._handle(self._events.popleft())
         finally:
             self._handling = False
-        self._wake.set()
 
-    def _fail_job_of(self, event: events.Event, exc: Exception) -> None:
-        """A bug in deciding what follows must not take down the other jobs."""
-        attempt: Attempt | None = getattr(event, "attempt", None)
-        job: ActiveJob | None = attempt.job if attempt is not None else getattr(event, "job", None)
-        if job is None or job.ending:
-            raise exc
-        _log.exception("unexpected error after an attempt", extra={"job": job.job_id})
-        self._end(job, "failed", f"internal error: {exc!r}")
+    def _handle(self, event: events.Event) -> None:
+        version = self._ledger.version
+        effects = step(self._state, event)
+        for effect in effects:
+            self._perform(effect, event.now)
+        by_itself = isinstance(event.what, events.Sent)  # `_step` goes on anyway
+        if version != self._ledger.version or (effects and not by_itself):
+            self._wake.set()
 
     def _perform(self, effect: events.Effect, now: float) -> None:  # one case for each effect
         match effect:
-            case events.Learn(attempt, event):
-                self._learn(attempt, event, now)
-            case events.Released(attempt, answered):
-                device = attempt.device
-                self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
-                self._choice.changed(device.node_id)
-            case events.Deliver(job, answer):
-                job.recipient.answer(answer)
-                self.record.answered(answer)
-            case events.Closed(job, task, outcome):
-                self._on_closed(job, task, outcome, now)
-            case events.Report(attempt, outcome, reason):
-                self._on_report(attempt, outcome, reason, now)
+            case events.Learn(facts, event):
+                self._learn(facts, event, now)
             case events.WaitUntil(attempt, at):
                 # One that has just expired cannot be moved any more: `TimeUp` follows.
                 if (limit := self._limits.get(attempt)) is not None and not limit.expired():
                     limit.reschedule(at)
-            case events.Finished(attempt):
+            case events.Deliver(answer):
+                self._active[answer.job_id].recipient.answer(answer)
+                self.record.answered(answer)
+            case events.TaskClosed():
+                self._on_closed(effect)
+            case events.Report(facts, report):
+                self._on_report(facts, report)
+            case events.Finished(facts):
                 # Removed here: an asyncio task that is cancelled before its first step removes nothing.
-                task_io = self._io.pop(attempt, None)
+                task_io = self._io.pop(facts.id, None)
                 if task_io is not None and task_io is not asyncio.current_task():
                     task_io.cancel()
-                self.pilot.ended(attempt)
-                OUTSTANDING.labels(attempt.node_id).set(self.outstanding(attempt.node_id))
-                for node_id in attempt.nodes:
+                self._show_outstanding(facts.node_id)
+                for node_id in facts.nodes:
                     self._forget_if_gone(node_id)
-                self._choice.changed(attempt.node_id)
-                self._note_news(attempt.job)
-            case events.TakeBack(job, answer):
-                job.recipient.withdrawn(answer)
-            case events.FailJob(job, reason):
-                if not job.ending:
-                    self._end(job, "failed", reason)
-            case events.AnsweredRightly(node_id, incarnation):
-                self._devices.answered_rightly(node_id, incarnation, now)
-            case events.AnsweredWrongly(node_id, incarnation, reason, counts):
-                self._devices.answered_wrongly(node_id, incarnation, reason, now, counts=counts)
-                asyncio.get_running_loop().call_later(self._settings.set_aside_s + _TICK_S, self.wake)
-            case events.Pardoned(node_id, incarnation):
-                self._devices.pardon(node_id, incarnation, now)
-            case events.Accused(node_id, incarnation, reason):
-                self._devices.accuse(node_id, incarnation, reason, now)
-            case events.SetAside(node_id, incarnation, until):
-                self._devices.set_aside(node_id, incarnation, until, now)
+                self._note_news(facts.job_id)
+            case events.Dispatch():
+                self._on_dispatch(effect)
+            case events.NodeChanged(change):
+                self._on_node_change(change)
+            case events.LookUp(facts, report, line):
+                self.handle(events.LookedUp(facts, report, line, self._look_up(facts, report, now)))
+            case events.LookAgain(at):
+                asyncio.get_running_loop().call_later(at - now + _TICK_S, self.wake)
+            case events.TakeBack(answer):
+                self._active[answer.job_id].recipient.withdrawn(answer)
+            case events.JobStarted(job_id):
+                self._active[job_id].recipient.started()
+            case events.JobEnds(job_id, state, reason):
+                assert self._group is not None, "the dispatcher is not running"
+                self._group.create_task(self._conclude(job_id, state, reason), name=f"end of {job_id}")
 
-    def _note_news(self, job: ActiveJob) -> None:
+    def _on_dispatch(self, dispatch: events.Dispatch) -> None:
+        facts = dispatch.attempt
+        active, registration = self._active[facts.job_id], self._ledger.get(facts.node_id).registration
+        task = self._state.jobs[facts.job_id].open[facts.task]
+        self._spans[facts.id] = Span("attempt", active.span.trace)
+        self._show_outstanding(facts.node_id)
+        assert self._group is not None, "the dispatcher is not running"
+        living = self._live(dispatch, registration, task)
+        self._io[facts.id] = self._group.create_task(living, name=f"attempt {active.facts.task_id(facts.task)}")
+
+    def _show_outstanding(self, node_id: str) -> None:
+        OUTSTANDING.labels(node_id).set(self._ledger.assigned.outstanding(node_id))
+
+    def _note_news(self, job_id: str) -> None:
         """A job of which no task is on its way, or one that lets tasks wait for each other, is looked at."""
-        self._news = self._news or job.waits or bool(job.held)
+        job = self._state.jobs.get(job_id)
+        self._news = self._news or (job is not None and (job.waits or bool(job.held)))
 
-    def _on_closed(self, job: ActiveJob, task: ActiveTask, outcome: str, now: float) -> None:
-        TASKS.labels(outcome).inc()
-        self._note_news(job)
+    def _on_closed(self, closed: events.TaskClosed) -> None:
+        TASKS.labels(closed.outcome).inc()
+        self._note_news(closed.job_id)
         if _log.isEnabledFor(logging.INFO):
-            what = {"job": job.job_id, "task": task.index, "outcome": outcome, "ms": round(elapsed_ms(task, now), 3)}
-            ids = {"request_id": job.request_id(task), "trace_id": job.trace_id}
+            active = self._active[closed.job_id]
+            what = {"job": closed.job_id, "task": closed.task, "outcome": closed.outcome, "ms": round(closed.ms, 3)}
+            ids = {"request_id": active.facts.request_id_of(closed.task), "trace_id": active.trace_id}
             _log.info("task done", extra={**what, **ids})
 
-    def _on_report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
+    def _on_report(self, facts: AttemptFacts, report: AttemptReport) -> None:
+        outcome, active = report.outcome, self._active[facts.job_id]
+        task_id = active.facts.task_id(facts.task)
         ATTEMPTS.labels(outcome).inc()
-        job, seconds = attempt.job, now - attempt.started
-        self.record.attempted(outcome, attempt.node_id, job.job_id, reason)
-        job.recipient.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
-        attempt.span.says(task=job.task_id(attempt.task), node=attempt.node_id, outcome=outcome)
-        attempt.span.end(reason if outcome in FAILED_OUTCOMES else "")
+        self.record.attempted(outcome, facts.node_id, facts.job_id, report.reason)
+        active.recipient.attempted(report)
+        span = self._spans.pop(facts.id)
+        span.says(task=task_id, node=facts.node_id, outcome=outcome)
+        span.end(report.reason if outcome in FAILED_OUTCOMES else "")
         if outcome in ("unreachable", "lost", "error"):
-            what = {"task": job.task_id(attempt.task), "failed_attempts": attempt.task.failed_attempts, "why": reason}
+            what = {"task": task_id, "attempt": facts.number, "why": report.reason}
             _log.warning("an attempt failed", extra=what)
-        if outcome == "ok" and self._settings.hedge and not job.ending:
-            devices = self._durations.setdefault(job.job_id, {})
-            devices.setdefault(attempt.node_id, deque(maxlen=_DURATIONS)).append(seconds)
 
-    def _learn(self, attempt: Attempt, event: object, now: float) -> None:
+    def _learn(self, facts: AttemptFacts, event: object, now: float) -> None:
         """Tell the pilot what an answer says of the nodes' speed, and count what went on from node to node."""
         # Whatever a node says, nothing of it took longer than the scheduler has waited.
-        most_s = now - attempt.started
+        most_s = now - facts.started
         match event:
             case CoarseEvent():
-                self.record.worked(attempt.node_id, attempt.task.images)
-                images = event.batch_images or attempt.task.images
-                self.pilot.coarse(attempt, _timing(event.queue_ms, event.compute_ms, images, most_s), now)
+                self.record.worked(facts.node_id, facts.images)
+                images = event.batch_images or facts.images
+                self.pilot.coarse(facts, _timing(event.queue_ms, event.compute_ms, images, most_s), now)
             case FineEvent():
-                self.record.passed(attempt.node_id, event.node_id, attempt.task.images)
-                self._learn_upstream(attempt, event, most_s, now)
+                self.record.passed(facts.node_id, event.node_id, facts.images)
+                self._learn_upstream(facts, event, most_s, now)
             case RoutedEvent():
-                # The images that went on from the first tier: their number was not known before.
-                if event.answers and not attempt.job.interactive:  # of requests no end is told
-                    self.record.escalates(attempt.job.job_id, now)
+                active = self._active.get(facts.job_id)
+                if event.answers and active is not None and not active.facts.interactive:
+                    self.record.escalates(facts.job_id, now)
                 for answer in event.answers:
-                    self.record.passed(attempt.node_id, answer.node_id, len(answer.indices))
-                sent = asks(event)
-                for node in attempt.first_asked[1:]:
-                    self._devices.charge(node.node_id, sent.get(node.tier, 0), now)
+                    self.record.passed(facts.node_id, answer.node_id, len(answer.indices))
                 for answer in event.answers[:1]:
-                    self._learn_upstream(attempt, answer, most_s, now)
+                    self._learn_upstream(facts, answer, most_s, now)
 
-    def _learn_upstream(self, attempt: Attempt, answer: UpstreamAnswer, most_s: float, now: float) -> None:
+    def _learn_upstream(self, facts: AttemptFacts, answer: UpstreamAnswer, most_s: float, now: float) -> None:
         round_trip_s, said = min(answer.round_trip_ms / 1000, most_s), answer.timing
         timing = None if said is None else _timing(said.queue_ms, said.compute_ms, said.batch_images, round_trip_s)
-        self.pilot.fine(attempt, answer.node_id, timing, round_trip_s, now)
+        self.pilot.fine(facts, answer.node_id, timing, round_trip_s, now)
 
     # --- endings --------------------------------------------------------------------------------------------------
 
-    def _end(self, job: ActiveJob, ending: str | None, reason: str) -> None:
-        """Stop all work on a job and let its recipient conclude."""
-        job.ending = True
-        self._durations.pop(job.job_id, None)
-        self._handle(events.JobEnded(job, self._clock()))
-        assert self._group is not None, "the dispatcher is not running"
-        self._group.create_task(self._conclude(job, ending, reason), name=f"end of {job.job_id}")
-
-    async def _conclude(self, job: ActiveJob, ending: str | None, reason: str) -> None:
-        await job.recipient.ended(ending, reason)
-        job.span.says(job=job.job_id, images=len(job.images), scheme=job.policy.scheme)
+    async def _conclude(self, job_id: str, state: str | None, reason: str) -> None:
+        job = self._active[job_id]
+        await job.recipient.ended(state, reason)
+        job.span.says(job=job_id, images=len(job.images), scheme=job.facts.policy.scheme)
         job.span.end(reason)
-        del self._jobs[job.job_id]
-        self._choice.forget_job(job.job_id)
+        del self._active[job_id]
+        self._choice.forget_job(job_id)
+        self.handle(events.JobGone(job_id))
         self.wake()
+
+
+def _failure(error: Exception) -> Failure:
+    """What the state machine needs to know of an error."""
+    reason = str(error) if isinstance(error, TerraceError) else f"internal error: {error!r}"
+    match error:
+        case Overloaded():
+            return Failure(FailureKind.BUSY, reason, retry_after_s=error.retry_after_s)
+        case UpstreamUnavailable():
+            return Failure(FailureKind.UNREACHABLE, reason, may_have_held=may_have_held(error))
+        case InvalidAnswer():
+            kind = FailureKind.INVALID
+        case DeadlineExceeded():
+            kind = FailureKind.LATE
+        case UpstreamError(status_code=int()):
+            kind = FailureKind.REFUSED
+        case TerraceError():
+            kind = FailureKind.WRONG
+        case _:
+            kind = FailureKind.OURS
+    return Failure(kind, reason)
 
 
 def _timing(queue_ms: float, compute_ms: float, images: int, most_s: float) -> Timing:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from scheduler.core.device import Device
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Change, Ledger
 from scheduler.core.job import Answer
 from scheduler.history.series import Latencies, RingBuffer
 from tierkit.types import Health
@@ -101,7 +101,7 @@ class Record:
         wall: seconds since 1970 at a time of the scheduler's clock.
     """
 
-    def __init__(self, devices: DeviceList, *, wall: Callable[[float], float]) -> None:
+    def __init__(self, devices: Ledger, *, wall: Callable[[float], float]) -> None:
         self._devices = devices
         self.wall = wall
         self.events: deque[FleetEvent] = deque(maxlen=_EVENTS)
@@ -130,9 +130,12 @@ class Record:
         self._work: Counter[str] = Counter()
         self._traffic: Counter[tuple[str, str]] = Counter()
         self._lately: deque[tuple[Counter[str], Counter[tuple[str, str]]]] = deque(maxlen=_SMOOTH_S)
-        devices.listen(self._changed.add)
 
     # --- told by the dispatcher -------------------------------------------------------------------------------------
+
+    def node_changed(self, change: Change) -> None:
+        """Something has become of a node."""
+        self._changed.add(change.node_id)
 
     def worked(self, node_id: str, images: int) -> None:
         """A node has computed an answer to so many images."""

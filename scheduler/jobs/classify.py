@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from scheduler.core.job import Answer, AttemptReport
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import JobFacts, TaskFacts
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.ingest.inputs import images_in
 from scheduler.ingest.staging import staged
 from scheduler.ingest.upload import Incoming, receive_upload
@@ -55,18 +56,16 @@ async def classify(scheduler: Scheduler, incoming: Incoming, *, request_id: str)
     images = images_in(np.frombuffer(held.getbuffer(), np.uint8), writer.images, scheduler.inputs.fit)
     trace, now = current_trace(), time.monotonic()
     recipient = LiveRecipient()
-    job = ActiveJob(
+    live = JobFacts(
         job_id=f"live-{new_job_id(time.time())}",
         policy=policy,
-        images=images,
         content=writer.sha256,
-        tasks=[ActiveTask(index=0, first_image=0, images=len(images))],
-        recipient=recipient,
         deadline=now + policy.deadline_s,
         interactive=True,
         request_id=request_id,
-        trace=trace,
     )
+    task = TaskFacts(index=0, first_image=0, images=len(images))
+    job = ActiveJob(live, tasks=[task], images=images, recipient=recipient, trace=trace)
     return _answers(scheduler, job, recipient, Renderer(scheduler.manifest.hierarchy, facts, policy, trace))
 
 
@@ -111,7 +110,7 @@ async def _answers(
 ) -> AsyncGenerator[Rows, None]:
     """The events of a request, as they come."""
     begun, coarse = time.monotonic(), None
-    images, request_id = len(job.images), job.request_id(next(iter(job.open.values())))
+    images, request_id = len(job.images), job.facts.request_id_of(0)
     scheduler.dispatcher.add(job)
     try:
         while not isinstance(item := await recipient.items.get(), tuple):
@@ -130,4 +129,4 @@ async def _answers(
             yield [{"event": "error", "error": reason}]
     finally:
         # The client may have hung up.
-        scheduler.dispatcher.cancel(job.job_id, "the client has gone")
+        scheduler.dispatcher.cancel(job.facts.job_id, "the client has gone")

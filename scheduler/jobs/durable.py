@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from scheduler.core.job import Answer, AttemptReport, JobRow
@@ -40,7 +40,7 @@ class DurableRecipient:
         self.job = job
         self.progress = progress
         self.state = job.state
-        self.mapping: Mapping[str, str] = {}
+        self.mapping: dict[str, str] = {}
         """Upstream node by end device, as last used."""
         self._store = store
         self._commit = store.commit
@@ -62,6 +62,8 @@ class DurableRecipient:
         self._commit.put(Withdrawn(answer))
 
     def attempted(self, report: AttemptReport) -> None:
+        if report.upstream is not None:
+            self.mapping[report.node_id] = report.upstream
         self._commit.put(report)
 
     async def ended(self, state: str | None, reason: str) -> None:

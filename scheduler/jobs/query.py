@@ -98,12 +98,11 @@ async def explain(
     """
     job = await get_job(scheduler, job_id)
     shown, next_cursor = await _reports(scheduler, job_id, limit=limit, cursor=cursor, task=task)
-    active = scheduler.dispatcher.job(job_id)
     return Explanation(
         job=job.id,
         scheme=job.scheme,
         state=job.state,
-        now=job.reason or (active.held_back if active is not None else ""),
+        now=job.reason or scheduler.dispatcher.held_back(job_id),
         decisions=tuple(map(decision, shown)),
         next_cursor=next_cursor,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from scheduler.core.job import JobRow
-from scheduler.core.work import ActiveTask
+from scheduler.core.work import TaskFacts
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.service import Scheduler
 from scheduler.jobs.submit import task_of
@@ -35,19 +36,25 @@ async def recover(scheduler: Scheduler) -> None:
 async def _resume(scheduler: Scheduler, job: JobRow) -> None:
     store = scheduler.store
     progress = scheduler.progress(job, await store.facts(job.id))
-    open_tasks: list[ActiveTask] = []
+    open_tasks: list[TaskFacts] = []
     made = await store.attempts_made(job.id)
     async for index, answers in store.answers_by_task(job):
         for answer in answers.values():
             progress.add(answer)
         last_stage = "coarse" if job.policy.scheme is Scheme.END and "coarse" in answers else "final"
         if last_stage not in answers:
-            task = task_of(job, index)
-            task.attempts, task.failed_attempts, task.errors = made.get(index, (0, 0, 0))
-            if coarse := answers.get("coarse"):
-                assert isinstance(coarse.event, CoarseEvent)
-                task.knows(coarse.event)
-            open_tasks.append(task)
+            attempts, failed_attempts, errors = made.get(index, (0, 0, 0))
+            coarse = answers["coarse"].event if "coarse" in answers else None
+            assert coarse is None or isinstance(coarse, CoarseEvent)
+            open_tasks.append(
+                replace(
+                    task_of(job, index),
+                    attempts=attempts,
+                    failed_attempts=failed_attempts,
+                    errors=errors,
+                    coarse=coarse,
+                )
+            )
     try:
         if job.hierarchy != scheduler.served:
             raise DataError(

@@ -15,11 +15,12 @@ import numpy as np
 from models.escalation import Tuning
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from scheduler.core.job import Answer, ImageFacts, JobImages, JobRow
 from scheduler.core.policy import JobPolicy, PolicyRequest, PrivacyRules, settle
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.devices.operators import Operators
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.ingest.inputs import ImageWriter, InputFiles
 from scheduler.ingest.staging import StagedUpload
@@ -52,7 +53,7 @@ class Scheduler:
 
     settings: SchedulerSettings
     manifest: Manifest
-    devices: DeviceList
+    devices: Ledger
     operators: Operators
     placement: Placement
     dispatcher: Dispatcher
@@ -163,7 +164,7 @@ class Scheduler:
         self,
         job: JobRow,
         images: JobImages,
-        tasks: Sequence[ActiveTask],
+        tasks: Sequence[TaskFacts],
         progress: Progress,
         trace: Trace | None = None,
     ) -> None:
@@ -181,18 +182,20 @@ class Scheduler:
 
         recipient = DurableRecipient(job, progress, store=self.store, elapsed=self.elapsed, on_end=on_end)
         self.recipients[job.id] = recipient
-        active = ActiveJob(
+        facts = JobFacts(
             job_id=job.id,
             policy=job.policy,
-            images=images,
             content=job.input_sha256,
-            tasks=tasks,
-            recipient=recipient,
             deadline=time.monotonic() + job.deadline_elapsed - self.elapsed(),
+        )
+        active = ActiveJob(
+            facts,
+            tasks=tasks,
+            images=images,
+            recipient=recipient,
             trace=trace or job.trace,
             created_at=job.created_at,
         )
-        recipient.mapping = active.mapping
         self.dispatcher.record.began(job.id, _in_short(job, recipient.state), time.monotonic(), job.owner)
         self.dispatcher.add(active)
 

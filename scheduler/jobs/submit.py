@@ -10,7 +10,7 @@ import time
 
 from scheduler.core.job import ImageFacts, JobRow
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import ActiveTask
+from scheduler.core.work import TaskFacts
 from scheduler.ingest.staging import staged
 from scheduler.ingest.upload import Incoming, receive_upload
 from scheduler.jobs.query import as_job, with_names
@@ -120,10 +120,10 @@ async def _store(
     return await with_names(scheduler, as_job(scheduler, row)), True
 
 
-def task_of(job: JobRow, index: int) -> ActiveTask:
+def task_of(job: JobRow, index: int) -> TaskFacts:
     """A task of a job that has no answer yet."""
     first_image, images = job.images_of(index)
-    return ActiveTask(index=index, first_image=first_image, images=images)
+    return TaskFacts(index=index, first_image=first_image, images=images)
 
 
 def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:

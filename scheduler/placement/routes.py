@@ -12,7 +12,7 @@ from encryption.noise import job_key
 from encryption.policy import Form, Trust, decide_form
 from models.manifest import EncoderEntry, Manifest
 from scheduler.core.device import Device, Node
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from scheduler.core.policy import PrivacyRules
 from scheduler.placement.mapping import FleetTimes, Route, TaskTimes, map_count, route_of, share_to_cloud
 from scheduler.settings import SchedulerSettings
@@ -66,7 +66,7 @@ class Placement:
         secret: of this scheduler; the keys of the noise that encoders add come from it.
     """
 
-    def __init__(self, devices: DeviceList, settings: SchedulerSettings, manifest: Manifest, secret: bytes) -> None:
+    def __init__(self, devices: Ledger, settings: SchedulerSettings, manifest: Manifest, secret: bytes) -> None:
         self._devices = devices
         self._settings = settings
         self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
@@ -122,9 +122,9 @@ class Placement:
 
     def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """What `make` gives, worked out once for each state of the device list."""
-        if self._known_at != self._devices.changes:
+        if self._known_at != self._devices.version:
             self._known.clear()
-            self._known_at = self._devices.changes
+            self._known_at = self._devices.version
         if key not in self._known:
             self._known[key] = make()
         known: Known = self._known[key]

@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest
-from scheduler.core.fleet import DeviceList
+from scheduler.core import events
+from scheduler.core.fleet import Ledger
 from scheduler.devices.operators import Operators
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
@@ -80,7 +81,7 @@ async def open_scheduler(
         commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
         secret = await kept_secret(engine, commit)
         elapsed = await kept_elapsed(engine, commit)
-        devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
+        devices = Ledger(settings.detector_times, sweep_s=_SWEEP_S, window=settings.window)
         if lifecycle.authenticator is not None:
             lifecycle.authenticator.sessions = Sessions(secret)
         placement = Placement(devices, settings, manifest, secret)
@@ -88,9 +89,9 @@ async def open_scheduler(
         store = JobStore(reader, commit)
         runs = Runs(RunStore(reader, commit), secret=secret, clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
         nodes = NodeStore(engine, commit)
-        devices.restore(await nodes.load(), time.monotonic())
         hierarchy = manifest.hierarchy
         pilot = Pilot(
+            devices,
             link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
             hop_s=settings.end_link_s,
             accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
@@ -99,7 +100,7 @@ async def open_scheduler(
         record = Record(devices, wall=lambda now: begun_at + now - begun)
         dispatcher = Dispatcher(
             settings=settings,
-            devices=devices,
+            ledger=devices,
             placement=placement,
             pilot=pilot,
             transport=HttpTransport(http),
@@ -108,11 +109,16 @@ async def open_scheduler(
             congested=lambda: commit.congested,
             clock=time.monotonic,
         )
+        dispatcher.handle(events.Restored(await nodes.load()))
+        operators = Operators(devices, nodes, dispatcher.handle)
+        watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))
+        dispatcher.follow(operators.node_changed)
+        dispatcher.follow(watch.node_changed)
         scheduler = Scheduler(
             settings=settings,
             manifest=manifest,
             devices=devices,
-            operators=Operators(devices, nodes, clock=time.monotonic),
+            operators=operators,
             placement=placement,
             dispatcher=dispatcher,
             store=store,
@@ -125,7 +131,6 @@ async def open_scheduler(
         record.jobs = lambda: scheduler.unfinished
         commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
         lifecycle.add_check("database", commit.check)
-        watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
         try:
             async with _loops(scheduler, commit, elapsed, dispatcher, watch, lifecycle, lease):
                 yield scheduler
@@ -194,15 +199,13 @@ async def _while_held(lease: Lease, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupCommit) -> None:
-    """Notice silence; log, count and record every change of health, once. Set the gauges."""
+    """Notice silence. Set the gauges."""
     devices = scheduler.devices
     doubting, shown = False, (-math.inf, -1)
     while True:
         await asyncio.sleep(_SWEEP_S)
         now = time.monotonic()
-        for view in devices.sweep(now):
-            level = logging.INFO if view.health is Health.ALIVE else logging.WARNING
-            _log.log(level, "%s is %s: %s", view.device.node_id, view.health, view.reason)
+        dispatcher.handle(events.Swept())
         if devices.doubting != doubting:
             doubting = devices.doubting
             news = "no node is heard: this machine or its network may be at fault" if doubting else "that doubt is over"
@@ -217,9 +220,9 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
         dispatcher.record.look(now)
         if now - shown[0] >= _SHOW_S:
             scheduler.class_counts.show()
-            if devices.changes != shown[1]:
+            if devices.version != shown[1]:
                 show_networks([*scheduler.placement.alive_ends(now), *scheduler.placement.uppers(now)])
-            shown = now, devices.changes
+            shown = now, devices.version
 
 
 async def _purge(scheduler: Scheduler) -> None:

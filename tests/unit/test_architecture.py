@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-ROWS = [line.split("|")[1:3] for line in PAGE.partition("## Where to find it")[2].splitlines() if line.startswith("| ")]
+WHERE = PAGE.partition("## Where to find it")[2].partition("\n## ")[0]
+ROWS = [line.split("|")[1:3] for line in WHERE.splitlines() if line.startswith("| ")]
 
 
 @pytest.mark.parametrize(("behaviour", "where"), ROWS[1:], ids=[behaviour.strip()[:40] for behaviour, _ in ROWS[1:]])

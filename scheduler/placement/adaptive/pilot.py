@@ -1,4 +1,4 @@
-"""The planner's view: estimates and tasks in flight. The dispatcher reports every dispatch and answer to it.
+"""The planner's view: estimates of nodes and links, and the backlog of each node by the attempts in the ledger.
 
 No I/O and no clock: time is passed in, so a simulation can drive it as the dispatcher does.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from scheduler.core.device import Node
+from scheduler.core.fleet import Ledger
+from scheduler.core.work import Attempt, AttemptFacts
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import Estimate
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpstreamState, outlook, plan
@@ -66,25 +68,9 @@ class LinkEstimate(BaseModel):
     samples: int
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A task on its way."""
-
-    end: str
-    upper: str | None
-    images: int
-    sent_at: float
-    planned: bool
-    """True if this scheme has sent it."""
-    due_at: float
-    """When the device was expected to have computed the coarse answer when the task was sent."""
-    coarse_at: float | None = None
-    """When the device had computed the coarse answer; None while it owes it."""
-
-
 @dataclass(slots=True)
 class _Known:
-    """What is known of a node, and the tasks that are on their way to it or there."""
+    """What is known of a node."""
 
     tier: Tier
     speed: Estimate
@@ -95,7 +81,6 @@ class _Known:
     """Most tasks that it has computed in one batch."""
     done_at: float = 0.0
     """When it finished the last task that is known of."""
-    flights: dict[Hashable, _Flight] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -116,7 +101,7 @@ class _Backlog(defaultdict[str, _Load]):
 
     def __init__(self, now: float) -> None:
         super().__init__(lambda: _Load(now))
-        self.finish: dict[Hashable, float] = {}
+        self.finish: dict[Attempt, float] = {}
         """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
 
 
@@ -124,12 +109,16 @@ class Pilot:
     """State of the scheme `adaptive`.
 
     Args:
+        ledger: the attempts in flight; read only.
         link_s: seconds from an end device to a tier and back, as far as they are known beforehand; 0 for unknown.
         hop_s: the same between the scheduler and an end device.
         accuracy: of the fine answers, by model; empty for unknown.
     """
 
-    def __init__(self, *, link_s: Mapping[Tier, float], hop_s: float, accuracy: Mapping[str, float]) -> None:
+    def __init__(
+        self, ledger: Ledger, *, link_s: Mapping[Tier, float], hop_s: float, accuracy: Mapping[str, float]
+    ) -> None:
+        self._ledger = ledger
         self._link_prior_s = link_s
         self._hop_prior_s = hop_s
         self._accuracy = accuracy
@@ -138,98 +127,61 @@ class Pilot:
         """Of end devices and upstream nodes that have met."""
         self._ways: dict[Tier, Estimate] = {}
         """Of the links to a tier: what is expected of a node that has not answered yet."""
-        self._flights: dict[Hashable, _Flight] = {}
 
     # --- what has happened ----------------------------------------------------------------------------------------
 
-    def sent(
-        self,
-        key: Hashable,
-        *,
-        end: Node,
-        upper: Node | None,
-        images: int,
-        now: float,
-        fine_only: bool = False,
-        planned: bool = True,
-    ) -> None:
-        """A task is on its way; `key` names the attempt.
-
-        Args:
-            fine_only: the end device just passes it on.
-            planned: this scheme has sent it.
-        """
+    def due_at(self, end: Node, upper: Node | None, images: int, now: float) -> float:
+        """When an end device will have computed the coarse answer to a task that is sent now."""
         known = self._known(end)
-        reached = now + self._hop_s(end.node_id, now) / 2
-        owed = (flight.due_at for flight in known.flights.values() if flight.coarse_at is None)
-        begun = max(reached, max(owed, default=0.0))
-        flight = _Flight(
-            end=end.node_id,
-            upper=None if upper is None else upper.node_id,
-            images=images,
-            sent_at=now,
-            planned=planned,
-            due_at=begun + images * known.speed.value(now),
-            coarse_at=reached if fine_only else None,
-        )
-        self._flights[key] = known.flights[key] = flight
         if upper is not None:
-            self._known(upper).flights[key] = flight
+            self._known(upper)
+        reached = now + self._hop_s(end.node_id, now) / 2
+        owed = (each.facts.due_at for each in self._flights(end.node_id) if each.owed)
+        return max(reached, max(owed, default=0.0)) + images * known.speed.value(now)
 
-    def coarse(self, key: Hashable, timing: Timing, now: float) -> None:
+    def coarse(self, facts: AttemptFacts, timing: Timing, now: float) -> None:
         """The coarse answer of an attempt has arrived."""
-        flight = self._flights.get(key)
-        if flight is None or flight.coarse_at is not None:
+        end = self._nodes.get(facts.node_id)
+        if end is None:
             return
-        end = self._nodes[flight.end]
-        _learn_speed(end, timing, flight.images, now)
-        hop_s = max(0.0, now - flight.sent_at - timing.queue_s - timing.compute_s)
+        _learn_speed(end, timing, facts.images, now)
+        hop_s = max(0.0, now - facts.started - timing.queue_s - timing.compute_s)
         end.way = (end.way or Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
-        flight.coarse_at = end.done_at = now - end.way.value(now) / 2
+        end.done_at = now - end.way.value(now) / 2
 
-    def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
+    def fine(self, facts: AttemptFacts, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
         """An upstream node has answered.
 
         Args:
             timing: None where the node does not tell.
             round_trip_s: from the end device's question to the answer.
         """
-        flight, known = self._flights.get(key), self._nodes.get(upper)
-        if flight is None or known is None:
+        end, known = facts.node_id, self._nodes.get(upper)
+        if known is None:
             return
-        link_s = self._link_s(flight.end, upper, now)
+        link_s = self._link_s(end, upper, now)
         if timing is not None:
-            _learn_speed(known, timing, flight.images, now)
+            _learn_speed(known, timing, facts.images, now)
             link_s = max(0.0, round_trip_s - timing.queue_s - timing.compute_s)
-            pair = flight.end, upper
+            pair = end, upper
             unknown = Estimate(prior=link_s)
             self._links[pair] = self._links.get(pair, unknown).observe(link_s, now, trust_first=True)
             if len(self._links) > _MOST_LINKS:
                 del self._links[next(iter(self._links))]
             known.way = (known.way or unknown).observe(link_s, now, trust_first=True)
             self._ways[known.tier] = self._ways.get(known.tier, unknown).observe(link_s, now, trust_first=True)
-        known.done_at = now - (self._hop_s(flight.end, now) + link_s) / 2
-        self.ended(key)
+        known.done_at = now - (self._hop_s(end, now) + link_s) / 2
 
-    def taken_away(self, key: Hashable, now: float) -> None:
-        """An attempt is given up because its upstream node is slow; how slow at least is all that will be known."""
-        flight = self._flights.get(key)
-        if flight is not None and flight.upper is not None:
-            known, slowness = self._nodes[flight.upper], self._backlog(now)[flight.upper].slowness
-            known.speed = known.speed.at_least(slowness * known.speed.value(now), now)
-        self.ended(key)
-
-    def ended(self, key: Hashable) -> None:
-        """An attempt is over, however it ended."""
-        flight = self._flights.pop(key, None)
-        if flight is not None:
-            for node_id in filter(None, (flight.end, flight.upper)):
-                self._nodes[node_id].flights.pop(key, None)
+    def taken_away(self, attempt: Attempt, now: float) -> None:
+        """An attempt is about to be given up because its upstream node is slow; how slow at least is all that will be
+        known."""
+        upper = attempt.facts.first_asked[0]
+        known, slowness = self._nodes[upper], self._backlog(now)[upper].slowness
+        known.speed = known.speed.at_least(slowness * known.speed.value(now), now)
 
     def forget(self, node_id: str) -> None:
-        """The node has left the device list; nothing happens while it has tasks."""
-        if (known := self._nodes.get(node_id)) is not None and not known.flights:
-            del self._nodes[node_id]
+        """The node has left the device list, and has no attempts."""
+        self._nodes.pop(node_id, None)
 
     # --- what shall happen ----------------------------------------------------------------------------------------
 
@@ -294,29 +246,27 @@ class Pilot:
     def misplaced(
         self,
         ask: Ask,
-        keys: Collection[Hashable],
+        attempts: Collection[Attempt],
         images: int,
         ends: Sequence[Node],
         uppers: Sequence[Node],
         now: float,
-    ) -> tuple[Hashable, str] | None:
-        """The attempt among `keys` that is to be given up, because its task would be done much earlier if it went
+    ) -> tuple[Attempt, str] | None:
+        """The one of these attempts that is to be given up, because its task would be done much earlier if it went
         elsewhere now, and the reason; None for none. One at a time: each changes what is best for the others.
 
         Args:
             ask: of the tasks that are still to be sent; `remaining` counts the one that would come to them.
-            keys: attempts of the job whose coarse answers are there.
+            attempts: of the job, whose coarse answers are there.
         """
-        waiting = [
-            key for key in keys if (flight := self._flights.get(key)) is not None and flight.coarse_at is not None
-        ]
+        waiting = [attempt for attempt in attempts if attempt.facts.first_asked]
         if not waiting or not ends or not uppers:
             return None
         backlog = self._backlog(now)
-        key = max(waiting, key=lambda key: backlog.finish.get(key, 0.0))
-        upper = self._flights[key].upper
+        attempt = max(waiting, key=lambda each: backlog.finish.get(each, 0.0))
+        upper = attempt.facts.first_asked[0]
         others = [node for node in uppers if node.node_id != upper]
-        if upper is None or not others:
+        if attempt not in backlog.finish or not others:
             return None
         best = outlook(
             ask.remaining,
@@ -326,12 +276,12 @@ class Pilot:
             link=lambda end, node_id: self._link_s(end, node_id, now),
             now=now,
         ).last
-        finish = backlog.finish[key]
+        finish = backlog.finish[attempt]
         gain_s = finish - best
         if gain_s <= max(_WORTH_S, _WORTH * (finish - now)):
             return None
         why = f"{upper} is expected to answer in {finish - now:.2f} s, another upstream node in {best - now:.2f} s"
-        return key, why
+        return attempt, why
 
     def estimates(
         self, ends: Sequence[Node], uppers: Sequence[Node], now: float
@@ -414,27 +364,28 @@ class Pilot:
         at_ends = self._those(ends, lambda tier: tier is Tier.END)
         at_uppers = self._those(uppers, lambda tier: tier is not Tier.END)
         found = _Backlog(now)
-        coarse_due: dict[Hashable, float] = {}
+        coarse_due: dict[Attempt, float] = {}
         next_due = math.inf
         for end, node in at_ends:
             load = found[end]
-            load.tasks = len(node.flights)
+            flights = self._flights(end)
+            load.tasks = len(flights)
             half_s, per_image = self._hop_s(end, now) / 2, node.speed.value(now)
-            owed = {key: flight for key, flight in node.flights.items() if flight.coarse_at is None}
+            owed = [flight for flight in flights if flight.owed]
             done = now + half_s
             if owed:
                 load.slowness, done_at = forecast(
-                    [(flight.sent_at + half_s, flight.images * per_image) for flight in owed.values()],
+                    [(flight.facts.started + half_s, flight.facts.images * per_image) for flight in owed],
                     idle_since=node.done_at,
                     known=now - half_s,
                     joins=node.joins,
                 )
                 coarse_due.update(zip(owed, done_at, strict=True))
                 done = node.done_at
-                for flight, flight_done in zip(owed.values(), done_at, strict=True):
-                    if flight.planned:
+                for flight, flight_done in zip(owed, done_at, strict=True):
+                    if flight.facts.planned:
                         # Of the task at the head only what is left.
-                        begun = max(done, flight.sent_at + half_s, now)
+                        begun = max(done, flight.facts.started + half_s, now)
                         load.planned_s += max(0.0, flight_done - begun)
                     done = flight_done
                 load.free_at = done
@@ -442,17 +393,23 @@ class Pilot:
                 next_due = min(next_due, done + images * per_image)
         for upper, node in at_uppers:
             load = found[upper]
-            load.tasks = len(node.flights)
-            if not node.flights:
+            flights = self._flights(upper)
+            load.tasks = len(flights)
+            if not flights:
                 continue
             per_image = node.speed.value(now)
             arrivals = []
-            for key, flight in node.flights.items():
-                coarse_at = flight.coarse_at
-                if coarse_at is None:
-                    coarse_at = coarse_due.get(key, max(flight.due_at, now))
-                half_s = self._link_s(flight.end, upper, now) / 2
-                arrivals.append((coarse_at + half_s, flight.images * per_image, key, flight))
+            for flight in flights:
+                facts = flight.facts
+                hop_s, link_s = self._hop_s(facts.node_id, now), self._link_s(facts.node_id, upper, now)
+                if flight.owed:
+                    coarse_at = coarse_due.get(flight, max(facts.due_at, now))
+                elif flight.coarse_at is None:
+                    coarse_at = facts.started + hop_s / 2
+                else:
+                    coarse_at = flight.coarse_at - hop_s / 2
+                # The last is the way of the answer to the scheduler.
+                arrivals.append((coarse_at + link_s / 2, facts.images * per_image, (link_s + hop_s) / 2, flight))
             arrivals.sort(key=lambda one: one[0])
             before = next_due + self._link_s("", upper, now) / 2
             arrivals = [one for one in arrivals if one[0] <= before] or arrivals[:1]
@@ -460,12 +417,12 @@ class Pilot:
                 [one[:2] for one in arrivals],
                 idle_since=node.done_at,
                 # What has not come by now had not been done when its answer would have set out.
-                known=now - self._back_s(arrivals[0][3], upper, now),
+                known=now - arrivals[0][2],
                 joins=node.joins,
             )
-            for (_, _, key, flight), upper_done in zip(arrivals, done_at, strict=True):
+            for (_, _, back_s, flight), upper_done in zip(arrivals, done_at, strict=True):
                 load.free_at = upper_done
-                found.finish[key] = upper_done + self._back_s(flight, upper, now)
+                found.finish[flight] = upper_done + back_s
         return found
 
     def _those(self, nodes: Sequence[Node] | None, of: Callable[[Tier], bool]) -> list[tuple[str, _Known]]:
@@ -473,9 +430,11 @@ class Pilot:
             return [(node.node_id, self._known(node)) for node in nodes]
         return [(node_id, known) for node_id, known in self._nodes.items() if of(known.tier)]
 
-    def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
-        """From an upstream node's answer to its arrival at the scheduler."""
-        return (self._link_s(flight.end, upper, now) + self._hop_s(flight.end, now)) / 2
+    def _flights(self, node_id: str) -> list[Attempt]:
+        """The attempts that an end device computes or passes on, or that an upstream node is asked first for, while
+        their answers are to come."""
+        attempts = self._ledger.assigned.at(node_id)
+        return [each for each in attempts if each.in_flight and node_id not in each.facts.nodes[2:]]
 
     # --- estimates ------------------------------------------------------------------------------------------------
 

@@ -25,10 +25,12 @@ from starlette.routing import Route
 from experiments.bench.http import Connection, ConnectionBroken, Origin, encode_http
 from experiments.emulation.links import read_links
 from experiments.emulation.middleware import LinkMiddleware
-from scheduler.core.fleet import DeviceList
+from scheduler.core import events
+from scheduler.core.fleet import Ledger
 from scheduler.core.health import DetectorTimes
 from scheduler.devices.watch import Watch
 from terrace.checks import CheckVerdict, _check_certificate
+from tests.unit.scheduler.test_devices import Machine
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
@@ -313,18 +315,20 @@ async def test_the_scheduler_says_once_whose_certificate_it_does_not_trust(
     cert = certificates.folder / "foreign.pem"
     cert.touch(0o600)
     cert.write_bytes(foreign.private_key_and_cert_chain_pem.bytes())
-    devices = DeviceList(
+    devices = Ledger(
         DetectorTimes(heartbeat_s=0.05, suspect_s=0.2, probe_s=0.2, lease_s=5.0, stall_s=5.0, set_aside_s=1.0)
     )
     offer = ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.0)
-    watch = Watch(devices, clock=time.monotonic, tls=client_context(certificates.ca))
+    machine = Machine(devices, time.monotonic)
+    watch = Watch(devices, machine.handle, clock=time.monotonic, tls=client_context(certificates.ca))
+    machine.followers.append(watch.node_changed)
     async with serve_app(APP, settings({"tls_cert": cert})) as node:
         registration = Registration(
             node_id="a", incarnation="12345678", tier=Tier.END, url=node.url, models=(offer,), version="0"
         )
         watching = asyncio.create_task(watch.run())
         try:
-            devices.register(registration, time.monotonic())
+            machine.handle(events.Registered(registration))
             said = "a cannot be reached: the certificate of a is signed by no authority that is trusted here"
             await wait_for(lambda: any(message.startswith(said) for message in caplog.messages), what="the warning")
             # It is suspect by now, so it is probed again and again.

@@ -12,7 +12,8 @@ import pytest
 from starlette.responses import Response
 
 from scheduler.api.app import create_app
-from scheduler.core.work import ActiveJob
+from scheduler.core.work import Job
+from scheduler.dispatch.active_job import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import listening, serve_app, wait_for
 
@@ -327,7 +328,7 @@ async def test_nothing_is_kept_of_jobs_that_have_ended_though_their_upper_node_w
 
     def jobs_in_memory() -> int:
         gc.collect()
-        return sum(isinstance(thing, ActiveJob) for thing in gc.get_objects())
+        return sum(isinstance(thing, ActiveJob | Job) for thing in gc.get_objects())
 
     before = jobs_in_memory()
     async with kit.end(scheduler, "end-0", script=script), kit.uppers(scheduler, "edge-0"):
@@ -346,7 +347,7 @@ def crash(*_: object, **__: object) -> float:
 
 
 async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_other(kit, scheduler, monkeypatch):
-    monkeypatch.setattr("scheduler.dispatch.attempt_state.backoff_s", crash)
+    monkeypatch.setattr("scheduler.core.step.retry_wait_s", crash)
     async with kit.end(scheduler, "end-0", script=answers_500) as end:
         job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
         view = await scheduler.finished(job["id"])
@@ -361,8 +362,8 @@ async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_
 
 
 async def test_a_crash_that_the_job_cannot_be_told_of_ends_the_service(kit, settings, monkeypatch):
-    monkeypatch.setattr("scheduler.dispatch.attempt_state.backoff_s", crash)
-    monkeypatch.setattr("scheduler.dispatch.poison.Suspicion.forget_job", crash)
+    monkeypatch.setattr("scheduler.core.step.retry_wait_s", crash)
+    monkeypatch.setattr("scheduler.core.poison.Suspicion.forget_job", crash)
     async with (
         serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
         httpx.AsyncClient(base_url=lifecycle.url) as http,

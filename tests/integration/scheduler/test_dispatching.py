@@ -143,15 +143,23 @@ async def test_a_silent_device_loses_its_tasks_when_its_lease_runs_out(kit, sche
         assert "has run out" in device["reason"]
 
 
-@pytest.mark.parametrize("how", ["removed", "registered again"])
+@pytest.mark.parametrize("how", ["removed", "registered again", "moved"])
 async def test_a_device_that_leaves_loses_its_tasks_at_once(kit, scheduler, how):
-    async with kit.end(scheduler, "end-0") as gone, kit.end(scheduler, "end-1"):
+    other_place = kit.fake_end("end-0")
+    async with (
+        kit.end(scheduler, "end-0") as gone,
+        kit.end(scheduler, "end-1"),
+        kit.serving(other_place, []) as url,
+    ):
         gone.gate.clear()
         job = await scheduler.submit(kit.images(300), scheme="end")
         await wait_for(lambda: gone.waiting > 0, what="a task on the device")
         gone.beats.cancel()
         if how == "removed":
             assert (await scheduler.http.delete("/v1/devices/end-0")).status_code == 204
+        elif how == "moved":
+            place = kit.registration("end-0", url=url) | {"incarnation": gone.incarnation}
+            assert (await scheduler.http.post("/v1/devices", json=place)).json() == {"lease_s": 1.0, "heartbeat_s": 0.1}
         else:
             await scheduler.register("end-0", "end", url=gone.url)
             gone.gate.set()

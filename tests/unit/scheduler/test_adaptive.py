@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from scheduler.core.device import Node
+from scheduler.core.fleet import Ledger
+from scheduler.core.work import Attempt, Phase
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpstreamState, outlook, plan
+from tests.unit.scheduler.test_devices import TIMES, attempt_on, begun
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
 
@@ -335,9 +338,25 @@ def test_whatever_the_fleet_a_choice_is_possible_in_time_and_has_a_reason(ends, 
 # --- the pilot ---
 
 
-def pilot(**link_s: float) -> Pilot:
-    known = {Tier.EDGE: link_s.get("edge", 0.0), Tier.CLOUD: link_s.get("cloud", 0.0)}
-    return Pilot(link_s=known, hop_s=0.0, accuracy={})
+class Flying(Pilot):
+    """A pilot with its ledger, in which attempts begin and end as the state machine lets them."""
+
+    def __init__(self, *, edge_s: float = 0.0) -> None:
+        self.ledger = Ledger(TIMES)
+        super().__init__(self.ledger, link_s={Tier.EDGE: edge_s, Tier.CLOUD: 0.0}, hop_s=0.0, accuracy={})
+
+    def sent(self, *, end: Node, upper: Node | None, now: float) -> Attempt:
+        uppers = [] if upper is None else [upper.node_id]
+        due_at = self.due_at(end, upper, 50, now)
+        return begun(self.ledger, attempt_on(end.node_id, *uppers, now=now, due_at=due_at, planned=True))
+
+    def coarse_came(self, attempt: Attempt, timing: Timing, now: float) -> None:
+        attempt.phase, attempt.coarse_at = Phase.FINE, now
+        self.coarse(attempt.facts, timing, now)
+
+    def fine_came(self, attempt: Attempt, timing: Timing, round_trip_s: float, now: float) -> None:
+        attempt.phase = Phase.ANSWERED
+        self.fine(attempt.facts, "edge-1", timing, round_trip_s, now)
 
 
 def timing(compute_s: float, queue_s: float = 0.0, batch: int = 50) -> Timing:
@@ -345,12 +364,12 @@ def timing(compute_s: float, queue_s: float = 0.0, batch: int = 50) -> Timing:
 
 
 def test_the_pilot_begins_with_what_nodes_say_and_goes_on_with_what_they_do():
-    flying, edge, device = pilot(), node("edge-1"), node("end-1", 8.0)
+    flying, edge, device = Flying(), node("edge-1"), node("end-1", 8.0)
     (first, second), links = flying.estimates([device], [edge], 0.0)
     assert (first.ms_per_image, first.samples, second.ms_per_image, links) == (8.0, 0, 6.0, [])
-    flying.sent("a", end=device, upper=edge, images=50, now=0.0)
-    flying.coarse("a", timing(0.8), 0.81)
-    flying.fine("a", "edge-1", timing(0.6, queue_s=0.1), round_trip_s=1.2, now=2.02)
+    attempt = flying.sent(end=device, upper=edge, now=0.0)
+    flying.coarse_came(attempt, timing(0.8), 0.81)
+    flying.fine_came(attempt, timing(0.6, queue_s=0.1), round_trip_s=1.2, now=2.02)
     (first, second), (pair,) = flying.estimates([device], [edge], 2.02)
     assert first.ms_per_image == pytest.approx(8 + CHANGE_WEIGHT * 8, rel=0.05)
     assert second.ms_per_image == pytest.approx(6 + CHANGE_WEIGHT * 6)
@@ -360,30 +379,28 @@ def test_the_pilot_begins_with_what_nodes_say_and_goes_on_with_what_they_do():
 
 
 def test_tasks_on_their_way_are_the_backlog_of_both_nodes():
-    flying, edge, device = pilot(edge=0.5), node("edge-1"), node("end-1", 8.0)
-    for key in range(3):
-        flying.sent(key, end=device, upper=edge, images=50, now=0.0)
+    flying, edge, device = Flying(edge_s=0.5), node("edge-1"), node("end-1", 8.0)
+    _, second_sent, third_sent = (flying.sent(end=device, upper=edge, now=0.0) for _ in range(3))
     (first, second), _ = flying.estimates([device], [edge], 0.0)
     # 3 * 0.4 s; the last one arrives at 1.45 and takes 0.3 s.
     assert first.tasks == second.tasks == 3
     assert first.backlog_s == pytest.approx(1.2)
     assert second.backlog_s == pytest.approx(1.75)
-    flying.ended(1)
-    flying.ended(2)
+    flying.ledger.assigned.remove(second_sent)
+    flying.ledger.assigned.remove(third_sent)
     assert flying.estimates([device], [edge], 0.0)[0][1].backlog_s == pytest.approx(0.95)
 
 
 def test_a_task_whose_coarse_answer_is_known_takes_a_device_no_time():
-    flying = pilot(edge=0.5)
+    flying = Flying(edge_s=0.5)
     way = flying.plan(Ask(remaining=1), 50, [node("end-1", 8.0)], [node("edge-1")], 0.0, fine_only=True)
     assert isinstance(way, Send)
     assert way.finish == pytest.approx(0.8)
 
 
 def test_an_upper_node_that_does_not_answer_looks_slower_with_every_moment():
-    flying, edge, other = pilot(edge=0.5), node("edge-1"), node("edge-2")
-    flying.sent("a", end=node("end-1", 8.0), upper=edge, images=50, now=0.0)
-    flying.coarse("a", timing(0.4), 0.4)
+    flying, edge, other = Flying(edge_s=0.5), node("edge-1"), node("edge-2")
+    flying.coarse_came(flying.sent(end=node("end-1", 8.0), upper=edge, now=0.0), timing(0.4), 0.4)
     # Its answer is due at 1.2.
     for now, first in [(1.2, "edge-1"), (1.3, "edge-2"), (3.0, "edge-2")]:
         way = flying.plan(Ask(remaining=1), 50, [node("end-1", 8.0)], [edge, other], now)
@@ -392,26 +409,25 @@ def test_an_upper_node_that_does_not_answer_looks_slower_with_every_moment():
 
 
 def test_the_size_of_a_batch_that_no_node_has_does_not_make_it_wait_for_ever():
-    flying, edge, device = pilot(edge=0.5), node("edge-1"), node("end-1", 8.0)
-    for key, now in (("a", 0.0), ("b", 2.0)):
-        flying.sent(key, end=device, upper=edge, images=50, now=now)
-        flying.coarse(key, timing(0.4), now + 0.4)
-        if key == "a":
-            flying.fine(key, "edge-1", timing(0.3, batch=2**31 - 1), round_trip_s=0.8, now=1.2)
+    flying, edge, device = Flying(edge_s=0.5), node("edge-1"), node("end-1", 8.0)
+    for now in (0.0, 2.0):
+        attempt = flying.sent(end=device, upper=edge, now=now)
+        flying.coarse_came(attempt, timing(0.4), now + 0.4)
+        if now == 0.0:
+            flying.fine_came(attempt, timing(0.3, batch=2**31 - 1), round_trip_s=0.8, now=1.2)
     # The second answer is late: it may be in a batch with others, though not with millions.
     assert 0 < flying.estimates([device], [edge], 4.0)[0][1].backlog_s < 10
 
 
 def test_a_node_that_has_started_again_is_taken_at_its_word():
-    flying, device = pilot(), node("end-1", 8.0)
-    flying.sent("a", end=device, upper=None, images=50, now=0.0)
-    flying.coarse("a", timing(4.0), 4.0)
+    flying, device = Flying(), node("end-1", 8.0)
+    flying.coarse_came(flying.sent(end=device, upper=None, now=0.0), timing(4.0), 4.0)
     assert flying.estimates([device], [], 4.0)[0][0].ms_per_image > 20
     assert flying.estimates([node("end-1", 7.5)], [], 4.0)[0][0].ms_per_image == 7.5
 
 
-def test_answers_of_attempts_that_nobody_knows_are_no_observations():
-    flying = pilot()
-    flying.coarse("a", timing(1.0), 1.0)
-    flying.fine("a", "edge-1", timing(1.0), 1.0, 1.0)
+def test_answers_of_nodes_that_nobody_knows_are_no_observations():
+    flying, facts = Flying(), attempt_on("end-1", "edge-1", now=0.0)
+    flying.coarse(facts, timing(1.0), 1.0)
+    flying.fine(facts, "edge-1", timing(1.0), 1.0, 1.0)
     assert flying.estimates([node("end-1", 8.0)], [node("edge-1")], 1.0)[0][0].samples == 0

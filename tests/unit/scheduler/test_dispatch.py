@@ -2,92 +2,69 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.core.device import Intent, natural_order
-from scheduler.core.fleet import DeviceList
-from scheduler.core.health import DetectorTimes
+from scheduler.core.assignments import RoundRobin
+from scheduler.core.device import Device, Intent, natural_order
+from scheduler.core.fleet import Ledger
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import ActiveJob, ActiveTask
-from scheduler.dispatch.choice import Choice, Chooser, RoundRobin, grade, tags, turn
-from tierkit.types import Recovery, Scheme, Tier
-from tierkit.wire.messages import ModelOffer, Registration
+from scheduler.core.work import Coarse, Job, JobFacts, Phase, TaskFacts
+from scheduler.dispatch.choice import Choice, Chooser, grade, tags, turn
+from tests.unit.scheduler.test_devices import TIMES, attempt_on, begun, registration
+from tierkit.pacing import TokenBucket
+from tierkit.types import Recovery, Scheme
 
 DRAINED = Intent(drained=True)
-
-
-TIMES = DetectorTimes(heartbeat_s=0.2, suspect_s=0.5, probe_s=0.2, lease_s=1.0, stall_s=5.0, set_aside_s=1.0)
-
-
-def registration(node_id: str) -> Registration:
-    offer = ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.0)
-    return Registration(
-        node_id=node_id, tier=Tier.END, incarnation="1" * 16, url="http://127.0.0.1:1", models=(offer,), version="1"
-    )
 
 
 class Fleet:
     """End devices that are alive, with the tasks that they hold, and the choice among them."""
 
     def __init__(self, *names: str, window: int = 1) -> None:
-        self.devices = DeviceList(TIMES)
-        self.held: dict[str, list[SimpleNamespace]] = {name: [] for name in names}
-        states = SimpleNamespace(at=lambda node_id: self.held[node_id])
-        self.chooser = Chooser(window=window, devices=self.devices, placement=None, pilot=None, states=states)  # type: ignore[arg-type]
-        self.devices.follow(self.chooser.changed)
+        self.devices = Ledger(TIMES, window=window)
+        self.chooser = Chooser(ledger=self.devices, placement=None, pilot=None)  # type: ignore[arg-type]
         for name in names:
             self.devices.register(registration(name), 0.0)
 
-    def give(self, node_id: str, tasks: int = 1, *, scheme: Scheme = Scheme.MAPPING, owed: bool = False) -> None:
-        job = SimpleNamespace(policy=SimpleNamespace(scheme=scheme))
-        self.held[node_id] += [SimpleNamespace(job=job, owed=owed)] * tasks
-        self.chooser.changed(node_id)
+    def give(self, node_id: str, tasks: int = 1, *, planned: bool = False, owed: bool = True) -> None:
+        for _ in range(tasks):
+            attempt = begun(self.devices, attempt_on(node_id, now=0.0, planned=planned))
+            if not owed:
+                self.devices.release(attempt, 0.0, answered=True)
+                attempt.phase = Phase.FINE
 
     def put_on_trial(self, *names: str) -> None:
         """Their last answer was wrong, and they have rested for it."""
         for name in names:
-            self.devices.answered_wrongly(name, "1" * 16, "nonsense", -100.0)
-            self.devices.heard(name, "1" * 16, 0.0)
+            self.devices.note(name, "first-one", -100.0, Device.answers_wrongly, "nonsense", -100.0)
+            self.devices.note(name, "first-one", 0.0, Device.seen, 0.0)
 
-    def choice(self, *jobs: ActiveJob) -> Choice | None:
+    def choice(self, *jobs: Job) -> Choice | None:
         return self.chooser.next(jobs, 0.0)
 
-    def choose(self, *jobs: ActiveJob) -> str | None:
+    def choose(self, *jobs: Job) -> str | None:
         """The device of the next task, which stays there."""
         choice = self.choice(*jobs)
         if choice is None:
             return None
-        choice.job.begin(0.0, choice.task)
+        choice.job.take(choice.task, 0.0)
         self.chooser.sent(choice)
         self.give(choice.device.node_id)
         return choice.device.node_id
 
 
-class Ignored:
-    def started(self) -> None: ...
-
-
-def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **policy) -> ActiveJob:
+def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **policy: Any) -> Job:
     settled = JobPolicy(**{"scheme": Scheme.MAPPING, "deadline_s": 100, "task_deadline_s": 10, **policy})
-    return ActiveJob(
-        job_id=name,
-        policy=settled,
-        images=np.zeros((tasks, 32, 32, 3), np.uint8),
-        content="",
-        tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-        recipient=Ignored(),  # type: ignore[arg-type]
-        deadline=100.0,
-        interactive=interactive,
-    )
+    facts = JobFacts(job_id=name, policy=settled, deadline=100.0, interactive=interactive)
+    return Job(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
 
 
-def with_tried(*names: str, tasks: int = 1, **rest) -> ActiveJob:
+def with_tried(*names: str, tasks: int = 1, **rest: Any) -> Job:
     made = job(tasks, **rest)
-    made.ready[0].tried.update(names)
+    made.ready[0].blame.tried.update(names)
     return made
 
 
@@ -114,7 +91,6 @@ def test_reassign_goes_round_over_the_devices_of_the_beginning_dead_or_alive():
     fleet, batch = Fleet("a", "b", window=3), job(recovery=Recovery.REASSIGN)
     assert fleet.choose(batch) == "a"
     fleet.devices.intend("a", DRAINED, 0.0)
-    fleet.held["new"] = []
     fleet.devices.register(registration("new"), 0.0)
     assert [fleet.choose(batch), fleet.choose(batch)] == ["b", "a"]
 
@@ -132,7 +108,7 @@ def test_a_task_waits_for_a_device_that_has_not_failed_it_rather_than_go_to_one_
     # What has not failed there goes meanwhile.
     choice = fleet.choice(with_tried("a", tasks=2))
     assert choice is not None
-    assert (choice.device.node_id, choice.task.index) == ("a", 1)
+    assert (choice.device.node_id, choice.task.facts.index) == ("a", 1)
     fleet.devices.intend("b", DRAINED, 0.0)
     assert fleet.choose(with_tried("a")) == "a"
 
@@ -156,7 +132,7 @@ def test_what_has_failed_goes_to_devices_with_a_clean_record(tried, has_coarse, 
     fleet, batch = Fleet("bad-1", "bad-2", "end-1", "end-2"), with_tried(*tried.split())
     fleet.put_on_trial("bad-1", "bad-2")
     fleet.give("end-1", 9)
-    batch.ready[0].has_coarse = has_coarse
+    batch.ready[0].coarse = Coarse(None, frozenset()) if has_coarse else None
     assert fleet.choose(batch) == goes_to
 
 
@@ -179,21 +155,23 @@ def test_an_interactive_request_goes_first_and_may_exceed_the_window_by_one():
         fleet = Fleet("a", window=2)
         fleet.give("a", held)
         choice = fleet.choice(job(name="batch"), job(name="live", interactive=True))
-        assert (None if choice is None else choice.job.job_id) == expected
+        assert (None if choice is None else choice.job.facts.job_id) == expected
 
 
 def test_a_job_that_cannot_go_does_not_hold_up_another():
-    stuck = job(name="stuck", recovery=Recovery.REASSIGN)
-    stuck.regardless = frozenset({"gone"})
-    choice = Fleet("a").choice(stuck, job(name="other"))
+    fleet, stuck = Fleet("gone"), job(name="stuck", recovery=Recovery.REASSIGN)
+    assert fleet.choose(stuck) == "gone"
+    fleet.devices.forget("gone")
+    fleet.devices.register(registration("a"), 0.0)
+    choice = fleet.choice(stuck, job(name="other"))
     assert choice is not None
-    assert choice.job.job_id == "other"
+    assert choice.job.facts.job_id == "other"
 
 
-@pytest.mark.parametrize(("scheme", "owed", "full"), [("adaptive", True, True), ("adaptive", False, False)])
-def test_tasks_of_the_scheme_adaptive_count_against_the_window_while_their_coarse_answers_are_owed(scheme, owed, full):
+@pytest.mark.parametrize(("planned", "owed", "full"), [(True, True, True), (True, False, False), (False, False, True)])
+def test_tasks_of_the_scheme_adaptive_count_against_the_window_while_their_coarse_answers_are_owed(planned, owed, full):
     fleet = Fleet("a", window=2)
-    fleet.give("a", 2, scheme=Scheme(scheme), owed=owed)
+    fleet.give("a", 2, planned=planned, owed=owed)
     assert (fleet.choice(job()) is None) == full
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from models.manifest import Manifest, load_manifest
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from scheduler.core.policy import PrivacyRules
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, *, trusted: tuple[str, ...] = ("end", "edge", "cloud"), edge_link_s: float = 0.5) -> None:
         settings = SchedulerSettings(trusted=trusted, edge_link_s=edge_link_s)
-        self.devices = DeviceList(settings.detector_times)
+        self.devices = Ledger(settings.detector_times)
         self.fleet = Placement(self.devices, settings, manifest(), b"")
 
     def add(
@@ -206,7 +206,7 @@ def test_an_edge_node_encodes_only_for_clouds_of_its_own_list():
 )
 def test_a_node_is_not_trusted_for_what_it_calls_itself(tier: Tier, node_id: str, trusted: bool):
     settings = SchedulerSettings(trusted=("end", "edge", "cloud-0"))
-    devices = DeviceList(settings.detector_times)
+    devices = Ledger(settings.detector_times)
     offer = ModelOffer(name="small", sha256="0" * 64, ms_per_image=1.0)
     said = {"tier": tier, "incarnation": "first-one", "url": "http://127.0.0.1:1", "models": (offer,), "version": "0"}
     honest = Registration.model_validate({**said, "node_id": "honest"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.core.hedging import hedge_after_s
+from scheduler.core.poison import DeathLog, is_poison
 from scheduler.core.work import is_suspect
-from scheduler.dispatch.hedging import hedge_after_s
-from scheduler.dispatch.poison import DeathLog, is_poison
 
 
 def test_a_straggler_is_beyond_the_95th_percentile_of_its_own_device():

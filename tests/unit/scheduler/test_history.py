@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scheduler.core.device import NO_INTENT, Intent
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from scheduler.core.job import Answer
 from scheduler.history.record import COLUMNS, Record
 from scheduler.history.series import Latencies, RingBuffer
@@ -47,7 +47,7 @@ class Watched:
     """A device list and its record; `pass_to` lets time pass as the scheduler's loop does."""
 
     def __init__(self, **registered: Any) -> None:
-        self.devices = DeviceList(TIMES)
+        self.devices = Ledger(TIMES)
         self.record = Record(self.devices, wall=lambda now: EPOCH + now)
         self.now = 0.0
 
@@ -55,7 +55,12 @@ class Watched:
         while self.now < now:
             self.now = min(now, self.now + 0.25)
             self.devices.sweep(self.now)
-            self.record.look(self.now)
+            self.look(self.now)
+
+    def look(self, now: float) -> None:
+        for change in self.devices.take_changes():
+            self.record.node_changed(change)
+        self.record.look(now)
 
     def kinds(self) -> list[tuple[str, str | None]]:
         return [(event.kind, event.node) for event in self.record.events]
@@ -224,7 +229,7 @@ async def test_who_waits_is_told_of_an_event_and_of_each_second_and_no_more_ofte
     for number in range(100):
         watched.devices.intend("end-0", DRAINED, 0.75)
         watched.devices.intend("end-0", NO_INTENT, 0.75 + number * 1e-4)
-        watched.record.look(0.75 + number * 1e-4)
+        watched.look(0.75 + number * 1e-4)
     assert watched.record.version == version + 1
 
 
@@ -235,7 +240,7 @@ def test_a_day_takes_less_than_20_mib():
         for number in range(100):
             watched.devices.register(registration(f"end-{number}"), 0.0)
         for second in range(0, 86_400, 20):  # a row in twenty; the events that are kept are many times replaced
-            watched.record.look(float(second))
+            watched.look(float(second))
             for number in range(20):
                 watched.record.attempted("lost", f"end-{number}", f"j-{second}", "x" * 500)
                 watched.record.passed(f"end-{number}", "edge-0", 50)

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from models.manifest import load_manifest
-from scheduler.core.fleet import DeviceList
+from scheduler.core import events
+from scheduler.core.fleet import Ledger
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import JobFacts, TaskFacts
+from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.transport import TaskRequest
 from scheduler.history.record import Record
@@ -68,13 +70,13 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 
 async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_its_job():
     settings, manifest = SchedulerSettings(), load_manifest()
-    devices = DeviceList(settings.detector_times)
+    devices = Ledger(settings.detector_times)
     wire, recipient = Silent(), Recipient()
     dispatcher = Dispatcher(
         settings=settings,
-        devices=devices,
+        ledger=devices,
         placement=Placement(devices, settings, manifest, b"secret"),
-        pilot=Pilot(link_s=dict.fromkeys(Tier, 0.0), hop_s=0.0, accuracy={}),
+        pilot=Pilot(devices, link_s=dict.fromkeys(Tier, 0.0), hop_s=0.0, accuracy={}),
         transport=wire,
         record=Record(devices, wall=lambda now: now),
         classes=(20, 100),
@@ -82,15 +84,16 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
         clock=time.monotonic,
     )
     job = ActiveJob(
-        job_id="j",
-        policy=JobPolicy(scheme=Scheme.END, deadline_s=100, task_deadline_s=10),
+        JobFacts(
+            job_id="j",
+            policy=JobPolicy(scheme=Scheme.END, deadline_s=100, task_deadline_s=10),
+            deadline=time.monotonic() + 100,
+        ),
+        tasks=[TaskFacts(index=0, first_image=0, images=1)],
         images=np.zeros((1, 32, 32, 3), np.uint8),
-        content="",
-        tasks=[ActiveTask(index=0, first_image=0, images=1)],
         recipient=recipient,
-        deadline=time.monotonic() + 100,
     )
-    devices.register(registration(), time.monotonic())
+    dispatcher.handle(events.Registered(registration()))
     kept = weakref.ref(job)
     dispatcher.add(job)
     del job
@@ -102,7 +105,11 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
     for _ in range(10):  # in which what was cancelled ends
         await asyncio.sleep(0)
     gc.collect()
-    assert (recipient.reports, recipient.state, dispatcher.outstanding("end-0")) == (["cancelled"], "cancelled", 0)
+    assert (recipient.reports, recipient.state, devices.assigned.outstanding("end-0")) == (
+        ["cancelled"],
+        "cancelled",
+        0,
+    )
     assert kept() is None
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

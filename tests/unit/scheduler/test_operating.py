@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
+from scheduler.core import events
 from scheduler.core.device import Intent, KnownNode
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from scheduler.devices.operators import Operators
 from scheduler.store.nodes import NodeStore
 from scheduler.store.tables import nodes as nodes_table
-from tests.unit.scheduler.test_devices import TIMES, beat, listed, registration
+from tests.unit.scheduler.test_devices import TIMES, Machine, beat, listed, registration
 from tests.unit.scheduler.test_store import opened
 from tierkit.errors import Conflict, Forbidden, NotFound, SetupError, Unavailable
 from tierkit.testing import FakeClock
@@ -42,9 +43,12 @@ class Rows:
 class Desk:
     def __init__(self) -> None:
         self.clock, self.store = FakeClock(), Rows()
-        self.devices = DeviceList(TIMES)
-        self.operators = Operators(self.devices, self.store, clock=self.clock)
-        self.devices.register(registration("end-0"), self.clock())
+        self.devices = Ledger(TIMES)
+        machine = Machine(self.devices, self.clock)
+        self.handle = machine.handle
+        self.operators = Operators(self.devices, self.store, machine.handle)
+        machine.followers.append(self.operators.node_changed)
+        self.handle(events.Registered(registration("end-0")))
 
     def health(self) -> Health | None:
         return listed(self.devices, self.clock()).get("end-0")
@@ -107,13 +111,13 @@ async def test_what_an_admin_said_of_trust_is_an_admins_to_forget(desk: Desk):
 
 async def test_a_node_that_comes_back_while_it_is_forgotten_keeps_its_row(desk: Desk):
     await desk.operators.drain("end-0", "olga")
-    desk.devices.sweep(desk.clock())
+    desk.handle(events.Swept())
     desk.clock.advance(100)
     for _ in range(2):  # after the first, the scheduler itself had stood still
-        desk.devices.sweep(desk.clock())
+        desk.handle(events.Swept())
         desk.clock.advance(10)
     assert desk.health() is Health.DEAD
-    desk.store.meanwhile = lambda: desk.devices.register(registration("end-0"), desk.clock())
+    desk.store.meanwhile = lambda: desk.handle(events.Registered(registration("end-0")))
     with pytest.raises(Conflict):
         await desk.operators.forget("end-0", trust=True)
     await desk.operators.flush()
@@ -123,28 +127,30 @@ async def test_a_node_that_comes_back_while_it_is_forgotten_keeps_its_row(desk: 
 
 async def test_a_drain_can_be_taken_back_though_the_node_takes_no_tasks_by_itself(desk: Desk):
     await desk.operators.drain("end-0", "olga")
-    desk.devices.heartbeat("end-0", beat(draining=True), desk.clock())
+    desk.handle(events.Beat("end-0", beat(draining=True)))
     await desk.operators.resume("end-0", "olga")
     assert not desk.devices.get("end-0").intent.drained
 
 
 async def test_a_node_that_shuts_down_cannot_be_resumed(desk: Desk):
-    desk.devices.heartbeat("end-0", beat(draining=True), desk.clock())
+    desk.handle(events.Beat("end-0", beat(draining=True)))
     with pytest.raises(Conflict, match="by its own word"):
         await desk.operators.resume("end-0", "alice")
 
 
 async def test_the_table_of_nodes_keeps_what_is_known_but_no_key(tmp_path: Path):
     async with opened(tmp_path / "x.db") as store:
-        nodes, devices = NodeStore(store.engine, store.commit), DeviceList(TIMES)
-        operators = Operators(devices, nodes, clock=FakeClock())
+        nodes, devices = NodeStore(store.engine, store.commit), Ledger(TIMES)
+        machine = Machine(devices, FakeClock())
+        operators = Operators(devices, nodes, machine.handle)
+        machine.followers.append(operators.node_changed)
         for number in range(1200):
-            devices.register(registration(f"end-{number}", key="a-secret-key"), 0.0)
+            machine.handle(events.Registered(registration(f"end-{number}", key="a-secret-key")))
         for most in (1000, 1000):
             await operators.flush(most)
         await operators.drain("end-3", "alice")
         await operators.trust("end-3", "root", False)
-        devices.leave("end-7", "first-one", 0.1)
+        machine.handle(events.Left("end-7", "first-one"))
         await operators.flush()
     async with opened(tmp_path / "x.db") as store:
         found = {known.registration.node_id: known for known in await NodeStore(store.engine, store.commit).load()}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.core.fleet import DeviceList
+from scheduler.core.fleet import Ledger
 from tests.unit.scheduler.test_devices import TIMES, registration
 
 
-def listed(rate: int | None) -> DeviceList:
-    devices = DeviceList(TIMES)
+def listed(rate: int | None) -> Ledger:
+    devices = Ledger(TIMES)
     devices.register(registration(images_per_minute=rate), 0.0)
     return devices
 

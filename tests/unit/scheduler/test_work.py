@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from scheduler.core.limits import task_deadline
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import ActiveJob, ActiveTask
+from scheduler.core.work import Coarse, Job, JobFacts, Task, TaskFacts
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress
+from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 
 
-class Told:
-    """A recipient that counts starts."""
-
-    def __init__(self) -> None:
-        self.starts = 0
-
-    def started(self) -> None:
-        self.starts += 1
-
-
-def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
-    told = Told()
+def job(tasks: int = 3, **policy: Any) -> Job:
     settled = JobPolicy(**{"scheme": Scheme.MAPPING, "deadline_s": 100, "task_deadline_s": 10, **policy})
-    active = ActiveJob(
-        job_id="j",
-        policy=settled,
-        images=np.zeros((tasks, 32, 32, 3), np.uint8),
-        content="",
-        tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-        recipient=told,  # type: ignore[arg-type]
-        deadline=100.0,
-    )
-    return active, told
+    facts = JobFacts(job_id="j", policy=settled, deadline=100.0)
+    return Job(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
+
+
+def taken(active: Job, now: float) -> Task:
+    """The next task, which is sent now."""
+    task = active.next_task()
+    assert task is not None
+    active.take(task, now)
+    return task
 
 
 @pytest.mark.parametrize(("recovery", "order"), [(Recovery.MONITOR, [0, 1, 2]), (Recovery.REASSIGN, [1, 2, 0])])
 def test_a_failed_task_comes_again_at_once_or_after_all_others(recovery, order):
-    active, told = job(recovery=recovery)
-    task = active.begin(0.0)
+    active = job(recovery=recovery)
+    task = taken(active, 0.0)
     active.delay(task, 5.0)
     active.wake_delayed(4.9, has_upstream=True)
-    assert [t.index for t in active.ready] == [1, 2]
+    assert [t.facts.index for t in active.ready] == [1, 2]
     active.wake_delayed(5.0, has_upstream=True)
-    assert [t.index for t in active.ready] == order
-    assert told.starts == 1
+    assert [t.facts.index for t in active.ready] == order
+    assert active.sent == 1
 
 
 def test_a_task_that_waits_for_an_upper_node_stays_until_there_is_one():
-    active, _ = job(tasks=2, on_upstream_loss=UpstreamLoss.WAIT)
-    waiting, failed = active.begin(0.0), active.begin(0.0)
-    waiting.has_coarse = True
+    active = job(tasks=2, on_upstream_loss=UpstreamLoss.WAIT)
+    waiting, failed = taken(active, 0.0), taken(active, 0.0)
+    waiting.coarse = Coarse(None, frozenset())
     active.delay(waiting, 1.0)
     active.delay(failed, 1.0)
     assert active.wake_delayed(2.0, has_upstream=False) == [waiting]
@@ -63,35 +56,37 @@ def test_a_task_that_waits_for_an_upper_node_stays_until_there_is_one():
 
 
 def test_suspects_go_one_at_a_time():
-    active, _ = job(tasks=3)
-    first, second, innocent = (active.begin(0.0) for _ in range(3))
+    active = job(tasks=3)
+    first, second, innocent = (taken(active, 0.0) for _ in range(3))
     for task in (first, second):
-        task.deaths.update({"end-0", "end-1"})
+        task.blame.deaths.update({"end-0", "end-1"})
     for task in (first, second, innocent):
         active.delay(task, 1.0)
     active.wake_delayed(1.0, has_upstream=True)
     assert set(active.ready) == {first, innocent}
     for _ in range(2):
-        active.begin(1.0)
+        taken(active, 1.0)
     active.delay(first, 2.0)  # it killed nobody, but failed
     active.wake_delayed(2.0, has_upstream=True)
     assert list(active.ready) == [second]
-    active.begin(2.0)
+    taken(active, 2.0)
     active.wake_delayed(3.0, has_upstream=True)
     assert list(active.ready) == []
-    second.deaths.clear()  # it has been answered
+    second.blame.deaths.clear()  # it has been answered
     active.wake_delayed(3.0, has_upstream=True)
     assert list(active.ready) == [first]
 
 
 def test_a_tasks_deadline_counts_from_its_first_dispatch_and_ends_with_the_job():
-    active, _ = job()
-    task = active.begin(3.0)
-    assert active.deadline_of(task, 8.0) == 13.0
+    active = job()
+    task = taken(active, 3.0)
+    assert task_deadline(active.facts, task.started, 8.0) == 13.0
     active.delay(task, 9.0)
     active.wake_delayed(9.0, has_upstream=True)
-    assert active.deadline_of(active.begin(9.0), 9.0) == 13.0
-    assert active.deadline_of(active.begin(95.0), 95.0) == 100.0
+    task = taken(active, 9.0)
+    assert task_deadline(active.facts, task.started, 9.0) == 13.0
+    task = taken(active, 95.0)
+    assert task_deadline(active.facts, task.started, 95.0) == 100.0
 
 
 class Written:
@@ -141,13 +136,13 @@ async def test_the_end_of_a_job_is_told_when_it_is_durable(coarse, failed, state
 
 
 def test_a_task_that_waits_for_another_device_lets_the_next_one_go_first():
-    active, _ = job(tasks=4)
+    active = job(tasks=4)
     first, second, third, fourth = active.ready
     assert active.next_tasks() == [first]
-    first.tried.add("end-0")
-    second.tried.add("end-0")
+    first.blame.tried.add("end-0")
+    second.blame.tried.add("end-0")
     assert active.next_tasks() == [first, third]
-    assert active.begin(0.0, third) is third
+    active.take(third, 0.0)
     assert list(active.ready) == [first, second, fourth]
     active.close(fourth)
     assert active.next_tasks() == [first]

@@ -1,4 +1,4 @@
-"""Hedged requests: when a straggler gets a second attempt on another device. Pure; durations are passed in.
+"""Hedged requests: when a straggler gets a second attempt on another device. Pure.
 
 An attempt is a straggler once it has been on its device for longer than 95 % of the job's tasks there took
 (Dean, Barroso: The tail at scale, CACM 2013).
@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["hedge_after_s"]
+from scheduler.core.work import Attempt, Phase
+from tierkit.types import Recovery
+
+__all__ = ["hedge_after_s", "hedge_at"]
 
 _HEDGE_QUANTILE = 0.95
 _HEDGE_SAMPLES = 10
@@ -23,3 +26,13 @@ def hedge_after_s(durations_s: Sequence[float]) -> float | None:
         return None
     ranked = sorted(durations_s)
     return ranked[math.ceil(_HEDGE_QUANTILE * len(ranked)) - 1]
+
+
+def hedge_at(attempt: Attempt) -> float | None:
+    """When an attempt becomes a straggler; None if it may not be hedged."""
+    job, facts = attempt.job, attempt.facts
+    alone = len(attempt.task.running) == 1 and attempt.phase is not Phase.ANSWERED
+    if not alone or job.ending or job.facts.policy.recovery is not Recovery.MONITOR:
+        return None
+    after_s = hedge_after_s(job.durations.get(facts.node_id, ()))
+    return None if after_s is None else facts.started + after_s

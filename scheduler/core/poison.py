@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from scheduler.core.fleet import DeviceList
-from scheduler.core.work import ActiveJob, ActiveTask, Attempt, is_suspect
+from scheduler.core.fleet import Ledger
+from scheduler.core.work import Job, Task, is_suspect
 from tierkit.types import Health, Recovery
 
 __all__ = ["DeathLog", "Suspicion", "is_poison"]
@@ -17,6 +17,9 @@ _POISON_NODES = 3
 """A task that this many nodes died with is given to no other, unless nodes die without it as well."""
 _REMEMBERED_S = 60.0
 _REMEMBERED = 64
+
+TaskKey = tuple[str, int]
+"""A task: the id of its job, and its index."""
 
 
 class DeathLog:
@@ -54,58 +57,61 @@ class Suspicion:
     connection broke are remembered until it has decided.
     """
 
-    def __init__(self, devices: DeviceList) -> None:
-        self._devices = devices
-        self._broken: dict[tuple[str, str], dict[ActiveTask, ActiveJob]] = {}
-        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke."""
+    def __init__(self) -> None:
+        self._broken: dict[tuple[str, str], dict[TaskKey, Collection[str]]] = {}
+        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke, and the nodes
+        that died with each."""
         self._deaths = DeathLog()
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""
 
-    def suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
+    def suspect(self, node_id: str, incarnation: str, job: Job, task: Task) -> None:
         """Remember a task whose connection broke while the node may have had it."""
         if not (task.closed or job.ending) and incarnation:
-            self._broken.setdefault((node_id, incarnation), {})[task] = job
+            key = job.facts.job_id, task.facts.index
+            self._broken.setdefault((node_id, incarnation), {})[key] = task.blame.deaths
 
-    def note_death(self, node_id: str, attempts: Iterable[Attempt], now: float) -> None:
-        """Write the death of a node into the log, with the tasks that it held."""
-        if self._devices.has_left(node_id) or self._devices.keeps_tasks(node_id, now):
+    def note_death(self, ledger: Ledger, node_id: str, held: Iterable[Collection[str]], now: float) -> None:
+        """Write the death of a node into the log.
+
+        Args:
+            held: as for `DeathLog.add`, of the tasks that are still on the node.
+        """
+        if ledger.has_left(node_id) or ledger.keeps_tasks(node_id, now):
             self._down.discard(node_id)
         elif node_id not in self._down:
-            self._down = {node_id, *(other for other in self._down if not self._devices.has_left(other))}
-            held = [attempt.task for attempt in attempts]
-            held += [task for key, tasks in self._broken.items() if key[0] == node_id for task in tasks]
-            self._deaths.add(now, [task.deaths for task in held])
+            self._down = {node_id, *(other for other in self._down if not ledger.has_left(other))}
+            broken = (deaths for key, tasks in self._broken.items() if key[0] == node_id for deaths in tasks.values())
+            self._deaths.add(now, [*held, *broken])
 
-    def judge(self, node_id: str, now: float) -> list[tuple[ActiveJob, ActiveTask]]:
+    def judge(self, ledger: Ledger, node_id: str, now: float) -> list[TaskKey]:
         """The tasks with which a node has died, once its health has changed."""
-        died: list[tuple[ActiveJob, ActiveTask]] = []
+        died: list[TaskKey] = []
         for key in [key for key in self._broken if key[0] == node_id]:
-            view = self._devices.view_of(*key, now)
+            view = ledger.view_of(*key, now)
             if view is not None and view.health is not Health.ALIVE and view.keeps_tasks and not view.set_aside:
                 continue  # not decided yet
             tasks = self._broken.pop(key)
             if view is None or not view.keeps_tasks:
-                died += [(job, task) for task, job in tasks.items()]
+                died += tasks
         return died
 
-    def poison(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> str:
+    def poison(self, ledger: Ledger, job: Job, task: Task, node_id: str, now: float) -> str:
         """Count a node's death against a task. A node that an operator has removed has not died.
 
         Returns:
             Why the task is given up, or ""."""
-        left = self._devices.has_left(node_id)
-        if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or left:
+        left, deaths = ledger.has_left(node_id), task.blame.deaths
+        if job.facts.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or left:
             return ""
-        task.deaths.add(node_id)
-        if not is_poison(task.deaths, self._deaths.unexplained(now)):
+        deaths.add(node_id)
+        if not is_poison(deaths, self._deaths.unexplained(now)):
             return ""
-        nodes = ", ".join(sorted(task.deaths))
-        return f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"
+        return f"{len(deaths)} nodes died or got stuck with it ({', '.join(sorted(deaths))}); no other gets it"
 
-    def forget_job(self, job: ActiveJob) -> None:
+    def forget_job(self, job_id: str) -> None:
         """Forget the tasks of a job that is over."""
         for key, tasks in list(self._broken.items()):
-            self._broken[key] = {task: other for task, other in tasks.items() if other is not job}
+            self._broken[key] = {task: deaths for task, deaths in tasks.items() if task[0] != job_id}
             if not self._broken[key]:
                 del self._broken[key]

@@ -1,0 +1,149 @@
+"""Who works on what: attempts by node, and the end devices that have room, in sequential order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+
+from scheduler.core.device import Device, SortKey
+from scheduler.core.work import Attempt
+
+__all__ = ["Assignments", "RoundRobin"]
+
+
+class RoundRobin:
+    """End devices in the order of the list; adding, removing and finding the next take O(log n)."""
+
+    def __init__(self, devices: Iterable[Device] = ()) -> None:
+        self._order = sorted((device.order, device.node_id) for device in devices)
+        self._known = {node_id: order for order, node_id in self._order}
+
+    def set(self, node_id: str, order: SortKey, *, member: bool) -> None:
+        """A device belongs to the ring now, or does not."""
+        if member and node_id not in self._known:
+            self._known[node_id] = order
+            insort(self._order, (order, node_id))
+        elif not member and (known := self._known.pop(node_id, None)) is not None:
+            del self._order[bisect_left(self._order, (known, node_id))]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def after(self, last: SortKey | None, most: int, fits: Callable[[str], bool] | None = None) -> list[str]:
+        """The next few devices in sequential order.
+
+        Args:
+            last: the device that the order goes on after.
+            fits: leaves out others; None for none.
+        """
+        at = 0 if last is None else bisect_right(self._order, last, key=lambda one: one[0])
+        found: list[str] = []
+        for number in range(at, at + len(self._order)):
+            node_id = self._order[number % len(self._order)][1]
+            if fits is None or fits(node_id):
+                found.append(node_id)
+                if len(found) == most:
+                    break
+        return found
+
+
+class Assignments:
+    """The attempts under way. What a node has to do is worked out from them when somebody asks.
+
+    Args:
+        window: tasks that an end device may have outstanding.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.attempts: dict[int, Attempt] = {}
+        """In the order in which they began."""
+        self._at: dict[str, dict[int, Attempt]] = {}
+        """By node: the end device, and the upstream nodes that are asked first."""
+        self._listed: dict[str, Device] = {}
+        """End devices that may receive tasks."""
+        self._free, self._open = RoundRobin(), RoundRobin()
+        self._full: set[str] = set()
+        self._touched: set[str] = set()
+        """End devices that may have come to have room, or no room, since the rings were last brought up to date."""
+
+    def add(self, attempt: Attempt) -> None:
+        """An attempt begins."""
+        facts = attempt.facts
+        self.attempts[facts.id] = attempt
+        for node_id in facts.nodes:
+            self._at.setdefault(node_id, {})[facts.id] = attempt
+        self._touched.add(facts.node_id)
+
+    def remove(self, attempt: Attempt) -> None:
+        """An attempt is over."""
+        facts = attempt.facts
+        del self.attempts[facts.id]
+        for node_id in facts.nodes:
+            there = self._at[node_id]
+            del there[facts.id]
+            if not there:
+                del self._at[node_id]
+        self._touched.add(facts.node_id)
+
+    def touch(self, node_id: str) -> None:
+        """A device owes less than before."""
+        self._touched.add(node_id)
+
+    def listed(self, device: Device, *, member: bool) -> None:
+        """An end device may receive tasks now, or may not."""
+        if member:
+            self._listed[device.node_id] = device
+        else:
+            self._listed.pop(device.node_id, None)
+        self._touched.add(device.node_id)
+
+    def at(self, node_id: str) -> Iterable[Attempt]:
+        """The attempts of which a node is the end device, or an upstream node that is asked first. Not to be kept: it
+        changes with the next event."""
+        return self._at[node_id].values() if node_id in self._at else ()
+
+    def outstanding(self, node_id: str) -> int:
+        """Tasks that an end device has now."""
+        return sum(attempt.facts.node_id == node_id for attempt in self.at(node_id))
+
+    def owed(self, node_id: str) -> int:
+        """Tasks for which an end device owes its own answer."""
+        return sum(attempt.facts.node_id == node_id and attempt.owed for attempt in self.at(node_id))
+
+    def load(self, node_id: str) -> int:
+        """Tasks that count against an end device's window: those that `adaptive` has sent only while it owes them."""
+        held = sum(attempt.facts.node_id == node_id and not attempt.facts.planned for attempt in self.at(node_id))
+        return max(held, self.owed(node_id))
+
+    # --- an index: nothing in `step` depends on it --------------------------------------------------------------------
+
+    @property
+    def with_room(self) -> RoundRobin:
+        """End devices that may receive tasks and have room in their window."""
+        self._update()
+        return self._free
+
+    @property
+    def not_full(self) -> RoundRobin:
+        """End devices that may receive tasks and have, as far as is known, room for one of the scheme `adaptive`."""
+        self._update()
+        return self._open
+
+    def fill(self, node_id: str) -> None:
+        """An end device was found to have enough to do, until one of its tasks ends or `look_again`."""
+        self._open.set(node_id, (), member=False)
+        self._full.add(node_id)
+
+    def look_again(self) -> None:
+        """Time alone may have given room to devices that had enough to do."""
+        self._touched |= self._full
+        self._full.clear()
+
+    def _update(self) -> None:
+        touched, self._touched = self._touched, set()
+        for node_id in touched:
+            device = self._listed.get(node_id)
+            order = () if device is None else device.order
+            self._free.set(node_id, order, member=device is not None and self.load(node_id) < self.window)
+            self._open.set(node_id, order, member=device is not None)
