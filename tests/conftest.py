@@ -1,5 +1,6 @@
 """What holds for the whole suite."""
 
+import gc
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -34,13 +35,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """No test module reads the weights when it is imported: while the tests are collected, there are none.
+    """Collect the tests without weights and without garbage collection.
 
-    Where the networks are missing, the tests that need them shall fail, each by itself, and not all of them.
+    No test module may read the weights when it is imported: if the networks are missing, only the tests that need them
+    fail. What collecting makes stays until the end. Frozen, it costs the collector nothing, which otherwise takes
+    0.3 s to go through it.
     """
+    gc.disable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.manifest, "__file__", "/where/nothing/is")
-        return (yield)
+        collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.fixture(scope="session", autouse=True)
