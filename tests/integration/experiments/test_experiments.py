@@ -50,17 +50,17 @@ def run(*arguments: str) -> Any:
 def test_table5(profile: str, tmp_path: Path) -> None:
     # A device has to fall silent while it computes: slow enough for a busy machine.
     Path(profile).write_text(PROFILE.replace("end = 3.0", "end = 6.0"))
-    options = ["--profile", profile, "--tasks", "30", "--failures", "0,1", "--out", str(tmp_path / "run")]
+    options = ["--profile", profile, "--tasks", "18", "--failures", "0,1", "--out", str(tmp_path / "run")]
     rows = run("table5", "--quick", *options)
     assert [(row["method"], row["failures"], row["runs"]) for row in rows] == [
         (method, failures, 1) for method in ("none", "reassign", "monitor") for failures in (0, 1)
     ]
     none, failed, _, reassigned, whole, shrunk = rows
-    assert none["seconds"] >= none["ideal_seconds"] == pytest.approx(3.0)
+    assert none["seconds"] >= none["ideal_seconds"] == pytest.approx(1.8)
     assert failed["seconds"] is None
     assert "recovery=none" in failed["reason"]
-    # Five tasks from the silent device, 25 from the two others.
-    assert shrunk["ideal_seconds"] == pytest.approx(25 / 2 * 0.3, abs=1e-3)
+    # Three tasks from the silent device, 15 from the two others.
+    assert shrunk["ideal_seconds"] == pytest.approx(15 / 2 * 0.3, abs=1e-3)
     assert shrunk["seconds"] >= shrunk["ideal_seconds"]
     assert whole["ratio"] >= 1
     assert reassigned["unacknowledged_sends"] > 0
@@ -68,7 +68,7 @@ def test_table5(profile: str, tmp_path: Path) -> None:
     points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
     (doomed,) = points[-1]["doomed"]
     assert points[-1]["images_by_node"][doomed] < min(points[0]["images_by_node"].values())
-    assert points[-1]["answered_images"] == 1500
+    assert points[-1]["answered_images"] == 900
 
 
 def test_table1(profile: str, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_table3(tmp_path: Path) -> None:
 
 def test_table4(profile: str, tmp_path: Path) -> None:
     real = tmp_path / "real.toml"  # tails are not emulated: they must be allowed to take their time
-    real.write_text(PROFILE.partition("[compute_ms_per_image]")[0] + "[compute_ms_per_image]\nend = 20.0\n")
+    real.write_text(PROFILE.partition("[compute_ms_per_image]")[0] + "[compute_ms_per_image]\nend = 5.0\n")
     options = ["--profile", str(real), "--tasks", "1", "--latency", "0.03", "--bandwidth", "0"]
     rows = run("table4", *options, "--out", str(tmp_path / "run"))
     assert [(row["encode_on"], row["upper"], row["network"], row["tasks"]) for row in rows] == [
@@ -121,7 +121,7 @@ def test_table4(profile: str, tmp_path: Path) -> None:
         ("end", "edge", "resnet-34", 1),
     ]
     assert all(row["ms_without"] > 30 and row["ms_with"] > 30 and row["encoding_ms"] > 0 for row in rows)
-    # The end device is emulated, about a hundred times slower than this machine, and so are its heads.
+    # The end device is emulated, many times slower than this machine, and so are its heads.
     assert rows[0]["encoding_ms"] > rows[1]["encoding_ms"]
     assert rows[0]["slowness"] > 2
     assert rows[1]["slowness"] is None
@@ -131,7 +131,7 @@ def test_table4(profile: str, tmp_path: Path) -> None:
 
 
 def test_figure3(profile: str, tmp_path: Path) -> None:
-    options = ["--profile", profile, "--tasks", "12", "--ends", "2", "--window", "4", "--out", str(tmp_path / "run")]
+    options = ["--profile", profile, "--tasks", "8", "--ends", "2", "--window", "4", "--out", str(tmp_path / "run")]
     rows = run("figure3", *options)
     assert [row["series"] for row in rows] == [
         "end",
@@ -142,14 +142,14 @@ def test_figure3(profile: str, tmp_path: Path) -> None:
         "adaptive",
     ]
     # Two of three end devices: the third one is drained.
-    assert rows[0]["bound_seconds"] == pytest.approx(12 / 2 * 0.15)
+    assert rows[0]["bound_seconds"] == pytest.approx(8 / 2 * 0.15)
     assert all(row["seconds"] >= row["bound_seconds"] and row["fallback"] == 0 for row in rows)
     assert [row["fine_accuracy"] is None for row in rows] == [True, False, False, False, False, False]
     assert rows[1]["cloud_share"] == 1.0
     points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
-    assert all(point["images_by_tier"]["end"] == 600 for point in points)
+    assert all(point["images_by_tier"]["end"] == 400 for point in points)
     # The encoder is on, as in the paper.
-    assert [point["tasks_by_form"] for point in points] == [{}, *[{"conv1": 12}] * 5]
+    assert [point["tasks_by_form"] for point in points] == [{}, *[{"conv1": 8}] * 5]
 
 
 def test_escalation(profile: str, tmp_path: Path) -> None:
