@@ -12,7 +12,7 @@ from xdist.scheduler import LoadFileScheduling
 import models.manifest
 from tests.postgres import PostgresServer, running_server
 
-_ACCEPTANCE = "tests/acceptance"
+_ONE_FLEET = ("tests/acceptance", "tests/browser")
 
 # By default an example that takes more than 0.2 s fails: on a busy machine any of them may.
 hypothesis.settings.register_profile("terrace", deadline=None)
@@ -20,12 +20,14 @@ hypothesis.settings.load_profile("terrace")
 
 
 class _FilesAndOneFleet(LoadFileScheduling):  # type: ignore[misc]  # without types
-    """As `--dist loadfile`, the tests of a file stay in one worker; and so do all that share the fleet of the
-    acceptance tests, which takes six seconds of a core to start."""
+    """Keep the tests of a file in one worker, like `--dist loadfile`, and also the tests of a folder with one fleet.
+
+    A fleet takes six seconds of a core to start.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return _ACCEPTANCE if file.startswith(f"{_ACCEPTANCE}/") else file
+        return next((folder for folder in _ONE_FLEET if file.startswith(f"{folder}/")), file)
 
 
 @pytest.hookimpl(optionalhook=True)

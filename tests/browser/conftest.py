@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from models.data import read_sample
 from tests.acceptance.fleets import Up, children_of, running
+from tests.browser.hub import ALICE, JOB, Hub
+from tierkit.client import Client
 
 CHROMIUM = shutil.which("chromium")
 BUDGET_MS = 30_000
@@ -52,12 +57,6 @@ def pid_of(fleet: Fleet, node_id: str) -> int:
     return next(pid for pid in children_of(fleet.up.process.pid) if f"--node-id {node_id} " in _command_of(pid))
 
 
-@pytest.fixture(scope="module")
-def options() -> tuple[str, ...]:
-    """Further options of the fleet of a test file."""
-    return ()
-
-
 @contextmanager
 def started(*options: str, folder: Path) -> Iterator[Fleet]:
     """A `terrace up` on a free port."""
@@ -67,18 +66,37 @@ def started(*options: str, folder: Path) -> Iterator[Fleet]:
         yield Fleet(url=found[1], up=up)
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]) -> Iterator[Fleet]:
-    """Two end devices, an edge node, a cloud node; of one test file."""
-    with started(
-        "--end", "2", "--edge", "1", "--cloud", "1", *options, folder=tmp_path_factory.mktemp("fleet")
-    ) as fleet:
+@pytest.fixture(scope="package")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two end devices, an edge node and an untrusted cloud node, shared by all files of this folder.
+
+    A test leaves all four alive.
+    """
+    counts = ("--end", "2", "--edge", "1", "--cloud", "1")
+    with started(*counts, "--untrusted", "cloud", folder=tmp_path_factory.mktemp("fleet")) as fleet:
         yield fleet
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="package")
+def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A scheduler that asks for tokens, with a node and a job. A test leaves both alive."""
+    with contextlib.closing(Hub(portal, tmp_path_factory.mktemp("hub"))) as hub:
+        hub.start()
+        hub.add_node()
+        with Client(hub.url, token=ALICE) as client:
+            client.wait(client.submit(read_sample().images[:50], scheme="end", name=JOB))
+        yield hub
+
+
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Of one test file: as long as it is there, no asynchronous test can run in this process."""
+    """One browser for this folder. While it is open, no asynchronous test can run in this process."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

@@ -22,11 +22,6 @@ Scheme = Literal["light", "dark"]
 
 
 @pytest.fixture(scope="module")
-def options() -> tuple[str, ...]:
-    return ("--untrusted", "cloud")
-
-
-@pytest.fixture(scope="module")
 def job(fleet: Fleet) -> Iterator[Job]:
     """One that all pages have something to show of."""
     with Client(fleet.url) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import subprocess
 import sys
 
 import httpx
@@ -70,15 +71,17 @@ def test_a_node_is_drained_and_undrained_by_keyboard_alone(fleet: Fleet, open_pa
 
 def test_a_killed_node_shows_on_the_map_until_it_is_forgotten(fleet: Fleet, open_page: OpenPage) -> None:
     page = open_page(f"{fleet.url}/ui")
-    row = page.locator('[data-testid=node][data-node="end-1"]')
-    expect(row).to_have_attribute("data-health", "alive")
-    os.kill(pid_of(fleet, "end-1"), signal.SIGKILL)
+    row = page.locator('[data-testid=node][data-node="end-3"]')
+    start = [sys.executable, "-m", "terrace", "end", "--node-id", "end-3", "--port", "0", "--scheduler", fleet.url]
+    with subprocess.Popen(start, stderr=subprocess.DEVNULL) as node:
+        expect(row).to_have_attribute("data-health", "alive")
+        node.kill()
     expect(row).to_have_attribute("data-health", "dead")
-    expect(page.locator('[data-testid=map-node][data-node="end-1"]')).to_have_attribute("data-health", "dead")
-    row.get_by_role("button", name="Forget end-1").click()
+    expect(page.locator('[data-testid=map-node][data-node="end-3"]')).to_have_attribute("data-health", "dead")
+    row.get_by_role("button", name="Forget end-3").click()
     page.get_by_test_id("confirm").get_by_role("button", name="Forget").click()
     expect(row).to_have_count(0)
-    expect(page.locator('[data-testid=map-node][data-node="end-1"]')).to_have_count(0)
+    expect(page.locator('[data-testid=map-node][data-node="end-3"]')).to_have_count(0)
 
 
 def test_a_removed_node_stays_away_until_it_is_let_in(fleet: Fleet, open_page: OpenPage) -> None:

@@ -16,11 +16,6 @@ from tierkit.wire.api import Job
 
 
 @pytest.fixture(scope="module")
-def options() -> tuple[str, ...]:
-    return ("--untrusted", "cloud")
-
-
-@pytest.fixture(scope="module")
 def client(fleet: Fleet) -> Iterator[Client]:
     with Client(fleet.url) as client:
         yield client

@@ -10,28 +10,17 @@ from pathlib import Path
 
 import pytest
 import trustme
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 from playwright.sync_api import expect
 
 from models.data import read_sample
 from scheduler.api.pages import PAGES
 from tests.browser.conftest import OpenPage
-from tests.browser.test_sign_in import ALICE, JOB, NODE, UNSIGNED, Hub, hub_of, sign_in
+from tests.browser.hub import ALICE, JOB, NODE, Hub
+from tests.browser.test_sign_in import UNSIGNED, sign_in
 from tierkit.client import Client
 
 PATH = "/vision"
-
-
-@pytest.fixture(scope="module")
-def portal() -> Iterator[BlockingPortal]:
-    with start_blocking_portal() as portal:
-        yield portal
-
-
-@pytest.fixture(scope="module")
-def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with hub_of(portal, tmp_path_factory.mktemp("hub")) as hub:
-        yield hub
 
 
 @asynccontextmanager

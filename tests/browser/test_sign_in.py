@@ -2,107 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
-
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, Response, expect
 
-from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
 from scheduler.api.pages import PAGES
 from tests.browser.conftest import BUDGET_MS, OpenPage, faults
-from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tests.browser.hub import ALICE, BOB, JOB, NODE, PI, Hub
+from tierkit.access import new_token
 from tierkit.client import Client
-from tierkit.testing import ServiceProcess, service_process
 
-ALICE, PI, BOB = (new_token() for _ in range(3))
-NODE, JOB = "pi-of-alice", "job-of-alice"
 UNSIGNED = r"status of 401|status of 403"
 AWAY = r"ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|status of 503"
-
-
-@pytest.fixture(scope="module")
-def portal() -> Iterator[BlockingPortal]:
-    with start_blocking_portal() as portal:
-        yield portal
-
-
-class Hub:
-    """A scheduler in a process of its own that can be killed and started again at the same address, and an end node.
-
-    Args:
-        folder: of the state and the tokens.
-    """
-
-    def __init__(self, portal: BlockingPortal, folder: Path) -> None:
-        self._portal, self._folder = portal, folder
-        self._starts = 0
-        self._stack = ExitStack()
-        book = [
-            TokenEntry(name="alice", role="operator", sha256=digest_of(ALICE.encode()).hex()),
-            TokenEntry(name="bob", role="user", sha256=digest_of(BOB.encode()).hex()),
-            TokenEntry(name="pi", role="node", sha256=digest_of(PI.encode()).hex()),
-        ]
-        self._write("tokens.toml", write_book(book))
-        self._write("pi.token", PI)
-
-    def _write(self, name: str, text: str) -> None:
-        path = self._folder / name
-        path.touch(mode=0o600)
-        path.write_text(text)
-
-    def _started(self, module: str, *options: str) -> AbstractContextManager[ServiceProcess]:
-        self._starts += 1
-        ready = self._folder / f"ready-{self._starts}"
-        return self._portal.wrap_async_context_manager(service_process(["-m", module, *options], ready_file=ready))
-
-    def start(self, port: str = "0") -> None:
-        options = [f"--state={self._folder / 'state'}", f"--port={port}", f"--tokens={self._folder / 'tokens.toml'}"]
-        self._process = self._stack.enter_context(self._started("scheduler", *options))
-        self.url = self._process.url
-
-    def add_node(self) -> None:
-        options = [
-            f"--scheduler={self.url}",
-            "--node-id",
-            NODE,
-            "--port=0",
-            f"--token-file={self._folder / 'pi.token'}",
-        ]
-        self._stack.enter_context(self._started("end_node", *options))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._portal.call(self._process.exit_code)
-
-    def start_again(self) -> None:
-        self.start(self.url.rpartition(":")[2])
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-@contextmanager
-def hub_of(portal: BlockingPortal, folder: Path) -> Iterator[Hub]:
-    hub = Hub(portal, folder)
-    try:
-        hub.start()
-        hub.add_node()
-        yield hub
-    finally:
-        hub.close()
-
-
-@pytest.fixture(scope="module")
-def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """With tokens, a node, and a job."""
-    with hub_of(portal, tmp_path_factory.mktemp("hub")) as hub:
-        with Client(hub.url, token=ALICE) as client:
-            client.wait(client.submit(read_sample().images[:50], scheme="end", name=JOB))
-        yield hub
 
 
 def sign_in(page: Page, token: str) -> None:
@@ -133,7 +44,7 @@ ADDRESSES = ("", *(f"/{name}" for name in PAGES if name != "fleet"), "/jobs/some
 @pytest.mark.parametrize("address", [*(f"/ui{each}" for each in ADDRESSES), "/docs", "/openapi.json", "/v1/devices"])
 def test_signed_out_no_page_shows_anything(hub: Hub, open_page: OpenPage, address: str) -> None:
     with Client(hub.url, token=ALICE) as client:
-        (job,) = client.jobs().jobs
+        job = client.jobs().jobs[0]
     secrets = [NODE, JOB, job.id, *(name for name in bundled_hierarchy().fine if "_" in name)]
     answers: list[Response] = []
     page = open_page("about:blank", allowed=rf"{UNSIGNED}|request: {hub.url}")
@@ -174,23 +85,22 @@ def test_only_the_token_of_a_person_opens_the_page_until_they_sign_out(hub: Hub,
     expect(page.get_by_test_id("sign-in")).to_be_visible()
 
 
-def test_the_page_says_when_the_scheduler_is_away_and_goes_on_by_itself(
-    portal: BlockingPortal, tmp_path: Path, open_page: OpenPage
-) -> None:
-    with hub_of(portal, tmp_path) as hub:
-        page = open_page(f"{hub.url}/ui", allowed=f"{UNSIGNED}|{AWAY}")
-        sign_in(page, ALICE)
-        signed_in(page)
-        node = page.locator(f'[data-testid=node][data-node="{NODE}"][data-health=alive]')
-        expect(node).to_be_visible()
-        hub.kill()
-        expect(page.locator("#connection")).to_contain_text("as of")
-        assert faults(page) == []
-        expect(node).to_be_visible()
-        page.evaluate("window.notLoadedAgain = true")
-        hub.start_again()
-        expect(page.locator("#connection")).to_be_empty(timeout=BUDGET_MS)
-        node.get_by_role("button", name=f"Drain {NODE}").click()
-        page.get_by_test_id("confirm").get_by_role("button", name="Drain").click()
-        expect(page.locator(f'[data-testid=node][data-node="{NODE}"][data-health=draining]')).to_be_visible()
-        assert page.evaluate("window.notLoadedAgain") is True
+def test_the_page_says_when_the_scheduler_is_away_and_goes_on_by_itself(hub: Hub, open_page: OpenPage) -> None:
+    page = open_page(f"{hub.url}/ui", allowed=f"{UNSIGNED}|{AWAY}")
+    sign_in(page, ALICE)
+    signed_in(page)
+    node = page.locator(f'[data-testid=node][data-node="{NODE}"][data-health=alive]')
+    expect(node).to_be_visible()
+    hub.kill()
+    expect(page.locator("#connection")).to_contain_text("as of")
+    assert faults(page) == []
+    expect(node).to_be_visible()
+    page.evaluate("window.notLoadedAgain = true")
+    hub.start_again()
+    expect(page.locator("#connection")).to_be_empty(timeout=BUDGET_MS)
+    node.get_by_role("button", name=f"Drain {NODE}").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Drain").click()
+    expect(page.locator(f'[data-testid=node][data-node="{NODE}"][data-health=draining]')).to_be_visible()
+    assert page.evaluate("window.notLoadedAgain") is True
+    with Client(hub.url, token=ALICE) as client:
+        client.resume(NODE)

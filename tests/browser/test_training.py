@@ -13,11 +13,6 @@ from tests.browser.conftest import Fleet, OpenPage
 from tests.training_runs import report, start, worker
 
 
-@pytest.fixture(scope="module")
-def options() -> tuple[str, ...]:
-    return ("--edge", "0", "--cloud", "0")
-
-
 def begun(fleet: Fleet, **changes: Any) -> str:
     """The id of a run."""
     answer = httpx.post(f"{fleet.url}/v1/runs", json=start(**changes))
@@ -41,7 +36,7 @@ def state(page: Page) -> Any:
 
 def test_runs_come_into_the_list_and_change_there(fleet: Fleet, open_page: OpenPage) -> None:
     page = open_page(f"{fleet.url}/ui/training")
-    expect(page.get_by_test_id("no-runs").or_(page.get_by_test_id("run").first)).to_be_visible()
+    expect(page.locator("[data-testid=no-runs]:visible, [data-testid=run]").first).to_be_visible()
     run = begun(fleet, network="digits")
     expect(row(page, run)).to_have_attribute("data-state", "running")
     reported(fleet, run, done=250, accuracy=0.5)
