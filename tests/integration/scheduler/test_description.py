@@ -18,7 +18,7 @@ from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.testing import service_process, wait_for
 
 USER, NODE, ADMIN = (new_token() for _ in range(3))
-EXAMPLES = 5
+EXAMPLES = 2
 CONFIG = """
 request-timeout = 30
 continue-on-failure = true
