@@ -173,7 +173,7 @@ async def remove(
         await for_nodes(request, scheduler, caller)
         if caller is not None:
             caller.check_claim(node_id)
-        scheduler.dispatcher.handle(events.Left(node_id, incarnation))
+        scheduler.dispatcher.handle(events.TookLeave(node_id, incarnation))
         return
     await for_operators(caller)
     if forget:

@@ -1,4 +1,4 @@
-"""Who works on what: attempts by node, and the end devices that have room, in sequential order."""
+"""Attempts under way by node, and the end devices that have room for another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RoundRobin:
         """The next few devices in sequential order.
 
         Args:
-            last: the device that the order goes on after.
+            last: the device after which the search starts.
             fits: leaves out others; None for none.
         """
         at = 0 if last is None else bisect_right(self._order, last, key=lambda one: one[0])
@@ -48,7 +48,7 @@ class RoundRobin:
 
 
 class Assignments:
-    """The attempts under way. What a node has to do is worked out from them when somebody asks.
+    """The attempts under way. The work of a node is computed from them on request.
 
     Args:
         window: tasks that an end device may have outstanding.
@@ -136,7 +136,7 @@ class Assignments:
         self._full.add(node_id)
 
     def look_again(self) -> None:
-        """Time alone may have given room to devices that had enough to do."""
+        """Devices that had enough to do may have room by now."""
         self._touched |= self._full
         self._full.clear()
 

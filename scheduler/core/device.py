@@ -225,7 +225,7 @@ class Device:
         self.given += images
 
     def forgive(self, pause_s: float, now: float) -> None:
-        """Take time off its silence in which the scheduler heard nobody."""
+        """Take the time off its silence in which the scheduler heard no node."""
         self.last_seen = min(now, self.last_seen + pause_s)
         self.last_beat = min(now, self.last_beat + pause_s)
         self.progress_at = min(now, self.progress_at + pause_s)
@@ -284,7 +284,7 @@ class Device:
 
         Args:
             until: its silence counts until then.
-            doubting: the scheduler doubts that it hears anybody.
+            doubting: the scheduler doubts that it hears any node.
         """
         silent_s, wrong = max(0.0, until - self.last_seen), self.wrong
         evidence = Evidence(

@@ -1,4 +1,4 @@
-"""Events and effects: what `step` takes and what it gives.
+"""Events and effects: the input and the output of `step`.
 
 They carry ids and values that never change, so that events can be kept and taken again. Times are those of the
 scheduler's monotonic clock; an effect happens at the time of its event. Import the module, not the names:
@@ -24,11 +24,11 @@ from tierkit.wire.messages import Heartbeat, Registration
 
 
 class What(Struct, frozen=True):
-    """Base of what happens: the input of `step`."""
+    """Base of all events."""
 
 
 class Effect(Struct, frozen=True):
-    """Base of what shall be done: the output of `step`."""
+    """Base of all effects."""
 
 
 # --- events of nodes --------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Intended(What, frozen=True):
     intent: Intent
 
 
-class Left(What, frozen=True):
+class TookLeave(What, frozen=True):
     """The process of a node takes its leave."""
 
     node_id: str
@@ -124,7 +124,7 @@ class JobDue(What, frozen=True):
 
 
 class JobStopped(What, frozen=True):
-    """A job shall end in a state, whatever is under way for it."""
+    """A user or an error ends a job in a state."""
 
     job_id: str
     state: str
@@ -140,7 +140,7 @@ class JobGone(What, frozen=True):
 # --- events of attempts -----------------------------------------------------------------------------------------------
 
 
-class Sent(What, frozen=True):
+class AttemptBegun(What, frozen=True):
     """It was decided to make an attempt now. A hedge costs a token of the retry budget."""
 
     attempt: AttemptFacts
@@ -182,7 +182,7 @@ class Ended(What, frozen=True):
 
 
 class Move(What, frozen=True):
-    """The fine stage shall go to another upstream node, since this one has become slow."""
+    """The upstream node has become slow: the fine stage goes to another one."""
 
     attempt: int
     why: str
@@ -198,7 +198,7 @@ class LookedUp(What, frozen=True):
 
 
 class FailureKind(StrEnum):
-    """What ended an answer stream."""
+    """Kinds of failures that end an answer stream."""
 
     BUSY = "busy"
     """The device said "not now" (503)."""
@@ -218,7 +218,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended an answer stream, and what the step needs to know of it."""
+    """A failure that ended an answer stream."""
 
     kind: FailureKind
     reason: str
@@ -227,7 +227,7 @@ class Failure:
     """The device may have had the task when the connection broke."""
 
 
-MAY_BE_REFUSED = (Registered, Beat, Intended, Left, Forgotten)
+MAY_BE_REFUSED = (Registered, Beat, Intended, TookLeave, Forgotten)
 """Events for which `step` may raise a `TerraceError`."""
 
 
@@ -240,7 +240,7 @@ class Event(Struct, frozen=True):
     """Evenly distributed in [0, 1): the only chance there is in what follows."""
 
 
-# --- effects: what shall be done --------------------------------------------------------------------------------------
+# --- effects -------------------------------------------------------------------------------------
 
 
 class Dispatch(Effect, frozen=True):
@@ -309,7 +309,7 @@ class JobEnds(Effect, frozen=True):
 
 
 class Learn(Effect, frozen=True):
-    """What an answer says of the speed of nodes and links."""
+    """An answer tells the speed of nodes and links."""
 
     attempt: AttemptFacts
     event: TaskEvent
@@ -330,6 +330,6 @@ class NodeChanged(Effect, frozen=True):
 
 
 class LookAgain(Effect, frozen=True):
-    """Time alone changes something then."""
+    """Look at all jobs at this time."""
 
     at: float

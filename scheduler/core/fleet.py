@@ -1,4 +1,4 @@
-"""The ledger of the fleet: the evidence on each node, and who works on what. Time is passed in; no I/O.
+"""The ledger of the fleet: the evidence on each node, and the attempts under way. Time is passed in; no I/O.
 
 A node registers with an incarnation that is fresh at each of its starts, receives a lease and renews it by heartbeats.
 What else speaks for or against it is gathered here as well: answers to tasks and failed attempts, probes, work that it
@@ -59,7 +59,7 @@ Taken = ParamSpec("Taken")
 
 
 class Change(NamedTuple):
-    """What became of a node: one entry of the feed of changes."""
+    """A change of a node: one entry of the feed of changes."""
 
     node_id: str
     health: Health | None
@@ -104,7 +104,7 @@ class Ledger:
         self._reviews: list[tuple[float, str]] = []
         """A heap of (time, node id) at which nodes are judged again."""
         self._unannounced: set[str] = set()
-        """Nodes whose health is another than the one that was announced."""
+        """Nodes whose health has changed since it was announced."""
         self._dead: dict[str, None] = {}
         """Dead nodes that the list may forget, in the order of their deaths."""
         self._strangers: dict[str, Device] = {}
@@ -114,10 +114,10 @@ class Ledger:
         self._feed: list[Change] = []
         """Changes since `take_changes`."""
         self.assigned = Assignments(window)
-        """Who works on what."""
+        """The attempts under way, by node."""
 
     def take_changes(self) -> list[Change]:
-        """The feed of changes: what became of nodes since the last call, in order."""
+        """The feed: changes of nodes since the last call, in order."""
         changes, self._feed = self._feed, []
         return changes
 
@@ -507,7 +507,8 @@ class Ledger:
         return device.view(now, self.times, until=self._silence_until(now), doubting=self.doubting)
 
     def _silence_until(self, now: float) -> float:
-        """What comes after that may be a pause of the scheduler's own, which the next sweep takes off."""
+        """The time until which silence counts. Later silence may be a pause of the scheduler itself, which the next
+        sweep takes off."""
         if self._swept_at is None:
             return now
         return min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))

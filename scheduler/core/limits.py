@@ -17,7 +17,7 @@ _UPSTREAM_WAIT_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLimits:
-    """What a task may cost. The settings of the scheduler explain each field."""
+    """Limits of the work on a task. The settings of the scheduler explain each field."""
 
     max_attempts: int
     coarse_timeout_s: float

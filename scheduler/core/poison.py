@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from scheduler.core.fleet import Ledger
-from scheduler.core.work import Job, Task, is_suspect
+from scheduler.core.work import OpenJob, OpenTask, is_suspect
 from tierkit.types import Health, Recovery
 
 __all__ = ["DeathLog", "Suspicion", "is_poison"]
@@ -65,7 +65,7 @@ class Suspicion:
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""
 
-    def suspect(self, node_id: str, incarnation: str, job: Job, task: Task) -> None:
+    def suspect(self, node_id: str, incarnation: str, job: OpenJob, task: OpenTask) -> None:
         """Remember a task whose connection broke while the node may have had it."""
         if not (task.closed or job.ending) and incarnation:
             key = job.facts.job_id, task.facts.index
@@ -96,7 +96,7 @@ class Suspicion:
                 died += tasks
         return died
 
-    def poison(self, ledger: Ledger, job: Job, task: Task, node_id: str, now: float) -> str:
+    def poison(self, ledger: Ledger, job: OpenJob, task: OpenTask, node_id: str, now: float) -> str:
         """Count a node's death against a task. A node that an operator has removed has not died.
 
         Returns:

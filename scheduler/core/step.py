@@ -1,4 +1,4 @@
-"""The state machine of dispatch: `step` takes an event, changes the state, and returns what shall be done.
+"""The state machine of dispatch: `step` takes an event, changes the state, and returns effects.
 
 Pure: no I/O, no clock, no random numbers. The same events give the same effects again. docs/architecture.md has the
 table of phases and events.
@@ -20,8 +20,8 @@ An attempt ends in one of these outcomes, and this follows for its task:
     unreachable  the connection was refused or broke: again elsewhere
     lost         the device died, left or is stuck: again elsewhere
     error        a wrong answer, or no coarse one in time: again elsewhere; see `core.breaker`
-    fallback     the upstream nodes failed: the fine stage alone is tried again, or the coarse answer stands
-    rerouted     the upstream node left or has become slow: the fine stage alone goes to another one at once
+    fallback     the upstream nodes failed: only the fine stage is tried again, or the coarse answer stands
+    rerouted     the upstream node left or has become slow: only the fine stage goes to another one, at once
     deadline     no final answer in the task's time
 
 A failed attempt is made again after a random wait, when the job's retry budget has a token for it. With recovery `none`
@@ -42,7 +42,7 @@ from scheduler.core.events import Failure, FailureKind
 from scheduler.core.fleet import Ledger
 from scheduler.core.limits import TaskLimits, retry_wait_s, task_deadline, upstream_wait_s
 from scheduler.core.poison import Suspicion
-from scheduler.core.work import Attempt, AttemptFacts, Coarse, Job, Phase, Task
+from scheduler.core.work import Attempt, AttemptFacts, Coarse, OpenJob, OpenTask, Phase
 from tierkit.errors import TerraceError
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 from tierkit.wire.events import (
@@ -63,11 +63,11 @@ __all__ = ["State", "may_move", "step"]
 _log = logging.getLogger(__name__)
 
 _AFTER_FINAL_S = 1.0
-"""How long an answer stream may go on after its final line before the connection is given up."""
+"""Seconds that an answer stream may last after its final line before the connection is given up."""
 _EARLY_S = 0.005
-"""How much too early a timer may fire."""
+"""Seconds by which a timer may fire too early."""
 _MOST_MOVES = 3
-"""How often a task is taken from an upstream node that is alive."""
+"""Number of times that a task is taken from an upstream node that is alive."""
 _MOST_SAID = 300
 """Characters of an upstream node's wrong answer that the device list shows."""
 _GOLDEN = 0.6180339887498949
@@ -76,14 +76,14 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All that dispatch decides by. `step` alone changes it; everybody else reads."""
+    """The state of dispatch. Only `step` changes it."""
 
     limits: TaskLimits
     ledger: Ledger
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, OpenJob] = field(default_factory=dict)
     suspicion: Suspicion = field(default_factory=Suspicion)
 
-    def find(self, job_id: str, index: int) -> tuple[Job, Task] | None:
+    def find(self, job_id: str, index: int) -> tuple[OpenJob, OpenTask] | None:
         """A task without a final answer, and its job."""
         job = self.jobs.get(job_id)
         task = None if job is None else job.open.get(index)
@@ -91,7 +91,7 @@ class State:
 
 
 def step(state: State, event: events.Event) -> list[events.Effect]:
-    """Take an event; returns what shall be done, in order.
+    """Take an event; returns the effects, in order.
 
     Raises:
         TerraceError: a node, or an operator, asks for what cannot be. Nothing has changed.
@@ -122,7 +122,7 @@ class _Step:
         self._state = state
         self._limits, self._ledger, self._suspicion = state.limits, state.ledger, state.suspicion
         self._now, self._jitter = event.now, event.jitter
-        self._job: Job | None = None
+        self._job: OpenJob | None = None
         """The job of the attempt that the event is about."""
         self.effects: list[events.Effect] = []
 
@@ -146,7 +146,7 @@ class _Step:
                 ledger.refused(node_id, why, now, claim, tier=tier)
             case events.Intended(node_id, intent):
                 ledger.intend(node_id, intent, now)
-            case events.Left(node_id, incarnation):
+            case events.TookLeave(node_id, incarnation):
                 ledger.leave(node_id, incarnation, now)
             case events.Forgotten(node_id):
                 ledger.forget(node_id)
@@ -154,7 +154,7 @@ class _Step:
                 ledger.restore(nodes, now)
             # --- jobs
             case events.JobAdded(facts, tasks):
-                self._state.jobs[facts.job_id] = Job(facts, tasks, self._limits.retry_budget())
+                self._state.jobs[facts.job_id] = OpenJob(facts, tasks, self._limits.retry_budget())
             case events.JobDue(job_id, has_upstream):
                 if (job := self._state.jobs.get(job_id)) is not None and not job.ending:
                     self._job_due(job, has_upstream=has_upstream)
@@ -167,7 +167,7 @@ class _Step:
                 if (found := self._state.find(job_id, index)) is not None:
                     self._not_sent(*found, too_late=too_late)
             # --- attempts
-            case events.Sent(facts):
+            case events.AttemptBegun(facts):
                 if (found := self._state.find(facts.job_id, facts.task)) is not None:
                     self._sent(*found, facts)
             case events.LookedUp(facts, report, line, is_there):
@@ -215,7 +215,7 @@ class _Step:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def _job_due(self, job: Job, *, has_upstream: bool) -> None:
+    def _job_due(self, job: OpenJob, *, has_upstream: bool) -> None:
         deadline_s = job.facts.policy.deadline_s
         if not job.open:
             self._end_job(job, None, "")
@@ -231,7 +231,7 @@ class _Step:
             for task in job.wake_delayed(self._now, has_upstream=has_upstream):
                 self._no_upstream(job, task)
 
-    def _end_job(self, job: Job, state: str | None, reason: str) -> None:
+    def _end_job(self, job: OpenJob, state: str | None, reason: str) -> None:
         """Stop all work on a job and let its recipient conclude."""
         if job.ending:
             return
@@ -242,13 +242,13 @@ class _Step:
         for attempt in [attempt for task in job.open.values() for attempt in task.running]:
             self._drop(attempt, "the job has ended")
 
-    def _take_off(self, job: Job, task: Task, at: float) -> None:
+    def _take_off(self, job: OpenJob, task: OpenTask, at: float) -> None:
         """It is the turn of a task."""
         job.take(task, at)
         if job.sent == 1:
             self.effects.append(events.JobStarted(job.facts.job_id))
 
-    def _not_sent(self, job: Job, task: Task, *, too_late: bool) -> None:
+    def _not_sent(self, job: OpenJob, task: OpenTask, *, too_late: bool) -> None:
         self._take_off(job, task, self._now)
         if too_late:
             self._give_up(job, task, "deadline", "no upstream node would have answered in time")
@@ -258,7 +258,7 @@ class _Step:
 
     # --- steps of an attempt ------------------------------------------------------------------------------------------
 
-    def _sent(self, job: Job, task: Task, facts: AttemptFacts) -> None:
+    def _sent(self, job: OpenJob, task: OpenTask, facts: AttemptFacts) -> None:
         """An attempt begins."""
         if facts.hedge:
             job.retries.take(self._now)
@@ -299,7 +299,7 @@ class _Step:
         self.effects.append(events.WaitUntil(facts.id, attempt.until))
 
     def _charge_further(self, facts: AttemptFacts, event: RoutedEvent) -> None:
-        """Count the images that went on from the first tier, whose number was not known before."""
+        """Count the images that the first tier sent up; their number was not known before."""
         sent, tiers = asks(event), {node.node_id: node.tier for node in facts.upstreams}
         for node_id in facts.first_asked[1:]:
             self._ledger.charge(node_id, sent.get(tiers[node_id], 0), self._now)
@@ -383,7 +383,7 @@ class _Step:
         self._conclude(attempt, failure, lost=lost, rerouted=rerouted, slow=slow)
 
     def _drop(self, attempt: Attempt, why: str) -> None:
-        """Nobody waits for the attempt any more."""
+        """The attempt is not needed any more."""
         if attempt.phase is not Phase.ENDED:
             self._finish(attempt)
             self._report(attempt, "cancelled", why)
@@ -545,8 +545,8 @@ class _Step:
 
     def _looked_up(
         self,
-        job: Job,
-        task: Task,
+        job: OpenJob,
+        task: OpenTask,
         facts: AttemptFacts,
         report: FallbackEvent | RoutedEvent,
         line: str,
@@ -558,11 +558,11 @@ class _Step:
         elif not task.running:
             self._stand(job, task, report, line)
 
-    def _wait_for_upstream(self, job: Job, task: Task) -> None:
+    def _wait_for_upstream(self, job: OpenJob, task: OpenTask) -> None:
         task.tries.waits += 1
         self._again(job, task, self._now + upstream_wait_s(task.tries.waits, self._chance()))
 
-    def _retry(self, job: Job, task: Task, facts: AttemptFacts) -> None:
+    def _retry(self, job: OpenJob, task: OpenTask, facts: AttemptFacts) -> None:
         if task.running:
             return  # the other attempt goes on
         wait_s = retry_wait_s(task.tries.failed + task.tries.trials, self._chance())
@@ -573,11 +573,11 @@ class _Step:
             wait_s = 0.0  # the paper knows no pause: what a silent device costs is the time to notice it
         self._again(job, task, self._now + max(paid_in_s, wait_s))
 
-    def _again(self, job: Job, task: Task, at: float) -> None:
+    def _again(self, job: OpenJob, task: OpenTask, at: float) -> None:
         if not (task.running or task.closed or job.ending):
             job.delay(task, at)
 
-    def _withdraw(self, task: Task) -> None:
+    def _withdraw(self, task: OpenTask) -> None:
         """Take back the coarse part of an invalid answer: it is computed again; attempts that rely on it stop."""
         if task.coarse is not None and task.coarse.answer is not None and not task.closed:
             self.effects.append(events.TakeBack(task.coarse.answer))
@@ -585,7 +585,7 @@ class _Step:
             for other in [other for other in task.running if not other.owed]:
                 self._drop(other, "the coarse answer was withdrawn")
 
-    def _blame(self, job: Job, task: Task, node_id: str) -> None:
+    def _blame(self, job: OpenJob, task: OpenTask, node_id: str) -> None:
         """A node died with the task on it."""
         if detail := self._suspicion.poison(self._ledger, job, task, node_id, self._now):
             task_id = job.facts.task_id(task.facts.index)
@@ -641,7 +641,7 @@ class _Step:
 
     # --- answers of a task --------------------------------------------------------------------------------------------
 
-    def _no_upstream(self, job: Job, task: Task) -> None:
+    def _no_upstream(self, job: OpenJob, task: OpenTask) -> None:
         """The task waits for an upstream node, or its coarse answer stands."""
         policy = job.facts.policy
         if task.closed or policy.on_upstream_loss is UpstreamLoss.WAIT:
@@ -653,7 +653,7 @@ class _Step:
             detail = f"no upstream node of scheme {policy.scheme} takes tasks of this end device"
             self._fall_back(job, task, "no_upstream", detail)
 
-    def _give_up(self, job: Job, task: Task, reason: FallbackReason, detail: str) -> None:
+    def _give_up(self, job: OpenJob, task: OpenTask, reason: FallbackReason, detail: str) -> None:
         """The coarse answer stands, or the task has failed."""
         if task.closed:
             return
@@ -665,7 +665,7 @@ class _Step:
         event = ErrorEvent(task_id=task_id, error=f"{reason}: {detail}" if named else detail)
         self._finish_task(job, task, "failed", event, written(event).decode())
 
-    def _fall_back(self, job: Job, task: Task, reason: FallbackReason, detail: str) -> None:
+    def _fall_back(self, job: OpenJob, task: OpenTask, reason: FallbackReason, detail: str) -> None:
         if task.partial is not None and reason != "quarantined":
             self._stand(job, task, *task.partial)
         else:
@@ -673,16 +673,16 @@ class _Step:
             event = FallbackEvent(task_id=task_id, reason=reason, detail=detail, tried=())
             self._stand(job, task, event, written(event).decode())
 
-    def _stand(self, job: Job, task: Task, event: FallbackEvent | RoutedEvent, line: str) -> None:
-        """What there is is the answer: the coarse one, or what came of the images one by one."""
+    def _stand(self, job: OpenJob, task: OpenTask, event: FallbackEvent | RoutedEvent, line: str) -> None:
+        """The answers so far are the final ones: the coarse answer, or the finer ones of some images."""
         kind = "fine" if isinstance(event, RoutedEvent) and (event.answers or not event.losses) else "fallback"
         self._finish_task(job, task, kind, event, line)
 
-    def _finish_task(self, job: Job, task: Task, kind: str, event: TaskEvent, line: str) -> None:
+    def _finish_task(self, job: OpenJob, task: OpenTask, kind: str, event: TaskEvent, line: str) -> None:
         self._close(job, task, kind)
         self.effects.append(events.Deliver(job.answer(task, "final", kind, event, line, self._now)))
 
-    def _close(self, job: Job, task: Task, outcome: str) -> None:
+    def _close(self, job: OpenJob, task: OpenTask, outcome: str) -> None:
         job.close(task)
         self.effects.append(events.TaskClosed(job.facts.job_id, task.facts.index, outcome, task.elapsed_ms(self._now)))
 
@@ -698,7 +698,7 @@ def _is_refusal(failure: Failure | None) -> bool:
 
 
 def _losses(event: TaskEvent | None) -> tuple[FallbackEvent | StageLoss, ...]:
-    """What is missing of the finer answers."""
+    """The finer answers that are missing."""
     if isinstance(event, RoutedEvent):
         return tuple(without(event).values())
     return (event,) if isinstance(event, FallbackEvent) else ()

@@ -1,6 +1,6 @@
-"""Jobs under way: the facts of a job, a task and an attempt, which never change, and the little that does.
+"""Jobs under way: the facts of a job, a task and an attempt, which never change, and their state.
 
-`scheduler.core.step` alone changes it. A task waits (ready, delayed or held), is under way (at least one attempt), or
+Only `scheduler.core.step` changes it. A task waits (ready, delayed or held), is under way (at least one attempt), or
 is closed.
 """
 
@@ -24,10 +24,10 @@ __all__ = [
     "Attempt",
     "AttemptFacts",
     "Coarse",
-    "Job",
     "JobFacts",
+    "OpenJob",
+    "OpenTask",
     "Phase",
-    "Task",
     "TaskFacts",
     "is_suspect",
 ]
@@ -109,7 +109,7 @@ class Coarse:
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class OpenTask:
     """The state of a task."""
 
     facts: TaskFacts
@@ -134,7 +134,7 @@ class Task:
         """Milliseconds since it was sent for the first time."""
         return 0.0 if self.started is None else (now - self.started) * 1000
 
-    def __lt__(self, other: Task) -> bool:
+    def __lt__(self, other: OpenTask) -> bool:
         return (self.not_before, self.facts.index) < (other.not_before, other.facts.index)
 
 
@@ -233,8 +233,8 @@ class Attempt:
     """The state of an attempt."""
 
     facts: AttemptFacts
-    job: Job
-    task: Task
+    job: OpenJob
+    task: OpenTask
     phase: Phase
     until: float
     """When it is given up in its present phase."""
@@ -296,17 +296,17 @@ class JobFacts:
         return self.request_id or self.task_id(index)
 
 
-class Job:
+class OpenJob:
     """The state of a job: the queue of its tasks, and its retry budget."""
 
     def __init__(self, facts: JobFacts, tasks: Iterable[TaskFacts], retries: TokenBucket) -> None:
         self.facts = facts
-        self.open = {task.index: Task(task) for task in tasks}
+        self.open = {task.index: OpenTask(task) for task in tasks}
         """Tasks without a final answer."""
         self.ready = deque(self.open.values())
-        self.delayed: list[Task] = []
+        self.delayed: list[OpenTask] = []
         """A heap by `not_before`."""
-        self.held: list[Task] = []
+        self.held: list[OpenTask] = []
         """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
         self.retries = retries
         """The retry budget."""
@@ -317,10 +317,10 @@ class Job:
         self.ending = False
         self.durations: dict[str, deque[float]] = {}
         """Seconds from the dispatch to the end of attempts, by device."""
-        self._suspect: Task | None = None
+        self._suspect: OpenTask | None = None
         """The one suspect that may be on its way."""
 
-    def answer(self, task: Task, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
+    def answer(self, task: OpenTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
         """The answer to a stage of a task, as its recipient takes it."""
         facts = task.facts
         return Answer(
@@ -338,13 +338,13 @@ class Job:
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
-    def next_task(self) -> Task | None:
+    def next_task(self) -> OpenTask | None:
         """The task that goes next, without taking it."""
-        while self.ready and self.ready[0].closed:
-            self.ready.popleft()  # quarantined while it waited
-        return self.ready[0] if self.ready and not self.ending and not self.sending else None
+        if self.ending or self.sending:
+            return None
+        return next((task for task in self.ready if not task.closed), None)  # one may be quarantined while it waits
 
-    def next_tasks(self) -> list[Task]:
+    def next_tasks(self) -> list[OpenTask]:
         """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
         have it: a first attempt may go to any."""
         first = self.next_task()
@@ -371,8 +371,10 @@ class Job:
         """True if a task lacks only a fine answer for which there is no upstream node now."""
         return any(task.coarse for task in self.held)
 
-    def take(self, task: Task, now: float) -> None:
+    def take(self, task: OpenTask, now: float) -> None:
         """Take one of `next_tasks` off the queue: it is sent now."""
+        while self.ready[0].closed:
+            self.ready.popleft()
         if self.ready[0] is task:
             self.ready.popleft()
         else:
@@ -381,14 +383,14 @@ class Job:
             task.started = now
         self.sent += 1
 
-    def delay(self, task: Task, until: float) -> None:
+    def delay(self, task: OpenTask, until: float) -> None:
         """Let a task wait before it is sent again."""
         task.not_before = until
         heapq.heappush(self.delayed, task)
         if self._suspect is task:
             self._suspect = None
 
-    def wake_delayed(self, now: float, *, has_upstream: bool) -> list[Task]:
+    def wake_delayed(self, now: float, *, has_upstream: bool) -> list[OpenTask]:
         """Make tasks ready whose wait is over. Suspects go one at a time.
 
         Returns:
@@ -397,7 +399,7 @@ class Job:
         due, self.held = self.held, []
         while self.delayed and self.delayed[0].not_before <= now:
             due.append(heapq.heappop(self.delayed))
-        without_upstream: list[Task] = []
+        without_upstream: list[OpenTask] = []
         for task in due:
             if task.closed:
                 continue
@@ -412,14 +414,14 @@ class Job:
                 self.ready.appendleft(task)
         return without_upstream
 
-    def _claim_suspect(self, task: Task) -> bool:
+    def _claim_suspect(self, task: OpenTask) -> bool:
         present = self._suspect
         if present is not None and not present.closed and is_suspect(present.blame.deaths):
             return False
         self._suspect = task
         return True
 
-    def close(self, task: Task) -> None:
+    def close(self, task: OpenTask) -> None:
         """The task has its final answer."""
         task.closed = True
         del self.open[task.facts.index]

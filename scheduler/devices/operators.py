@@ -34,7 +34,7 @@ class Operators:
     Args:
         devices: the device list.
         store: where nodes are kept.
-        handle: takes what operators want. Whatever becomes of nodes is told to `node_changed`.
+        handle: takes what operators want. `node_changed` is called with each change of a node.
     """
 
     def __init__(self, devices: Ledger, store: _Store, handle: Callable[[events.What], None]) -> None:

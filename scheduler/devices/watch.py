@@ -49,7 +49,7 @@ class Watch:
 
     Args:
         devices: the list.
-        handle: takes what came of it. Whatever becomes of nodes is told to `node_changed`.
+        handle: takes the outcomes. `node_changed` is called with each change of a node.
         clock: Returns monotonic seconds.
         tls: for nodes with https URLs.
     """

@@ -21,7 +21,7 @@ from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Node, SortKey
 from scheduler.core.fleet import Ledger
 from scheduler.core.limits import task_deadline
-from scheduler.core.work import Job, Task
+from scheduler.core.work import OpenJob, OpenTask
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
 from scheduler.placement.routes import Placement
@@ -32,15 +32,15 @@ __all__ = ["Choice", "Chooser", "grade", "tags", "turn"]
 _PART = 8
 """End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
-"""How long a forecast for a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
+"""Validity of a forecast for a large fleet: a minimum in seconds, and a fraction of the remaining time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Send this task to this end device."""
 
-    job: Job
-    task: Task
+    job: OpenJob
+    task: OpenTask
     device: Device
     reason: str
     upper: tuple[Node, ...] | None = None
@@ -66,7 +66,7 @@ def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple
 
 
 def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
-    """How well a device suits a task that has failed or just lacks its fine answer; it goes to the lowest grade.
+    """The grade of a device for a task that has failed or just lacks its fine answer; it goes to the lowest grade.
 
     Args:
         tried: an attempt of it has failed on the device.
@@ -78,7 +78,7 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
 
 @dataclass(slots=True)
 class _Standing:
-    """What the chooser knows of a job."""
+    """A job as the chooser knows it."""
 
     finish_tag: float = 0.0
     """Finish tag of the task sent last. See `tags`."""
@@ -122,7 +122,7 @@ class Chooser:
         """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
         return self._standings[job_id].held_back if job_id in self._standings else ""
 
-    def next(self, jobs: Iterable[Job], now: float) -> Choice | None:
+    def next(self, jobs: Iterable[OpenJob], now: float) -> Choice | None:
         """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another."""
         alive = self._ledger.alive(Tier.END, now)
         if not self._ledger.assigned.with_room and alive:
@@ -146,11 +146,11 @@ class Chooser:
             images, weight = choice.task.facts.images, facts.policy.weight
             self._virtual, standing.finish_tag = tags(self._virtual, standing.finish_tag, images, weight)
 
-    def _turn(self, job: Job) -> tuple[bool, float]:
+    def _turn(self, job: OpenJob) -> tuple[bool, float]:
         finish_tag = self._standings[job.facts.job_id].finish_tag
         return turn(self._virtual, finish_tag, interactive=job.facts.interactive)
 
-    def _pool(self, job: Job, now: float) -> tuple[Sequence[Device], bool]:
+    def _pool(self, job: OpenJob, now: float) -> tuple[Sequence[Device], bool]:
         """The end devices that a job's tasks may go to, and whether they are those that are alive."""
         alive = self._ledger.alive(Tier.END, now)
         if job.facts.policy.recovery is Recovery.REASSIGN:
@@ -160,8 +160,8 @@ class Chooser:
             return [device for device in map(self._ledger.find, standing.regardless) if device is not None], False
         return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now), False)
 
-    def _fits(self, job: Job, task: Task, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:
-        """Which devices of the pool suit the task best; None for all."""
+    def _fits(self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:
+        """A test for the devices of the pool that suit the task best; None if all do."""
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
         if job.facts.policy.recovery is Recovery.REASSIGN or not (task.blame.tried or task.coarse):
             return None
@@ -177,7 +177,7 @@ class Chooser:
         best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
         return lambda node_id: graded(self._ledger.get(node_id)) <= best
 
-    def _in_order(self, job: Job, task: Task, now: float) -> Choice | None:
+    def _in_order(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
         fits = self._fits(job, task, pool, now)
         found = self._ledger.assigned.with_room.after(self._last, 1, fits) if alive else []
@@ -189,7 +189,7 @@ class Chooser:
             return None
         return Choice(job=job, task=task, device=self._ledger.get(found[0]), reason="next in order with room")
 
-    def _plan(self, job: Job, task: Task, now: float) -> Choice | None:
+    def _plan(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
         uppers = self._placement.uppers(now, job.facts.privacy)
         fits = self._fits(job, task, pool, now)
@@ -224,7 +224,7 @@ class Chooser:
         )
 
     def _some_ends(
-        self, ring: RoundRobin, job: Job, task: Task, fits: Callable[[str], bool] | None, now: float
+        self, ring: RoundRobin, job: OpenJob, task: OpenTask, fits: Callable[[str], bool] | None, now: float
     ) -> list[Node]:
         """The next few end devices of a ring that have room."""
         limit = self._ledger.assigned.window + job.facts.interactive
@@ -255,8 +255,8 @@ class Chooser:
 
     def _outlook(
         self,
-        job: Job,
-        task: Task,
+        job: OpenJob,
+        task: OpenTask,
         uppers: Sequence[Node],
         fits: Callable[[str], bool] | None,
         now: float,

@@ -29,7 +29,7 @@ from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
 from scheduler.core.limits import attempt_deadline
 from scheduler.core.policy import PrivacyRules
 from scheduler.core.step import State, may_move, step
-from scheduler.core.work import AttemptFacts, Job, Task
+from scheduler.core.work import AttemptFacts, OpenJob, OpenTask
 from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.transport import TaskRequest, Transport, may_have_held
@@ -58,9 +58,9 @@ __all__ = ["Dispatcher"]
 _log = logging.getLogger(__name__)
 
 _MOVE_S = 0.25
-"""How often it is asked whether a task waits for the wrong upstream node."""
+"""Seconds between two checks for tasks that wait for a slow upstream node."""
 _MOVE_TASKS = 200
-"""With more tasks under way than this it is asked proportionally less often."""
+"""With more tasks under way than this, the checks are proportionally rarer."""
 _TELL_AGAIN_S = 0.2
 _IDLE_S = 1.0
 """The loop looks at all jobs at least this often, in case it missed a change."""
@@ -121,7 +121,7 @@ class Dispatcher:
         self._followers: list[Callable[[Change], None]] = [record.node_changed]
         self._move_at = 0.0
         self._look_at = 0.0
-        """When to look at all jobs at the latest: time alone changes something then."""
+        """When to look at all jobs at the latest."""
         self._news = True
         """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
@@ -133,7 +133,7 @@ class Dispatcher:
         self._group: asyncio.TaskGroup | None = None
 
     def follow(self, follower: Callable[[Change], None]) -> None:
-        """Call `follower` with everything that becomes of nodes: the feed of changes. It must not call back."""
+        """Call `follower` with each change of a node: the feed of changes. It must not call back."""
         self._followers.append(follower)
 
     @property
@@ -266,9 +266,11 @@ class Dispatcher:
             self._news = True
             return
         attempt = self._attempt(job, task, device, upper, now, why=why, too_late=choice.too_late)
-        self.handle(events.Sent(attempt))
+        self.handle(events.AttemptBegun(attempt))
 
-    def _allowed(self, job: Job, task: Task, device: Device, nodes: tuple[Node, ...], now: float) -> Sequence[Upstream]:
+    def _allowed(
+        self, job: OpenJob, task: OpenTask, device: Device, nodes: tuple[Node, ...], now: float
+    ) -> Sequence[Upstream]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
         after tier where images go up one by one."""
         if task.tries.refused and not task.coarse:
@@ -279,7 +281,7 @@ class Dispatcher:
             nodes = upstreams_of(policy.gates, nodes, 0 if policy.scheme is Scheme.ADAPTIVE else job.sent)
         return self._placement.upstreams(device, nodes, job.facts.privacy, now, content=job.facts.content)
 
-    def _has_upstream(self, job: Job, now: float) -> bool:
+    def _has_upstream(self, job: OpenJob, now: float) -> bool:
         return self._placement.has_upstream(job.facts.policy.scheme, now, job.facts.privacy)
 
     def _look_up(self, facts: AttemptFacts, report: FallbackEvent | RoutedEvent, now: float) -> bool:
@@ -292,7 +294,7 @@ class Dispatcher:
         tiers = {loss.tier for loss in without(report).values()}
         return any(self._placement.upper(tier, now, job.facts.privacy) for tier in tiers)
 
-    def _gathers_for(self, job: Job, now: float) -> bool:
+    def _gathers_for(self, job: OpenJob, now: float) -> bool:
         scheme, rules = job.facts.policy.scheme, job.facts.privacy
         if now >= self._gathering_until or scheme is Scheme.END:
             return False
@@ -348,7 +350,7 @@ class Dispatcher:
             if task.coarse and not upper:
                 continue
             why = f"hedge: the attempt on {' and '.join(sorted(busy))} takes longer than 95 % of them"
-            self.handle(events.Sent(self._attempt(job, task, device, upper, now, why=why, hedge=True)))
+            self.handle(events.AttemptBegun(self._attempt(job, task, device, upper, now, why=why, hedge=True)))
         return next_in_s
 
     def _on_node_change(self, change: Change) -> None:
@@ -367,7 +369,7 @@ class Dispatcher:
             with contextlib.suppress(KeyError):  # it had no tasks
                 OUTSTANDING.remove(node_id)
 
-    def _explain_waiting(self, job: Job, now: float) -> None:
+    def _explain_waiting(self, job: OpenJob, now: float) -> None:
         reason = None
         if self._gathers_for(job, now):
             reason = "waiting for an upstream node to register: the scheduler has just started"
@@ -384,8 +386,8 @@ class Dispatcher:
 
     def _attempt(
         self,
-        job: Job,
-        task: Task,
+        job: OpenJob,
+        task: OpenTask,
         device: Device,
         upper: Sequence[Upstream],
         now: float,
@@ -394,7 +396,7 @@ class Dispatcher:
         too_late: bool = False,
         hedge: bool = False,
     ) -> AttemptFacts:
-        """An attempt on a device. Where the coarse answer is known, the upstream nodes alone are asked."""
+        """An attempt on a device. Where the coarse answer is known, only the upstream nodes are asked."""
         policy, offer = job.facts.policy, device.registration.models[0]
         stages = stages_of(policy.gates, policy.escalate, offer.sha256)
         if stages and task.coarse and task.coarse.unsure is not None:
@@ -433,7 +435,7 @@ class Dispatcher:
             ),
         )
 
-    async def _live(self, dispatch: events.Dispatch, registration: Registration, task: Task) -> None:
+    async def _live(self, dispatch: events.Dispatch, registration: Registration, task: OpenTask) -> None:
         """The I/O of an attempt."""
         facts = dispatch.attempt
         failure: Failure | None = None
@@ -466,7 +468,7 @@ class Dispatcher:
             self._io.pop(facts.id, None)
         self.handle(events.Ended(facts.id, failure))
 
-    def _request(self, facts: AttemptFacts, registration: Registration, task: Task) -> TaskRequest:
+    def _request(self, facts: AttemptFacts, registration: Registration, task: OpenTask) -> TaskRequest:
         active, first = self._active[facts.job_id], task.facts.first_image
         return TaskRequest(
             task_id=active.facts.task_id(facts.task),
@@ -510,7 +512,7 @@ class Dispatcher:
         effects = step(self._state, event)
         for effect in effects:
             self._perform(effect, event.now)
-        by_itself = isinstance(event.what, events.Sent)  # `_step` goes on anyway
+        by_itself = isinstance(event.what, events.AttemptBegun)  # `_step` goes on anyway
         if version != self._ledger.version or (effects and not by_itself):
             self._wake.set()
 
@@ -595,7 +597,7 @@ class Dispatcher:
             _log.warning("an attempt failed", extra=what)
 
     def _learn(self, facts: AttemptFacts, event: object, now: float) -> None:
-        """Tell the pilot what an answer says of the nodes' speed, and count what went on from node to node."""
+        """Tell the pilot the speeds that an answer shows, and count the images that each node passed on."""
         # Whatever a node says, nothing of it took longer than the scheduler has waited.
         most_s = now - facts.started
         match event:
@@ -634,7 +636,7 @@ class Dispatcher:
 
 
 def _failure(error: Exception) -> Failure:
-    """What the state machine needs to know of an error."""
+    """The failure that the state machine takes for an error."""
     reason = str(error) if isinstance(error, TerraceError) else f"internal error: {error!r}"
     match error:
         case Overloaded():

@@ -70,7 +70,7 @@ class LinkEstimate(BaseModel):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a node."""
+    """The estimates of a node."""
 
     tier: Tier
     speed: Estimate
@@ -85,19 +85,19 @@ class _Known:
 
 @dataclass(slots=True)
 class _Load:
-    """What a node has to do."""
+    """The work of a node."""
 
     free_at: float
     """When it is done with that."""
     tasks: int = 0
     slowness: float = 1.0
-    """How many times slower than estimated it is, by the answer that it owes."""
+    """Factor by which it is slower than estimated, by the answer that it owes."""
     planned_s: float = 0.0
     """Until an end device will have computed what this scheme has sent it, were there nothing else."""
 
 
 class _Backlog(defaultdict[str, _Load]):
-    """What each node has to do; a node that is not named has nothing."""
+    """The work of each node; a node that is not named has none."""
 
     def __init__(self, now: float) -> None:
         super().__init__(lambda: _Load(now))

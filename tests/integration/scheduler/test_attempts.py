@@ -12,7 +12,7 @@ import pytest
 from starlette.responses import Response
 
 from scheduler.api.app import create_app
-from scheduler.core.work import Job
+from scheduler.core.work import OpenJob
 from scheduler.dispatch.active_job import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import listening, serve_app, wait_for
@@ -328,7 +328,7 @@ async def test_nothing_is_kept_of_jobs_that_have_ended_though_their_upper_node_w
 
     def jobs_in_memory() -> int:
         gc.collect()
-        return sum(isinstance(thing, ActiveJob | Job) for thing in gc.get_objects())
+        return sum(isinstance(thing, ActiveJob | OpenJob) for thing in gc.get_objects())
 
     before = jobs_in_memory()
     async with kit.end(scheduler, "end-0", script=script), kit.uppers(scheduler, "edge-0"):

@@ -17,7 +17,7 @@ from scheduler.core.health import DetectorTimes, Evidence, Probe, Verdict, judge
 from scheduler.core.job import AttemptReport
 from scheduler.core.policy import JobPolicy
 from scheduler.core.step import State, step as decide
-from scheduler.core.work import Attempt, AttemptFacts, Job, JobFacts, Phase, TaskFacts
+from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, Phase, TaskFacts
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.pacing import TokenBucket
@@ -128,7 +128,7 @@ def attempt_on(
 def begun(devices: Ledger, facts: AttemptFacts) -> Attempt:
     """The attempt under way: its device owes the coarse answer."""
     tasks = [TaskFacts(index=facts.task, first_image=0, images=facts.images)]
-    job = Job(JobFacts(job_id=facts.job_id, policy=POLICY, deadline=100.0), tasks, TokenBucket(1.0, 1.0))
+    job = OpenJob(JobFacts(job_id=facts.job_id, policy=POLICY, deadline=100.0), tasks, TokenBucket(1.0, 1.0))
     attempt = Attempt(facts, job, job.open[facts.task], Phase.COARSE, until=facts.deadline)
     devices.begin(attempt, facts.started)
     return attempt
@@ -205,14 +205,14 @@ def test_a_node_that_moves_to_another_address_loses_its_tasks_and_is_alive_there
     take(events.JobAdded(job, [TaskFacts(index=0, first_image=0, images=50)]), 0.0)
     take(events.Registered(registration()), 0.0)
     take(events.Registered(registration("edge-0", tier=Tier.EDGE)), 0.0)
-    take(events.Sent(attempt_on("end-0", "edge-0", now=0.1)), 0.1)
+    take(events.AttemptBegun(attempt_on("end-0", "edge-0", now=0.1)), 0.1)
     reports = take(events.Registered(registration(port=2)), 0.2)
     assert reports == [("lost", "end-0: has moved to http://127.0.0.1:2")]
     (device,) = devices.alive(Tier.END, 0.2)
     assert (device.registration.url, device.owed) == ("http://127.0.0.1:2", 0)
     take(events.JobDue("j", has_upstream=True), 1.0)
     sent = attempt_on("end-0", "edge-0", now=1.0)
-    take(events.Sent(sent), 1.0)
+    take(events.AttemptBegun(sent), 1.0)
     assert take(events.Registered(registration(port=2)), 1.1) == [], "the same address again is no move"
     assert devices.get("end-0").owed == 50
     take(events.LineCame(sent.id, COARSE, ""), 1.2)

@@ -11,7 +11,7 @@ from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Intent, natural_order
 from scheduler.core.fleet import Ledger
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import Coarse, Job, JobFacts, Phase, TaskFacts
+from scheduler.core.work import Coarse, JobFacts, OpenJob, Phase, TaskFacts
 from scheduler.dispatch.choice import Choice, Chooser, grade, tags, turn
 from tests.unit.scheduler.test_devices import TIMES, attempt_on, begun, registration
 from tierkit.pacing import TokenBucket
@@ -42,10 +42,10 @@ class Fleet:
             self.devices.note(name, "first-one", -100.0, Device.answers_wrongly, "nonsense", -100.0)
             self.devices.note(name, "first-one", 0.0, Device.seen, 0.0)
 
-    def choice(self, *jobs: Job) -> Choice | None:
+    def choice(self, *jobs: OpenJob) -> Choice | None:
         return self.chooser.next(jobs, 0.0)
 
-    def choose(self, *jobs: Job) -> str | None:
+    def choose(self, *jobs: OpenJob) -> str | None:
         """The device of the next task, which stays there."""
         choice = self.choice(*jobs)
         if choice is None:
@@ -56,13 +56,13 @@ class Fleet:
         return choice.device.node_id
 
 
-def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **policy: Any) -> Job:
+def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **policy: Any) -> OpenJob:
     settled = JobPolicy(**{"scheme": Scheme.MAPPING, "deadline_s": 100, "task_deadline_s": 10, **policy})
     facts = JobFacts(job_id=name, policy=settled, deadline=100.0, interactive=interactive)
-    return Job(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
+    return OpenJob(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
 
 
-def with_tried(*names: str, tasks: int = 1, **rest: Any) -> Job:
+def with_tried(*names: str, tasks: int = 1, **rest: Any) -> OpenJob:
     made = job(tasks, **rest)
     made.ready[0].blame.tried.update(names)
     return made

@@ -150,7 +150,7 @@ async def test_the_table_of_nodes_keeps_what_is_known_but_no_key(tmp_path: Path)
             await operators.flush(most)
         await operators.drain("end-3", "alice")
         await operators.trust("end-3", "root", False)
-        machine.handle(events.Left("end-7", "first-one"))
+        machine.handle(events.TookLeave("end-7", "first-one"))
         await operators.flush()
     async with opened(tmp_path / "x.db") as store:
         found = {known.registration.node_id: known for known in await NodeStore(store.engine, store.commit).load()}

@@ -50,7 +50,7 @@ class Case:
         self.take(events.Registered(registration("end-0")))
         self.take(events.Registered(registration("edge-0", tier=Tier.EDGE)))
         self.take(events.JobAdded(job, [TaskFacts(index=0, first_image=0, images=50)]))
-        self.take(events.Sent(facts))
+        self.take(events.AttemptBegun(facts))
         self.id, self.attempt = facts.id, self.state.ledger.assigned.attempts[facts.id]
         for line in lines:
             self.take(events.LineCame(self.id, line, ""))
@@ -95,8 +95,8 @@ EVENTS: dict[str, tuple[Callable[[Case], events.What | None], float]] = {
     "`TimeUp` before the deadline": (lambda case: events.TimeUp(case.id), DEADLINE / 2),
     "`TimeUp` at the deadline": (lambda case: events.TimeUp(case.id), DEADLINE),
     "`Move`": (lambda case: events.Move(case.id, "it is slow") if may_move(case.attempt) else None, 0.0),
-    "`Left`: the end device": (lambda _: events.Left("end-0", "first-one"), 0.0),
-    "`Left`: the upstream node": (lambda _: events.Left("edge-0", "first-one"), 0.0),
+    "`TookLeave`: the end device": (lambda _: events.TookLeave("end-0", "first-one"), 0.0),
+    "`TookLeave`: the upstream node": (lambda _: events.TookLeave("edge-0", "first-one"), 0.0),
     "`JobDue` at its deadline": (lambda _: events.JobDue("j", has_upstream=True), DEADLINE),
     "`JobStopped`": (lambda _: events.JobStopped("j", "cancelled", "by the user"), 0.0),
 }

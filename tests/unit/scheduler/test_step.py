@@ -16,7 +16,7 @@ from scheduler.core.health import DetectorTimes
 from scheduler.core.limits import TaskLimits, attempt_deadline
 from scheduler.core.policy import JobPolicy
 from scheduler.core.step import State, step
-from scheduler.core.work import Attempt, AttemptFacts, Job, JobFacts, Phase, TaskFacts
+from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, Phase, TaskFacts
 from scheduler.dispatch.loop import _failure
 from tierkit.errors import UpstreamError
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
@@ -110,7 +110,7 @@ class World:
         settled = JobPolicy(**{"scheme": Scheme.END_EDGE, "deadline_s": 100, "task_deadline_s": 10, **policy})
         facts = JobFacts(job_id="j", policy=settled, deadline=100.0)
         self.feed(events.JobAdded(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)]))
-        self.job: Job = self.state.jobs["j"]
+        self.job: OpenJob = self.state.jobs["j"]
 
     def feed(self, what: events.What) -> list[events.Effect]:
         """Take an event, and those that its effects bring about; returns the effects."""
@@ -156,7 +156,7 @@ class World:
             deadline=attempt_deadline(LIMITS, self.job.facts, sent.started, self.now),
             **given,
         )
-        self.feed(events.Sent(facts))
+        self.feed(events.AttemptBegun(facts))
         return self.ledger.assigned.attempts[facts.id]
 
     def again(self, end: str = "end-0", *uppers: str) -> Attempt:

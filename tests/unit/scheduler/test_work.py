@@ -9,20 +9,20 @@ import pytest
 
 from scheduler.core.limits import task_deadline
 from scheduler.core.policy import JobPolicy
-from scheduler.core.work import Coarse, Job, JobFacts, Task, TaskFacts
+from scheduler.core.work import Coarse, JobFacts, OpenJob, OpenTask, TaskFacts
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 
 
-def job(tasks: int = 3, **policy: Any) -> Job:
+def job(tasks: int = 3, **policy: Any) -> OpenJob:
     settled = JobPolicy(**{"scheme": Scheme.MAPPING, "deadline_s": 100, "task_deadline_s": 10, **policy})
     facts = JobFacts(job_id="j", policy=settled, deadline=100.0)
-    return Job(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
+    return OpenJob(facts, [TaskFacts(index=k, first_image=k, images=1) for k in range(tasks)], TokenBucket(1.0, 1.0))
 
 
-def taken(active: Job, now: float) -> Task:
+def taken(active: OpenJob, now: float) -> OpenTask:
     """The next task, which is sent now."""
     task = active.next_task()
     assert task is not None
