@@ -324,12 +324,8 @@ class Device:
             set_aside=verdict.set_aside,
         )
 
-    def next_review(self, now: float, times: DetectorTimes, *, until: float) -> float:
-        """The time at which the verdict may change without evidence, or the node may get tasks again.
-
-        Args:
-            until: its silence was counted until then: what comes of the time since is still to be judged.
-        """
+    def next_review(self, now: float, times: DetectorTimes) -> float:
+        """The time after `now` at which the verdict may change without evidence, or the node may get tasks again."""
         if self.death is not None:
             return math.inf
         moments = [self.last_seen + self.suspect_after_s, self.last_seen + times.lease_s]
@@ -337,7 +333,7 @@ class Device:
             moments.append(self.progress_at + stalled_after_s(owed, self.ms_per_image, times))
         if self.wrong.count:
             moments.append(self.wrong.at + rest_s(self.wrong.count, times.set_aside_s))
-        at = max(now, min((moment for moment in moments if moment > until), default=now)) + _AGAIN_S
+        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
         return min(at, self.not_before) if self.not_before > now else at
 
     def may_recover(self, now: float) -> bool:

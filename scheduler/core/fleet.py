@@ -400,7 +400,7 @@ class Ledger:
     def alive(self, tier: Tier, now: float) -> list[Device]:
         """Nodes of a tier that may receive new tasks, in the order of the list. Not to be changed, nor to be kept: it
         is the list itself, which changes with the next call."""
-        if self._reviews and self._reviews[0][0] <= now:
+        if self._reviews and self._reviews[0][0] <= self._silence_until(now):
             self._review(now)
         return self._alive[tier]
 
@@ -531,7 +531,8 @@ class Ledger:
 
     def _review(self, now: float) -> None:
         """Judge the nodes whose time has come."""
-        while self._reviews and self._reviews[0][0] <= now:
+        until = self._silence_until(now)
+        while self._reviews and self._reviews[0][0] <= until:
             at, node_id = heapq.heappop(self._reviews)
             device = self._devices.get(node_id)
             if device is None or at != device.review_at:
@@ -551,7 +552,7 @@ class Ledger:
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
-        at = device.next_review(now, self.times, until=self._silence_until(now))
+        at = device.next_review(self._silence_until(now), self.times)
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))
