@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -69,23 +70,16 @@ def test_the_answers_are_those_of_trained_networks(finished: subprocess.Complete
     assert report["fine_accuracy"] > 0.3
 
 
-def test_a_person_sees_answers_and_totals() -> None:
-    done = demo("--images", "60", "--end", "1", "--cloud", "0")
-    assert (done.returncode, done.stderr) == (0, "")
-    for word in ("60 images", "60/60", "coarse", "fine", "end-1 → edge-1", "✓", "everything is stopped again"):
-        assert word in done.stdout, word
-
-
-def test_a_set_of_networks_for_large_pictures_answers_the_sample(tmp_path: Path) -> None:
+def test_a_person_sees_the_answers_of_a_set_of_networks_for_large_pictures(tmp_path: Path) -> None:
     networks = {
         tier: colour_network(tmp_path / f"{tier}.onnx", size=side) for tier, side in (("end", 48), ("cloud", 96))
     }
     models = colour_set(tmp_path / "set", networks)
-    done = demo("--models", str(models), "--images", "20", "--edge", "0", "--end", "1", "--json")
+    done = demo("--models", str(models), "--images", "20", "--edge", "0", "--end", "1")
     assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert (report["answered_coarse"], report["answered_fine"], report["lost"]) == (20, 20, 0)
-    assert (report["coarse_accuracy"], report["fine_accuracy"]) == (None, None)  # of other classes than the sample's
+    for word in ("20 images", "20/20", "first", "upper", "end-1 → cloud-1", "everything is stopped again"):
+        assert word in done.stdout, word
+    assert re.search(r"^first +20 +- ", done.stdout, re.MULTILINE)  # no accuracy: the set has other classes
     refused = demo("--models", str(models), "--images", "20")
     assert refused.returncode == 2
     assert "--tier edge" in refused.stderr

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from experiments.harness import RECORD
+from tests.postgres import PostgresServer
 
 
-@pytest.mark.parametrize("kinds", [["SQLite", None], ["SQLite", "PostgreSQL", None]])
-def test_each_kind_of_run_is_measured_and_recorded(
-    request: pytest.FixtureRequest, tmp_path: Path, kinds: list[str | None]
-) -> None:
-    out = tmp_path / "run"
-    database = ["--database", request.getfixturevalue("postgres").database()] if "PostgreSQL" in kinds else []
+def test_each_kind_of_run_is_measured_and_recorded(postgres: PostgresServer, tmp_path: Path) -> None:
+    out, kinds = tmp_path / "run", ("SQLite", "PostgreSQL", None)
+    database = ["--database", postgres.database()]
     words = ["durability", "--tasks", "20", "--repeats", "1", "--nodes", "2", "--json", "--out", str(out), *database]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

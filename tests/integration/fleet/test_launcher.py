@@ -3,14 +3,13 @@
 import os
 import select
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tierkit.client import AsyncClient
 from tierkit.errors import ServiceFailed, SetupError
-from tierkit.fleet import Exit, Fleet, FleetPlan, LaunchOptions, launch, local_plan
+from tierkit.fleet import Exit, FleetPlan, LaunchOptions, launch, local_plan
 from tierkit.testing import wait_for
 from tierkit.types import Health, Tier
 
@@ -43,42 +42,35 @@ def ears() -> Ears:
     return Ears()
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path, ears: Ears) -> AsyncIterator[Fleet]:
-    async with launch(plan(tmp_path), tmp_path, LaunchOptions(on_line=ears.on_line, on_exit=ears.on_exit)) as fleet:
-        await fleet.join(budget_s=20)
-        yield fleet
-
-
-async def test_a_fleet_comes_up_and_goes_down_whole(tmp_path: Path, ears: Ears) -> None:
+async def test_a_fleet_comes_up_whole_goes_on_without_a_node_that_dies_and_goes_down_whole(
+    tmp_path: Path, ears: Ears
+) -> None:
     async with launch(plan(tmp_path), tmp_path, LaunchOptions(on_line=ears.on_line, on_exit=ears.on_exit)) as fleet:
         await fleet.join(budget_s=20)
         processes = [os.pidfd_open(service.process.pid) for service in fleet.services.values()]
         async with AsyncClient(fleet.scheduler_url) as client:
             devices = {device.node_id: device for device in await client.devices()}
-        assert list(fleet.services) == ["scheduler", "end-1", "end-2", "edge-1"]
-        assert {name: device.url for name, device in devices.items()} == {
-            node.name: fleet.services[node.name].url for node in fleet.plan.nodes
-        }
-        assert len({service.url for service in fleet.services.values()}) == 4
+            assert list(fleet.services) == ["scheduler", "end-1", "end-2", "edge-1"]
+            assert {name: device.url for name, device in devices.items()} == {
+                node.name: fleet.services[node.name].url for node in fleet.plan.nodes
+            }
+            assert len({service.url for service in fleet.services.values()}) == 4
+            assert {name for name, _ in ears.lines} == {"scheduler", "end-1", "end-2", "edge-1"}
+            assert ears.exits == []
+
+            fleet.services["end-1"].process.kill()
+            await wait_for(lambda: bool(ears.exits), what="the report of the death")
+            assert [str(end) for end in ears.exits] == ["end-1 was killed by SIGKILL"]
+            assert [service.name for service in fleet.alive] == ["scheduler", "end-2", "edge-1"]
+
+            async def noticed() -> bool:
+                health = {device.node_id: device.health for device in await client.devices()}
+                return health["end-1"] is Health.DEAD and health["end-2"] is Health.ALIVE
+
+            await wait_for(noticed, what="the scheduler to give the node up")
     assert all(ended(process, within_s=0) for process in processes)
-    assert [service.process.returncode for service in fleet.services.values()] == [0, 0, 0, 0]
-    assert {name for name, _ in ears.lines} == {"scheduler", "end-1", "end-2", "edge-1"}
-    assert ears.exits == []
-
-
-async def test_a_node_that_dies_is_told_of_and_the_others_go_on(fleet: Fleet, ears: Ears) -> None:
-    fleet.services["end-1"].process.kill()
-    await wait_for(lambda: bool(ears.exits), what="the report of the death")
-    assert [str(end) for end in ears.exits] == ["end-1 was killed by SIGKILL"]
-    assert [service.name for service in fleet.alive] == ["scheduler", "end-2", "edge-1"]
-    async with AsyncClient(fleet.scheduler_url) as client:
-
-        async def noticed() -> bool:
-            health = {device.node_id: device.health for device in await client.devices()}
-            return health["end-1"] is Health.DEAD and health["end-2"] is Health.ALIVE
-
-        await wait_for(noticed, what="the scheduler to give the node up")
+    assert [service.process.returncode for service in fleet.services.values()] == [0, -signal.SIGKILL, 0, 0]
+    assert len(ears.exits) == 1
 
 
 async def test_a_scheduler_that_dies_before_its_nodes_have_joined_is_named_at_once(tmp_path: Path) -> None:

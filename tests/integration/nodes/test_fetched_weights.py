@@ -163,8 +163,18 @@ async def test_a_node_that_had_no_set_waits_for_one_that_is_whole(wrong: bytes, 
         assert (await obtain_manifest(settings)).hierarchy.name == "another"
 
 
-@pytest.mark.parametrize("status", [200, 302, 401, 403, 404, 500, 511])
-@pytest.mark.parametrize("body", ["<html>please sign in</html>", "portal", ""])
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, "<html>please sign in</html>"),
+        (302, ""),
+        (401, "portal"),
+        (403, ""),
+        (404, "portal"),
+        (500, ""),
+        (511, ""),
+    ],
+)
 async def test_another_server_in_the_scheduler_s_place_is_not_believed(status: int, body: str, tmp_path: Path) -> None:
     def portal(*more: Response) -> list[Response]:
         return [*(Response(body, status, media_type="text/html") for _ in range(3)), *more]

@@ -27,7 +27,7 @@ def resident_bytes(pid: int) -> int:
 
 
 async def test_sixteen_times_what_a_node_can_do(tmp_path: Path) -> None:
-    plan = LoadPlan(window_s=3.0, warmup_s=0.5, timeout_s=20.0, max_connections=64)
+    plan = LoadPlan(window_s=1.5, warmup_s=0.5, timeout_s=20.0, max_connections=64)
     queue = ["--max-queue-images", str(QUEUE_IMAGES)]
     async with service_process([str(NODE), "--port", "0", *queue], ready_file=tmp_path / "ready") as node:
         target = infer_target(node.url, "slow", BATCH, (32, 32, 3))

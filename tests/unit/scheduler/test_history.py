@@ -241,7 +241,7 @@ def test_a_day_takes_less_than_20_mib():
             watched.devices.register(registration(f"end-{number}"), 0.0)
         for second in range(0, 86_400, 20):  # a row in twenty; the events that are kept are many times replaced
             watched.look(float(second))
-            for number in range(20):
+            for number in range(5):
                 watched.record.attempted("lost", f"end-{number}", f"j-{second}", "x" * 500)
                 watched.record.passed(f"end-{number}", "edge-0", 50)
                 watched.record.answered(answer())

@@ -55,9 +55,8 @@ async def compared(run: Run, contender: Contender) -> list[dict[str, Any]]:
     return PEERS.rows(recorded(run))
 
 
-@pytest.mark.parametrize("contender", [TERRACE, FASTAPI], ids=lambda contender: contender.name)
-async def test_every_load_stands_beside_the_bare_loop(run: Run, contender: Contender) -> None:
-    rows = await compared(run, contender)
+async def test_every_load_stands_beside_the_bare_loop(run: Run) -> None:
+    rows = await compared(run, TERRACE)
     assert [(row["images_per_request"], row["concurrency"]) for row in rows] == list(LOADS)
     for row in rows:
         assert (row["rounds"], row["failure"]) == (2, "")
@@ -79,11 +78,11 @@ async def test_a_server_that_dies_is_told_of_with_its_last_words_and_not_started
 async def test_a_duel_measures_both_servers_in_turn(run: Run) -> None:
     run.config |= {"peer": "fastapi", "title": "naive FastAPI"}
     pair = {"terrace": HERE, "fastapi": HERE}
-    await duel(run, network(), pair, LOADS, 3, cores(), LoadPlan(window_s=0.1, warmup_s=0.1, timeout_s=20.0))
+    await duel(run, network(), pair, LOADS, 2, cores(), LoadPlan(window_s=0.1, warmup_s=0.1, timeout_s=20.0))
     assert [point["server"] for point in run.points[:4]] == ["terrace", "fastapi", "fastapi", "terrace"]
     assert all(point["images_per_s"] > 0 and point["cpu_us_per_image"] > 0 for point in run.points)
     rows = DUEL.rows(recorded(run))
-    assert [(row["images_per_request"], row["rounds"]) for row in rows] == [(5, 3), (1, 3)]
+    assert [(row["images_per_request"], row["rounds"]) for row in rows] == [(5, 2), (1, 2)]
     assert all(row["ratio"] > 0 and row["of_bare"] > 0 for row in rows)
 
 
