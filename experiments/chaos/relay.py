@@ -67,8 +67,11 @@ class Relay:
     def __init__(self, target: tuple[str, int], *, work_bytes: int) -> None:
         self._target = target
         self._work_bytes = work_bytes
-        self._server: asyncio.Server | None = None
+        # A server of asyncio loses a connection that it has accepted when it is closed in the same moment.
+        self._listening: socket.socket | None = None
         self._address = (target[0], 0)
+        self._accepted: set[socket.socket] = set()
+        """Connections that nothing has been done for yet."""
         self._connections: set[_Connection] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._armed: _Armed | None = None
@@ -79,15 +82,18 @@ class Relay:
 
     async def open(self) -> None:
         """Take connections (again), always on the same port."""
-        if self._server is None:
-            self._server = await asyncio.start_server(self._accept, *self._address)
-            self._address = self._server.sockets[0].getsockname()[:2]
+        if self._listening is None:
+            self._listening = socket.create_server(self._address)
+            self._listening.setblocking(False)
+            self._address = self._listening.getsockname()[:2]
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
 
     def refuse(self) -> None:
         """Take no connections, and reset those that stand."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
         for connection in list(self._connections):
             connection.end(reset=True)
 
@@ -97,6 +103,8 @@ class Relay:
         for pump in list(self._pumps):
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+        for client in self._accepted:
+            client.close()
 
     async def strike(self, kind: Kind, direction: Direction, seconds: float, *, budget_s: float) -> bool:
         """Do this to the next piece of work that passes; False when none has passed within the budget."""
@@ -111,22 +119,36 @@ class Relay:
                 self._armed = None
         return True
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:  # taken by the system just before it was told to refuse
-            writer.transport.abort()
-            return
-        serving = asyncio.create_task(self._serve(reader, writer))
-        self._pumps.add(serving)
-        serving.add_done_callback(self._pumps.discard)
-        # However serving ends, and be it before its first step, the client's connection ends with it.
-        serving.add_done_callback(lambda _: writer.transport.abort())
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client has gone again
+            client, _ = listening.accept()
+            self._accepted.add(client)
+            serving = asyncio.create_task(self._serve(client, listening))
+            self._pumps.add(serving)
+            serving.add_done_callback(self._pumps.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                server_reader, server_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            return
+    async def _serve(self, client: socket.socket, listening: socket.socket) -> None:
+        self._accepted.discard(client)
+        with contextlib.ExitStack() as ends:
+            reader, writer = await asyncio.open_connection(sock=client)
+            ends.callback(writer.transport.abort)
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    server_reader, server_writer = await asyncio.open_connection(*self._target)
+            except OSError:
+                return
+            ends.callback(server_writer.transport.abort)
+            if self._listening is listening:  # it has not been told to refuse meanwhile
+                await self._join(reader, writer, server_reader, server_writer)
+
+    async def _join(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
+    ) -> None:
+        """Pass everything on between a client and the service, until one side ends."""
         connection = _Connection(writer, server_writer)
         self._connections.add(connection)
         pumps = [
