@@ -32,7 +32,7 @@ from tierkit.types import Health
 from tierkit.wire.messages import Upstream
 
 ROOT = Path(__file__).parents[3]
-FAULTS = 60
+FAULTS = 50
 """In each of the two runs of the scheduler."""
 TASK_BYTES = 4096
 """A request to an end device of fewer bytes is a probe."""
@@ -280,15 +280,16 @@ class Fleet:
     async def _work(self, scheduler: Any, number: int) -> None:
         """Submit one job after the other; every fifth is cancelled."""
         while True:
-            job = await scheduler.submit(self._kit.images(600), batch_size=20, **JOBS[number % len(JOBS)])
+            job = await scheduler.submit(self._kit.images(400), batch_size=20, **JOBS[number % len(JOBS)])
             if number % 5 == 4:
                 await scheduler.http.delete(f"/v1/jobs/{job['id']}")
             await scheduler.finished(job["id"])
             number += 1
 
 
-async def replayed(file: Path, seed: str) -> str:
-    """Take the events again in a new process; returns what is different there."""
+async def replayed(file: Path) -> str:
+    """Take the events again in a new process, whose sets have another order; returns what is different there."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     command = (sys.executable, "-m", "tests.integration.scheduler.test_replay", str(file))
     process = await asyncio.create_subprocess_exec(
@@ -330,7 +331,7 @@ async def test_the_events_of_a_scheduler_under_faults_give_the_same_effects_agai
     }
     assert expected <= set(recorder.seen)
     file.write_bytes(pickle.dumps(recorder.runs))
-    assert not any(await asyncio.gather(replayed(file, "1"), replayed(file, "2")))
+    assert await replayed(file) == ""
 
 
 if __name__ == "__main__":
