@@ -16,6 +16,7 @@ _ONE_FLEET = ("tests/acceptance", "tests/browser")
 
 # By default an example that takes more than 0.2 s fails: on a busy machine any of them may.
 hypothesis.settings.register_profile("terrace", deadline=None)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("terrace")
 
 
