@@ -97,6 +97,8 @@ def _load(name: str) -> Any:
     gc.disable()  # what an import makes stays: to collect meanwhile takes a fifth of the start
     try:
         target = getattr(importlib.import_module(module), attribute)
+        if _COMMANDS[name].panel == _SERVE:
+            gc.freeze()  # a service collects while it starts, which takes another fifth
     finally:
         gc.enable()
     if not isinstance(target, typer.Typer):

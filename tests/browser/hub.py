@@ -38,10 +38,12 @@ class Hub:
         path.touch(mode=0o600)
         path.write_text(text)
 
-    def _started(self, module: str, *options: str) -> AbstractContextManager[ServiceProcess]:
+    def _started(self, service: str, *options: str) -> AbstractContextManager[ServiceProcess]:
         self._starts += 1
         ready = self._folder / f"ready-{self._starts}"
-        return self._portal.wrap_async_context_manager(service_process(["-m", module, *options], ready_file=ready))
+        return self._portal.wrap_async_context_manager(
+            service_process(["-m", "terrace", service, *options], ready_file=ready)
+        )
 
     def start(self, port: str = "0") -> None:
         options = [f"--state={self._folder / 'state'}", f"--port={port}", f"--tokens={self._folder / 'tokens.toml'}"]
@@ -56,7 +58,7 @@ class Hub:
             "--port=0",
             f"--token-file={self._folder / 'pi.token'}",
         ]
-        self._stack.enter_context(self._started("end_node", *options))
+        self._stack.enter_context(self._started("end", *options))
 
     def kill(self) -> None:
         self._process.kill()

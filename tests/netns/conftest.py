@@ -19,7 +19,7 @@ from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.types import Health
 
 PORT = 8070
-MODULES = {"end-1": "end_node", "end-2": "end_node", "edge-1": "edge_node", "cloud-1": "cloud_node"}
+SERVICES = {"end-1": "end", "end-2": "end", "edge-1": "edge", "cloud-1": "cloud"}
 IMAGES = 200
 _BUDGET_S = 90.0
 
@@ -86,7 +86,7 @@ def url_of(host: Host) -> str:
 
 
 def scheduler_on(host: Host, folder: Path) -> contextlib.AbstractAsyncContextManager[ServiceProcess]:
-    command = ["-m", "scheduler", "--host", "0.0.0.0", "--port", str(PORT), "--insecure"]
+    command = ["-m", "terrace", "scheduler", "--host", "0.0.0.0", "--port", str(PORT), "--insecure"]
     command += ["--state", str(folder / "state"), "--n-map", "1"]
     return service_process(command, ready_file=folder / f"{host.name}.ready", inside=host.inside)
 
@@ -111,8 +111,8 @@ async def running_fleet(network: Network, tmp_path_factory: pytest.TempPathFacto
     async with AsyncExitStack() as stack:
         stack.enter_context(network.here(user))
         common = ["--host", "0.0.0.0", "--port", str(PORT), "--insecure", "--scheduler", url_of(hub)]
-        for name, module in MODULES.items():
-            command = ["-m", module, *common, "--node-id", name, "--cache", str(folder / "cache")]
+        for name, service in SERVICES.items():
+            command = ["-m", "terrace", service, *common, "--node-id", name, "--cache", str(folder / "cache")]
             inside = network.add(name).inside
             node = service_process(command, ready_file=folder / f"{name}.ready", inside=inside, wait_ready=False)
             await stack.enter_async_context(node)
@@ -124,5 +124,5 @@ async def running_fleet(network: Network, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 async def fleet(running_fleet: Fleet) -> Fleet:
     """All nodes are well."""
-    await running_fleet.until(Health.ALIVE, *MODULES)
+    await running_fleet.until(Health.ALIVE, *SERVICES)
     return running_fleet

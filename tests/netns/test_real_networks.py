@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.followed import Followed
-from tests.netns.conftest import MODULES, Fleet, url_of
+from tests.netns.conftest import SERVICES, Fleet, url_of
 from tierkit.client import Job
 from tierkit.testing import wait_for
 from tierkit.types import Health
@@ -86,7 +86,7 @@ async def test_an_end_device_that_does_not_hear_its_edge_node_gives_it_up(fleet:
         with fleet.network.lost(edge, end):
             during = await fleet.follow(await fleet.submit(on_upstream_loss="wait"))
             await fleet.client.wait(before.job, budget_s=90)
-            await fleet.until(Health.ALIVE, *MODULES)
+            await fleet.until(Health.ALIVE, *SERVICES)
     for told in before, during:
         check_answered(told, fleet.images)
         assert not told.fallback
@@ -106,7 +106,7 @@ async def test_a_link_of_one_megabit_per_second_only_takes_longer(fleet: Fleet) 
     for told in before, during:
         check_answered(told, fleet.images)
         assert not told.fallback
-    await fleet.until(Health.ALIVE, *MODULES)
+    await fleet.until(Health.ALIVE, *SERVICES)
 
 
 @pytest.mark.parametrize("name", ["end-1", "edge-1"])
@@ -130,10 +130,10 @@ async def test_a_node_is_found_at_its_new_address(fleet: Fleet, name: str) -> No
 async def test_all_nodes_are_found_at_their_new_addresses(fleet: Fleet) -> None:
     """None is heard for a while, so the scheduler takes none for dead: nothing but their own word tells it."""
     async with fleet.under_way(on_upstream_loss="wait") as before:
-        for name in MODULES:
+        for name in SERVICES:
             fleet.network.move(fleet.network[name])
         during = await fleet.submit(on_upstream_loss="wait")
-        await fleet.until(Health.ALIVE, *MODULES)
+        await fleet.until(Health.ALIVE, *SERVICES)
     for told in before, await fleet.follow(during):
         check_answered(told, fleet.images)
         assert not told.fallback
@@ -152,7 +152,7 @@ async def test_the_scheduler_goes_on_at_another_host_that_takes_its_address(flee
     fleet.network.switch_off(fleet.hub)
     await fleet.scheduler.exit_code()
     await fleet.start_scheduler(fleet.network.add("hub-2", address=address))
-    await fleet.until(Health.ALIVE, *MODULES)
+    await fleet.until(Health.ALIVE, *SERVICES)
     after = await fleet.submit(**policy)
     for job in before, waiting, after:
         told = await fleet.follow(job)

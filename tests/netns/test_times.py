@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.netns.conftest import MODULES, Fleet
+from tests.netns.conftest import SERVICES, Fleet
 from tierkit.types import Health
 
 pytestmark = [pytest.mark.netns, pytest.mark.benchmark, pytest.mark.timeout(600)]
@@ -43,9 +43,9 @@ async def test_how_long_it_takes(fleet: Fleet, capsys: pytest.CaptureFixture[str
         network.move(end)
         await fleet.until(Health.ALIVE, "end-1")
         began = since(began, "a node gets another address: alive there")
-        for name in MODULES:
+        for name in SERVICES:
             network.move(network[name])
-        await fleet.until(Health.ALIVE, *MODULES)
+        await fleet.until(Health.ALIVE, *SERVICES)
         since(began, "all nodes get other addresses: alive there")
         async with fleet.under_way(scheme="end-edge", on_upstream_loss="wait") as job:
             began = time.monotonic()
@@ -57,7 +57,7 @@ async def test_how_long_it_takes(fleet: Fleet, capsys: pytest.CaptureFixture[str
         began = time.monotonic()
         await fleet.start_scheduler(network.add(f"hub{number}", address=address))
         began = since(began, "another machine takes the scheduler's place: ready")
-        await fleet.until(Health.ALIVE, *MODULES)
+        await fleet.until(Health.ALIVE, *SERVICES)
         since(began, "another machine takes the scheduler's place: all nodes alive after that")
     with capsys.disabled():
         sys.stdout.write("\n")
@@ -78,7 +78,7 @@ async def test_what_a_slow_link_costs(
         with fleet.network.slow(host, "1mbit", queue_ms=queue_ms):
             told = await fleet.follow(await fleet.submit(scheme="end-edge"))
         fallback.append(sum(told.fallback.values()))
-        await fleet.until(Health.ALIVE, *MODULES)
+        await fleet.until(Health.ALIVE, *SERVICES)
     with capsys.disabled():
         what = f"1 Mbit/s and a queue of {queue_ms} ms before the link of {slow}, jobs of {fleet.images} images"
         sys.stdout.write(f"\n{what}: fallback {fallback}\n")

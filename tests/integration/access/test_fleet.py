@@ -22,7 +22,7 @@ from tierkit.client import AsyncClient, FineResults
 from tierkit.errors import Forbidden, Unauthenticated
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
-MODULES = {"scheduler": "scheduler", "end-1": "end_node", "edge-1": "edge_node"}
+SERVICES = {"scheduler": "scheduler", "end-1": "end", "edge-1": "edge"}
 USER, NODE, FOREIGN = new_token(), new_token(), new_token()
 
 
@@ -70,12 +70,12 @@ async def fleet(certificates: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     own = {"scheduler": ["--tokens", tokens, "--state", str(folder / "state"), "--trusted", "end,edge"]}
     services: dict[str, ServiceProcess] = {}
     async with AsyncExitStack() as stack:
-        for name, module in MODULES.items():
+        for name, service in SERVICES.items():
             flags = own.get(name)
             if flags is None:
                 flags = ["--scheduler", services["scheduler"].url, "--token-file", node_token, "--node-id", name]
             services[name] = await stack.enter_async_context(
-                service_process(["-m", module, *common, *flags], ready_file=folder / f"{name}.ready")
+                service_process(["-m", "terrace", service, *common, *flags], ready_file=folder / f"{name}.ready")
             )
         closed = Closed(services=services, ca=certificates.ca, folder=folder)
         async with closed.http() as http:
@@ -143,7 +143,7 @@ async def test_the_commands_work_and_say_what_is_missing(
 
 
 async def test_a_node_with_the_id_of_another_is_refused_and_says_so(fleet: Closed) -> None:
-    command = ["-m", "edge_node", "--port", "0", "--node-id", "edge-2", "--scheduler", fleet.url]
+    command = ["-m", "terrace", "edge", "--port", "0", "--node-id", "edge-2", "--scheduler", fleet.url]
     command += ["--tls-ca", str(fleet.ca), "--token-file", str(fleet.folder / "node.token")]
     async with service_process(command, ready_file=fleet.folder / "edge-2.ready") as node:
         await wait_for(lambda: "refuses this node" in node.log, what="the refusal")

@@ -70,9 +70,9 @@ async def test_a_fleet_answers_under_the_restrictions_of_its_units(restricted: l
     folder.mkdir()
     for name, content in pictures().items():
         (folder / name).write_bytes(content)
-    scheduler = [*restricted, "-m", "scheduler", f"--state={tmp_path / 'state'}", "--port=0"]
+    scheduler = [*restricted, "-m", "terrace", "scheduler", f"--state={tmp_path / 'state'}", "--port=0"]
     async with service_process(scheduler, ready_file=tmp_path / "scheduler.ready") as hub:
-        nodes = [[*restricted, "-m", f"{tier}_node", "--port=0", f"--scheduler={hub.url}"] for tier in ("end", "edge")]
+        nodes = [[*restricted, "-m", "terrace", tier, "--port=0", f"--scheduler={hub.url}"] for tier in ("end", "edge")]
         async with (
             service_process(nodes[0], ready_file=tmp_path / "end.ready") as end,
             service_process(nodes[1], ready_file=tmp_path / "edge.ready") as edge,

@@ -75,7 +75,7 @@ async def upper() -> AsyncIterator[RunningUpper]:
 async def end_process(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
     """An end node in a process of its own, with the network that ships."""
     flags = ["--port", "0", "--node-id", "end-1", "--log-format", "json"]
-    async with service_process(["-m", "end_node", *flags], ready_file=tmp_path / "end.json") as service:
+    async with service_process(["-m", "terrace", "end", *flags], ready_file=tmp_path / "end.json") as service:
         yield service
 
 
@@ -83,5 +83,5 @@ async def end_process(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
 async def edge_process(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
     """An edge node likewise."""
     flags = ["--port", "0", "--node-id", "edge-1", "--log-level", "debug"]
-    async with service_process(["-m", "edge_node", *flags], ready_file=tmp_path / "edge.json") as service:
+    async with service_process(["-m", "terrace", "edge", *flags], ready_file=tmp_path / "edge.json") as service:
         yield service

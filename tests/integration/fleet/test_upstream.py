@@ -19,12 +19,12 @@ async def test_no_image_is_lost_with_the_server_and_work_goes_there_again(tmp_pa
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     plan = local_plan({Tier.END: 1}, scheduler={"port": 0, "state": tmp_path / "state"})
-    server = ["-m", "cloud_node", "--port", str(port), "--threads", "1"]
+    server = ["-m", "terrace", "cloud", "--port", str(port), "--threads", "1"]
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(service_process(server, ready_file=tmp_path / "first"))
         fleet = await stack.enter_async_context(launch(plan, tmp_path))
         client = await stack.enter_async_context(AsyncClient(fleet.scheduler_url))
-        front = ["-m", "cloud_node", "--port", "0", "--node-id", "front", "--scheduler", fleet.scheduler_url]
+        front = ["-m", "terrace", "cloud", "--port", "0", "--node-id", "front", "--scheduler", fleet.scheduler_url]
         front += ["--engine", "oip", "--upstream", upstream.url]
         await stack.enter_async_context(service_process(front, ready_file=tmp_path / "front"))
 

@@ -96,10 +96,12 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ma
     folder = tmp_path_factory.mktemp("bystander")
     found: dict[str, ServiceProcess] = {}
     async with AsyncExitStack() as stack:
-        for module in ("scheduler", "end_node", "edge_node"):
+        for service in ("scheduler", "end", "edge"):
             joins = ["--scheduler", found["scheduler"].url] if found else ["--state", str(folder / "state")]
-            process = service_process(["-m", module, "--port", "0", *joins], ready_file=folder / f"{module}.ready")
-            found[module] = await stack.enter_async_context(process)
+            process = service_process(
+                ["-m", "terrace", service, "--port", "0", *joins], ready_file=folder / f"{service}.ready"
+            )
+            found[service] = await stack.enter_async_context(process)
 
         async with AsyncClient(found["scheduler"].url) as client:
 

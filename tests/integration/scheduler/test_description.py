@@ -74,14 +74,16 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         (folder / name).write_text(content)
     async with AsyncExitStack() as stack:
 
-        async def start(module: str, *flags: str) -> str:
-            command = ["-m", module, "--port", "0", *flags]
-            process = service_process(command, ready_file=folder / f"{module}.ready")
+        async def start(service: str, *flags: str) -> str:
+            command = ["-m", "terrace", service, "--port", "0", *flags]
+            process = service_process(command, ready_file=folder / f"{service}.ready")
             return (await stack.enter_async_context(process)).url
 
         url = await start("scheduler", "--state", str(folder / "state"), "--tokens", str(folder / "tokens.toml"))
-        for module in ("end_node", "edge_node"):
-            await start(module, "--scheduler", url, "--token-file", str(folder / "node.token"), "--node-id", module)
+        for service in ("end", "edge"):
+            await start(
+                service, "--scheduler", url, "--token-file", str(folder / "node.token"), "--node-id", f"{service}-1"
+            )
 
         async def joined() -> bool:
             return len((await get(url, "/v1/devices"))["devices"]) == 2

@@ -14,7 +14,7 @@ from models.manifest import load_manifest
 from models.session import load_model
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
-NODES = {"end-0": "end_node", "end-1": "end_node", "edge-0": "edge_node", "cloud-0": "cloud_node"}
+NODES = {"end-0": "end", "end-1": "end", "edge-0": "edge", "cloud-0": "cloud"}
 
 
 class Fleet:
@@ -26,6 +26,7 @@ class Fleet:
     async def start(self, stack: AsyncExitStack, tmp_path) -> None:
         command = [
             "-m",
+            "terrace",
             "scheduler",
             "--port=0",
             f"--state={tmp_path / 'state'}",
@@ -36,11 +37,11 @@ class Fleet:
         started = [
             stack.enter_async_context(
                 service_process(
-                    ["-m", module, "--port=0", f"--node-id={name}", f"--scheduler={scheduler.url}"],
+                    ["-m", "terrace", service, "--port=0", f"--node-id={name}", f"--scheduler={scheduler.url}"],
                     ready_file=tmp_path / name,
                 )
             )
-            for name, module in NODES.items()
+            for name, service in NODES.items()
         ]
         self.processes = dict(zip(NODES, [await one for one in started], strict=True))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=scheduler.url, timeout=60, trust_env=False))

@@ -44,7 +44,7 @@ class Pair:
     async def start(self, port: int) -> ServiceProcess:
         """Returns once it leads or stands by."""
         command = [
-            *("-m", "scheduler", f"--port={port}", f"--state={self._folder / str(port)}"),
+            *("-m", "terrace", "scheduler", f"--port={port}", f"--state={self._folder / str(port)}"),
             *(f"--database={self._database}", "--leader-lease-s=1.0"),
             *(f"--models={self._settings.models}", "--n-map=1", "--trusted=end,edge,cloud"),
             *("--heartbeat-s=0.1", "--suspect-s=0.5", "--lease-s=1.0"),
@@ -254,7 +254,7 @@ async def test_a_database_that_is_not_there_yet_or_not_at_all(
         (f"postgresql+asyncpg://terrace@127.0.0.1:{free_port()}/x", 75),
         (f"postgresql+asyncpg://terrace@127.0.0.1:{postgres.port}/none", 2),
     ):
-        command = ["-m", "scheduler", "--port=0", f"--state={tmp_path / 'state'}", f"--database={url}"]
+        command = ["-m", "terrace", "scheduler", "--port=0", f"--state={tmp_path / 'state'}", f"--database={url}"]
         async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as process:
             assert await process.exit_code() == code, process.log
         assert "cannot be opened for writing" in process.log

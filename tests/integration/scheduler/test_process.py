@@ -14,6 +14,7 @@ from tierkit.testing import service_process, wait_for
 def command(settings, port: str = "0") -> list[str]:
     return [
         "-m",
+        "terrace",
         "scheduler",
         f"--port={port}",
         f"--state={settings.state}",

@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def serving(folder: Path, *flags: str, ready: str = "ready") -> AsyncIterator[ServiceProcess]:
-    command = ["-m", "scheduler", "--state", str(folder / "state"), *flags]
+    command = ["-m", "terrace", "scheduler", "--state", str(folder / "state"), *flags]
     async with service_process(command, ready_file=folder / ready) as process:
         yield process
 
