@@ -83,8 +83,7 @@ def bound_s(case: Case) -> float:
     return least_bound(case.tasks, counts(case), TIMES).seconds
 
 
-@pytest.mark.parametrize("links_known", [True, False], ids=["links told", "links learned"])
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize(("ends", "links_known"), [*((ends, False) for ends in ENDS), (1, True), (8, True)])
 def test_at_most_5_percent_above_the_bound_with_the_papers_machines(ends: int, links_known: bool) -> None:
     case = case_of(ends, links_known=links_known)
     world, seconds = run(case)
@@ -123,7 +122,7 @@ def test_as_quick_as_the_best_scheme_of_the_paper_and_more_accurate(ends: int) -
     assert world.by_tier[Tier.CLOUD] >= (0.95 if ends == 1 else 0.15) * TASKS
 
 
-@pytest.mark.parametrize("ends", [2, 6, 8])
+@pytest.mark.parametrize("ends", [2, 8])
 def test_times_that_vary_cost_no_more_than_they_are_longer(ends: int) -> None:
     case = case_of(ends, noise=0.1)  # 5 % more work on average
     assert run(case)[1] <= 1.05 * 1.05 * bound_s(case)
@@ -159,7 +158,7 @@ def test_with_a_deadline_no_coarse_answer_is_missing_and_most_tasks_get_a_fine_o
 
 
 @pytest.mark.parametrize("window", [1, 6])
-@pytest.mark.parametrize("ends", [1, 5, 8])
+@pytest.mark.parametrize("ends", [1, 8])
 def test_the_window_may_be_that_of_the_other_schemes(ends: int, window: int) -> None:
     case = case_of(ends, window=window)
     assert run(case)[1] <= 1.05 * bound_s(case)
@@ -167,7 +166,7 @@ def test_the_window_may_be_that_of_the_other_schemes(ends: int, window: int) -> 
 
 def test_an_edge_node_that_becomes_four_times_slower_costs_5_percent_on_average_and_12_at_most() -> None:
     ratios = []
-    for ends, part in itertools.product((1, 4, 5, 6, 8), (0.5, 0.75)):
+    for ends, part in itertools.product((1, 5, 8), (0.5, 0.75)):
         after_s = part * bound_s(case_of(ends))
         case = case_of(ends, slow=(Slow("edge-1", 4.0, after_s),))
         ratios.append(run(case)[1] / bound_with_slow_edge(TASKS, counts(case), TIMES, factor=4, after_s=after_s))
