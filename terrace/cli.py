@@ -7,7 +7,6 @@ errors end here as one sentence on standard error: exit code 1, and 2 for a wron
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import importlib.util
 import os
@@ -24,6 +23,7 @@ import typer.main
 from terrace import __version__
 from tierkit.commandline import NO_ROOM, UsageError, as_sentence, asked_wrongly
 from tierkit.errors import Standby, TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
+from tierkit.memory import importing
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
 
@@ -94,13 +94,8 @@ class _LazyGroup(typer.core.TyperGroup):
 
 def _load(name: str) -> Any:
     module, _, attribute = _COMMANDS[name].target.partition(":")
-    gc.disable()  # what an import makes stays: to collect meanwhile takes a fifth of the start
-    try:
+    with importing(freeze=_COMMANDS[name].panel == _SERVE):
         target = getattr(importlib.import_module(module), attribute)
-        if _COMMANDS[name].panel == _SERVE:
-            gc.freeze()  # a service collects while it starts, which takes another fifth
-    finally:
-        gc.enable()
     if not isinstance(target, typer.Typer):
         service = typer.Typer(add_completion=False)
         service.command()(target)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from experiments.emulation.settings import EmulatedLinks, EmulatedNode
 from tierkit.flags import command, run_main
+from tierkit.memory import importing
 from tierkit.orphan import die_with_parent
 
 __all__ = ["main"]
@@ -30,8 +31,9 @@ def main() -> None:
         sys.exit(2)
     package, name = _SERVICES[kind]
     # No other service is imported: that takes most of the start.
-    settings = getattr(import_module(f"{package}.settings"), name)
-    start = import_module(f"{package}.__main__").start
+    with importing(freeze=True):
+        settings = getattr(import_module(f"{package}.settings"), name)
+        start = import_module(f"{package}.__main__").start
     about = {"__doc__": settings.__doc__, "__module__": __name__}
     run: Callable[..., NoReturn]
     if kind == "scheduler":
