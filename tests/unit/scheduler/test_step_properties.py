@@ -24,7 +24,7 @@ from scheduler.core.job import FAILED_OUTCOMES, Answer
 from scheduler.core.limits import TaskLimits, attempt_deadline
 from scheduler.core.policy import JobPolicy
 from scheduler.core.step import State, may_move, step
-from scheduler.core.work import Attempt, AttemptFacts, Job, JobFacts, Phase, Task, TaskFacts
+from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, OpenTask, Phase, TaskFacts
 from tierkit.errors import TerraceError
 from tierkit.types import Escalate, Recovery, Scheme, Tier, UpstreamLoss
 from tierkit.wire.events import (
@@ -284,7 +284,7 @@ class Play:
         above = [self.ledger.find(node_id) for node_id in facts.first_asked]
         assert attempt.leaving or all(upper is not None and upper.told[1] for upper in above)
 
-    def check_job(self, job_id: str, job: Job) -> None:
+    def check_job(self, job_id: str, job: OpenJob) -> None:
         assert job.ending == (job_id in self.ends)
         assert job.open.keys() == set(self.open_tasks(job.facts))
         running = [attempt for attempt in self.ledger.assigned.attempts.values() if attempt.job is job]
@@ -326,7 +326,7 @@ class Play:
     def alive(self, tiers: Iterable[Tier]) -> list[Device]:
         return [device for tier in tiers for device in self.ledger.alive(tier, self.now)]
 
-    def send(self, job: Job, picks: Picks) -> bool:
+    def send(self, job: OpenJob, picks: Picks) -> bool:
         """Send a task that may go next to a device that may have it."""
         ends = self.alive([Tier.END])
         tasks = job.next_tasks()
@@ -345,7 +345,7 @@ class Play:
         if task.coarse and not uppers:
             self.feed(events.NotSent(job.facts.job_id, task.facts.index, too_late))
         else:
-            self.feed(events.Sent(self.attempt(job, task, device, uppers, too_late=too_late)))
+            self.feed(events.AttemptBegun(self.attempt(job, task, device, uppers, too_late=too_late)))
         return True
 
     def hedge(self, attempt: Attempt, picks: Picks) -> None:
@@ -356,14 +356,14 @@ class Play:
             return
         uppers = self.uppers(job, task, picks)
         if uppers or not task.coarse:
-            self.feed(events.Sent(self.attempt(job, task, picks.of(others), uppers, hedge=True)))
+            self.feed(events.AttemptBegun(self.attempt(job, task, picks.of(others), uppers, hedge=True)))
 
-    def uppers(self, job: Job, task: Task, picks: Picks) -> list[Device]:
+    def uppers(self, job: OpenJob, task: OpenTask, picks: Picks) -> list[Device]:
         if job.facts.policy.scheme is Scheme.END or (task.tries.refused and not task.coarse):
             return []
         return picks.some(self.alive([Tier.EDGE, Tier.CLOUD]))
 
-    def attempt(self, job: Job, task: Task, device: Device, uppers: list[Device], **given: Any) -> AttemptFacts:
+    def attempt(self, job: OpenJob, task: OpenTask, device: Device, uppers: list[Device], **given: Any) -> AttemptFacts:
         policy = job.facts.policy
         return AttemptFacts(
             id=next(self._ids),
@@ -646,7 +646,7 @@ def of_a_node(play: Play, what: str, picks: Picks) -> None:
                     play.feed(events.Unwatched(node_id, incarnation, OURS))
                 case "leave":
                     play.processes.pop(node_id, None)
-                    play.feed(events.Left(node_id, incarnation))
+                    play.feed(events.TookLeave(node_id, incarnation))
                 case "forget":
                     play.feed(events.Forgotten(node_id))
                 case "intend":
