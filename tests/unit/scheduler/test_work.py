@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scheduler.core import events
+from scheduler.core.fleet import Ledger
 from scheduler.core.limits import task_deadline
 from scheduler.core.policy import JobPolicy
+from scheduler.core.step import State, step
 from scheduler.core.work import Coarse, JobFacts, OpenJob, OpenTask, TaskFacts
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress
+from scheduler.settings import SchedulerSettings
+from tests.unit.scheduler.test_devices import POLICY, TIMES, attempt_on, registration
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 
@@ -40,6 +46,22 @@ def test_a_failed_task_comes_again_at_once_or_after_all_others(recovery, order):
     active.wake_delayed(5.0, has_upstream=True)
     assert [t.facts.index for t in active.ready] == order
     assert active.sent == 1
+
+
+def test_a_job_starts_with_the_first_task_that_is_sent_and_once():
+    state = State(limits=SchedulerSettings().task_limits, ledger=Ledger(TIMES))
+    tasks = [TaskFacts(index=index, first_image=index, images=1) for index in range(2)]
+    sent = [replace(attempt_on("end-0", now=0.0), task=index) for index in range(2)]
+    happened: list[events.What] = [
+        events.Registered(registration()),
+        events.JobAdded(JobFacts(job_id="j", policy=POLICY, deadline=100.0), tasks),
+        *map(events.AttemptBegun, sent),
+    ]
+    started = [
+        sum(isinstance(effect, events.JobStarted) for effect in step(state, events.Event(what, 0.0, 0.5)))
+        for what in happened
+    ]
+    assert started == [0, 0, 1, 0]
 
 
 def test_a_task_that_waits_for_an_upper_node_stays_until_there_is_one():
