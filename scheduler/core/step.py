@@ -116,14 +116,14 @@ def may_move(attempt: Attempt) -> bool:
 class _Step:
     """One event on its way through the state."""
 
-    __slots__ = ("_jitter", "_job", "_ledger", "_limits", "_now", "_state", "_suspicion", "effects")
+    __slots__ = ("_attempt", "_jitter", "_ledger", "_limits", "_now", "_state", "_suspicion", "effects")
 
     def __init__(self, state: State, event: events.Event) -> None:
         self._state = state
         self._limits, self._ledger, self._suspicion = state.limits, state.ledger, state.suspicion
         self._now, self._jitter = event.now, event.jitter
-        self._job: OpenJob | None = None
-        """The job of the attempt that the event is about."""
+        self._attempt: Attempt | None = None
+        """The attempt that the event is about."""
         self.effects: list[events.Effect] = []
 
     def take(self, what: events.What) -> None:  # one case for each event
@@ -180,7 +180,7 @@ class _Step:
         attempt = self._ledger.assigned.attempts.get(getattr(what, "attempt", -1))
         if attempt is None:
             return  # over: later events change nothing
-        self._job = attempt.job
+        self._attempt = attempt
         match what:
             case events.LineCame(_, event, line):
                 self._line(attempt, event, line)
@@ -194,7 +194,7 @@ class _Step:
                 self._time_up(attempt)
             case events.Move(_, why):
                 attempt.task.tries.moves += 1
-                self._stop(attempt, why, rerouted=attempt.facts.upstreams[0].node_id, slow=True)
+                self._stop(attempt, why, rerouted=attempt.facts.first_asked[0], slow=True)
 
     def follow_nodes(self) -> None:
         """Let the work follow what became of nodes. That may change others."""
@@ -207,11 +207,14 @@ class _Step:
         """A bug in deciding what follows must not take down the other jobs."""
         facts = getattr(what, "attempt", None)
         job_id = facts.job_id if isinstance(facts, AttemptFacts) else getattr(what, "job_id", "")
-        job = self._job or self._state.jobs.get(job_id)
+        job = self._state.jobs.get(job_id) if self._attempt is None else self._attempt.job
         if job is None or job.ending:
             raise exc
         _log.error("unexpected error after an event", extra={"job": job.facts.job_id}, exc_info=exc)
-        self._end_job(job, "failed", f"internal error: {exc!r}")
+        why = f"internal error: {exc!r}"
+        self._end_job(job, "failed", why)
+        if self._attempt is not None and self._attempt.phase is Phase.ENDED:
+            self._report(self._attempt, "error", why)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
