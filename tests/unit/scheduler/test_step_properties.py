@@ -6,6 +6,7 @@ A few hundred random sequences run each time, and 10,000 with `--hypothesis-prof
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
+from msgspec.structs import replace
 
 from scheduler.core import events
 from scheduler.core.device import NO_INTENT, Device, Intent
@@ -21,40 +23,29 @@ from scheduler.core.events import Failure, FailureKind
 from scheduler.core.fleet import Ledger
 from scheduler.core.health import DetectorTimes, Probe
 from scheduler.core.job import FAILED_OUTCOMES, Answer
-from scheduler.core.limits import TaskLimits, attempt_deadline
+from scheduler.core.limits import attempt_deadline
 from scheduler.core.policy import JobPolicy
 from scheduler.core.step import State, may_move, step
 from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, OpenTask, Phase, TaskFacts
+from tests.unit.scheduler import test_step
+from tests.unit.scheduler.test_step import COARSE, EDGE, FINE, LOST, NO_CLOUD, registration
 from tierkit.errors import TerraceError
 from tierkit.types import Escalate, Recovery, Scheme, Tier, UpstreamLoss
 from tierkit.wire.events import (
     CoarseEvent,
-    FallbackEvent,
     FallbackReason,
     FineEvent,
     RoutedEvent,
-    StageAnswer,
-    StageLoss,
     TaskEvent,
     WrongAnswer,
 )
-from tierkit.wire.messages import Heartbeat, ModelOffer, Registration, Upstream
+from tierkit.wire.messages import Heartbeat, Registration, Upstream
 
 T = TypeVar("T")
 
 TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.2, probe_s=0.5, lease_s=2.5, stall_s=8.0, set_aside_s=1.0)
 SWEEP_S = 0.5
-LIMITS = TaskLimits(
-    max_attempts=4,
-    coarse_timeout_s=5.0,
-    task_deadline_s=12.0,
-    acknowledge_s=1.0,
-    set_aside_s=1.0,
-    retries_per_s=2.0,
-    retry_burst=3.0,
-)
-IMAGES = 2
-"""Images of a task."""
+LIMITS = dataclasses.replace(test_step.LIMITS, max_attempts=4, task_deadline_s=12.0, retries_per_s=2.0, retry_burst=3.0)
 SHA = "0" * 64
 ENDS, UPPERS = ("end-0", "end-1", "end-2"), ("edge-0", "edge-1", "cloud-0")
 OURS = "an error of ours"
@@ -143,8 +134,8 @@ class Play:
         coarse = self.delivered.get((facts.job_id, index, "coarse"))
         return TaskFacts(
             index=index,
-            first_image=index * IMAGES,
-            images=IMAGES,
+            first_image=index,
+            images=1,
             attempts=len(outcomes),
             failed_attempts=sum(outcome in FAILED_OUTCOMES for outcome in outcomes),
             errors=outcomes.count("error"),
@@ -164,15 +155,8 @@ class Play:
 
     def process(self, node_id: str, url: str = "") -> Registration:
         """A new process of a node."""
-        return Registration(
-            node_id=node_id,
-            tier=Tier(node_id.partition("-")[0]),
-            incarnation=f"{next(self._incarnations):016x}",
-            url=url or f"http://{node_id}:1",
-            models=(ModelOffer(name="m", sha256=SHA, ms_per_image=1.0),),
-            version="1",
-            images_per_minute=60 if node_id == RESTING else None,
-        )
+        made = registration(node_id, f"{next(self._incarnations):016x}", url)
+        return made.model_copy(update={"images_per_minute": 60}) if node_id == RESTING else made
 
     def register(self, process: Registration) -> None:
         if self.feed(events.Registered(process)) is not None:
@@ -313,7 +297,7 @@ class Play:
             here = [attempt for attempt in attempts if attempt.facts.node_id == node_id]
             owed = [attempt for attempt in here if attempt.owed]
             mine = [each for each in owed if each.facts.incarnation == device.incarnation]
-            assert device.given == IMAGES * len(mine), "each charge is given back"
+            assert device.given == len(mine), "each charge is given back"
             if device.listed:
                 able.append(node_id)
                 if max(len(owed), sum(not attempt.facts.planned for attempt in here)) < ledger.assigned.window:
@@ -374,7 +358,7 @@ class Play:
             node_id=device.node_id,
             incarnation=device.incarnation,
             upstreams=tuple(
-                Upstream(node_id=up.node_id, tier=up.tier, url="http://up:1", model="m", sha256=SHA, encoding=None)
+                Upstream(node_id=up.node_id, tier=up.tier, url="http://u", model="m", sha256=SHA, encoding=None)
                 for up in uppers
             ),
             incarnations={upper.node_id: upper.incarnation for upper in uppers},
@@ -410,7 +394,7 @@ class Play:
         names = [node.node_id for node in facts.upstreams]
         wrong = tuple(WrongAnswer(node_id=name, detail="nonsense") for name in picks.some(names))
         tried = tuple(picks.some(names))
-        lost = FallbackEvent(task_id="t", reason=picks.of(REASONS), detail="", tried=tried, wrong=wrong)
+        lost = replace(LOST, reason=picks.of(REASONS), tried=tried, wrong=wrong)
         said: list[TaskEvent] = [coarse(facts), lost, routed(facts, picks.some([Tier.EDGE, Tier.CLOUD]))]
         if facts.upstreams:
             said.append(fine(facts, wrong))
@@ -465,58 +449,21 @@ def waits(state: State) -> list[float]:
 
 
 def coarse(facts: AttemptFacts) -> CoarseEvent:
-    unsure = (0,) if facts.stages else None
-    labels, sure = (0,) * IMAGES, (0.5,) * IMAGES
-    return CoarseEvent(
-        task_id="t",
-        node_id=facts.node_id,
-        model="m",
-        labels=labels,
-        confidences=sure,
-        queue_ms=0,
-        compute_ms=1,
-        unsure=unsure,
-    )
+    return replace(COARSE, node_id=facts.node_id, unsure=(0,) if facts.stages else None)
 
 
 def fine(facts: AttemptFacts, wrong: tuple[WrongAnswer, ...] = ()) -> FineEvent:
-    node, labels, sure = facts.upstreams[0], (0,) * IMAGES, (0.5,) * IMAGES
-    return FineEvent(
-        task_id="t",
-        node_id=node.node_id,
-        tier=node.tier,
-        model="m",
-        labels=labels,
-        confidences=sure,
-        coarse_labels=labels,
-        coarse_confidences=sure,
-        round_trip_ms=1,
-        wrong=wrong,
-    )
+    node = facts.upstreams[0]
+    return replace(FINE, node_id=node.node_id, tier=node.tier, wrong=wrong)
 
 
 def routed(facts: AttemptFacts, losses: Sequence[Tier]) -> RoutedEvent:
     """What came of the images that went up one by one: each tier that was asked has answered, or has not."""
     answers = tuple(
-        StageAnswer(
-            tier=node.tier,
-            node_id=node.node_id,
-            model="m",
-            indices=(0,),
-            labels=(0,),
-            confidences=(0.5,),
-            coarse_labels=(0,),
-            coarse_confidences=(0.5,),
-            round_trip_ms=1,
-        )
-        for node in facts.upstreams[:1]
-        if node.tier not in losses
+        replace(EDGE, tier=node.tier, node_id=node.node_id) for node in facts.upstreams[:1] if node.tier not in losses
     )
-    lost = tuple(
-        StageLoss(tier=tier, indices=(0,), reason="upstream_timeout", detail="", tried=facts.first_asked[:1])
-        for tier in sorted(losses)
-    )
-    return RoutedEvent(task_id="t", answers=answers, losses=lost)
+    lost = tuple(replace(NO_CLOUD, tier=tier, tried=facts.first_asked[:1]) for tier in sorted(losses))
+    return RoutedEvent(task_id="j-0", answers=answers, losses=lost)
 
 
 USUAL = ["send", "send", "answer", "answer", "line", "end", "due", "tick"]
@@ -551,7 +498,7 @@ def of_an_attempt(play: Play, what: str, picks: Picks) -> None:
                 events.TimeUp(number),
                 events.Acknowledged(number),
                 events.Move(number, "slow"),
-                events.LineCame(number, FallbackEvent(task_id="t", reason="damaged", detail="", tried=()), "line"),
+                events.LineCame(number, LOST, "line"),
             ]
             assert play.feed(picks.of(late)) == [], "what comes after the end changes nothing"
         return
