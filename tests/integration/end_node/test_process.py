@@ -22,7 +22,9 @@ from tierkit.wire.oip import InferRequest, Tensor, encode_request
 RSS_LIMIT_BYTES = 150 * 1024 * 1024
 
 
-async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget_s: float = 30.0) -> list[TaskEvent]:
+async def answer(
+    end: ServiceProcess, batch: Array, *upstreams: Upstream, budget_s: float = 30.0, task: str = "task-1"
+) -> list[TaskEvent]:
     chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
     headers |= {
         "X-Request-Id": "request-1",
@@ -30,12 +32,12 @@ async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget
         "Terrace-Budget-Ms": str(budget_s * 1000),
     }
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
-        response = await http.post(f"{end.url}/v1/tasks/task-1", content=b"".join(chunks), headers=headers)
+        response = await http.post(f"{end.url}/v1/tasks/{task}", content=b"".join(chunks), headers=headers)
     assert response.status_code == 200, response.text
     return [read_event(line) for line in response.text.splitlines()]
 
 
-async def test_real_images_get_the_answers_that_the_networks_give(
+async def test_real_images_get_the_answers_that_the_networks_give_and_a_killed_edge_node_leaves_the_coarse_one(
     end_process: ServiceProcess, edge_process: ServiceProcess
 ) -> None:
     batch = read_sample().images[:50]
@@ -60,17 +62,9 @@ async def test_real_images_get_the_answers_that_the_networks_give(
     # The request id went along.
     await wait_for(lambda: "[request-1]" in edge_process.log, what="the edge node's log line")
 
-
-async def test_a_killed_edge_node_leaves_the_coarse_answer(
-    end_process: ServiceProcess, edge_process: ServiceProcess
-) -> None:
-    network = load_manifest().default_for("edge")
-    upstream = to(edge_process.url, "edge-1", network.name, network.sha256)
-    batch = read_sample().images[:2]
-    assert [event.event for event in await answer(end_process, batch, upstream)] == ["coarse", "fine"]
     edge_process.kill()
     await edge_process.exit_code()
-    _, event = await answer(end_process, batch, upstream)
+    _, event = await answer(end_process, batch[:2], upstream, task="task-2")
     assert isinstance(event, FallbackEvent)
     assert event.reason == "upstream_unavailable"
     await wait_for(lambda: '"why": "' in end_process.log, what="the reason in the log")
@@ -91,19 +85,16 @@ async def test_sigterm_finishes_the_task_under_way(end_process: ServiceProcess) 
         assert await end_process.exit_code() == 0
 
 
-async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_path: Path) -> None:
+async def test_without_its_scheduler_a_node_serves_says_what_is_missing_and_is_small(tmp_path: Path) -> None:
     scheduler = f"http://127.0.0.1:{free_port()}"
     command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler, "--models", str(weights_folder())]
     async with service_process(command, ready_file=tmp_path / "ready.json") as end:
         await wait_for(lambda: f"no contact with the scheduler at {scheduler}" in end.log, what="the warning")
+        assert resident_bytes(end.process.pid) < RSS_LIMIT_BYTES
         assert [event.event for event in await answer(end, read_sample().images[:2])] == ["coarse"]
         end.terminate()
         assert await end.exit_code() == 0
         assert end.log.count("no contact") == 1
-
-
-async def test_an_idle_end_node_is_small(end_process: ServiceProcess) -> None:
-    assert resident_bytes(end_process.process.pid) < RSS_LIMIT_BYTES
 
 
 def resident_bytes(pid: int) -> int:
@@ -120,12 +111,4 @@ async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> N
     async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert service.log.startswith("terrace end: the installed ONNX Runtime has no CUDAExecutionProvider")
-    assert service.log.count("\n") == 1
-
-
-async def test_a_model_of_no_use_is_one_sentence(tmp_path: Path) -> None:
-    command = ["-m", "end_node", "--port", "0", "--model", "no-such-model"]
-    async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
-        assert await service.exit_code() == 2
-    assert service.log.startswith("terrace end: the manifest has no model 'no-such-model'")
     assert service.log.count("\n") == 1

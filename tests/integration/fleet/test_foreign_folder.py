@@ -25,10 +25,10 @@ def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_runs_a_whole_fleet_there(folder: Path) -> None:
-    few = ("--images", "10", "--end", "1", "--edge", "1", "--cloud", "0")
+    few = ("--images", "10", "--end", "1", "--edge", "0", "--cloud", "0")
     done = start(folder, str(TERRACE), "demo", "--json", *few)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["answered_fine"] == 10
+    assert json.loads(done.stdout)["answered_coarse"] == 10
 
 
 def test_the_module_refuses_to_run_with_packages_that_are_not_ours(folder: Path) -> None:

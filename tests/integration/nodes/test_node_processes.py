@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from models.data import read_sample
 from models.manifest import Manifest, load_manifest
 from models.session import load_model
-from tierkit.testing import ServiceProcess, service_process
+from tierkit.testing import service_process
 
 NODES = {"end": "end_node", "edge": "edge_node", "cloud": "cloud_node"}
 
@@ -158,28 +158,13 @@ async def test_sigterm_finishes_what_is_under_way(manifest: Manifest, tmp_path: 
     assert all(status in (200, 503) or isinstance(status, httpx.TransportError) for status in statuses)
 
 
-async def output_of(command: list[str], tmp_path: Path) -> tuple[int, str]:
-    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as node:
-        code = await node.exit_code()
-        return code, node.log
-
-
 async def test_an_unknown_model_is_named_with_the_closest(manifest: Manifest, tmp_path: Path) -> None:
     name = manifest.default_for("edge").name
-    code, said = await output_of(["-m", "edge_node", "--port", "0", "--model", name[:-1] + "_"], tmp_path)
-    assert code == 2
-    assert f"did you mean {name}?" in said
-    assert "Traceback" not in said
-
-
-async def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
-    if has_cuda():
-        pytest.skip("this ONNX Runtime has CUDA")
-    code, said = await output_of(["-m", "cloud_node", "--port", "0", "--provider", "cuda"], tmp_path)
-    assert code == 2
-    assert "CUDAExecutionProvider" in said
-    assert "'gpu'" in said
-    assert "Traceback" not in said
+    command = ["-m", "edge_node", "--port", "0", "--model", name[:-1] + "_"]
+    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as node:
+        assert await node.exit_code() == 2
+    assert f"did you mean {name}?" in node.log
+    assert node.log.count("\n") == 1
 
 
 def has_cuda() -> bool:
@@ -201,22 +186,9 @@ async def test_cuda_gives_the_same_classes(manifest: Manifest, tmp_path: Path) -
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.98
 
 
-@pytest.mark.parametrize("package", ["end_node", "edge_node", "cloud_node"])
-def test_a_node_imports_nothing_heavy(package: str) -> None:
+def test_nodes_import_nothing_heavy() -> None:
     heavy = ["fastapi", "sqlalchemy", "PIL", "torch", "onnx", "matplotlib", "multipart"]
-    code = f"import json, sys, {package}.__main__; json.dump([m for m in {heavy} if m in sys.modules], sys.stdout)"
+    nodes = ", ".join(f"{package}.__main__" for package in NODES.values())
+    code = f"import json, sys, {nodes}; json.dump([m for m in {heavy} if m in sys.modules], sys.stdout)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(found.stdout) == []
-
-
-async def test_an_idle_node_is_small(manifest: Manifest, tmp_path: Path) -> None:
-    """At most 150 MB resident with the end tier's network, the smallest device being the one that counts."""
-    name = manifest.default_for("end").name
-    command = ["-m", "edge_node", "--port", "0", "--model", name]
-    async with service_process(command, ready_file=tmp_path / "ready") as node:
-        assert resident_mb(node) <= 150
-
-
-def resident_mb(node: ServiceProcess) -> float:
-    status = Path(f"/proc/{node.process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1000
