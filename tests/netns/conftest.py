@@ -100,11 +100,6 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def running_fleet(network: Network, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     folder = tmp_path_factory.mktemp("netns")
     user, hub = network.add("user"), network.add("hub")

@@ -50,11 +50,6 @@ def private(path: Path, content: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def fleet(certificates: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Closed]:
     folder = tmp_path_factory.mktemp("closed")
     book = [

@@ -498,11 +498,6 @@ def started_by_kubelet(
     return ["-m", "terrace", *container["args"]], known
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def started(values: dict[str, Any], folder: Path, secret: dict[str, str]) -> AsyncIterator[Fleet]:
     """Each container once, that of the scheduler as often as it has replicas.

@@ -86,11 +86,6 @@ async def send(url: str, content: bytes, chance: Random) -> int:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mapping[str, ServiceProcess]]:
     """A scheduler, an end node and an edge node."""
     folder = tmp_path_factory.mktemp("bystander")

@@ -56,11 +56,6 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "409",
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Of a scheduler that asks for tokens, with an end node and an edge node."""
     folder = tmp_path_factory.mktemp("described")

@@ -26,11 +26,6 @@ NAMES |= {"laptop": ("worker", LAPTOP), "mac": ("worker", MAC), "mona": ("user",
 NAMES |= {"someone-with-a-long-name-a": ("user", LONG_A), "someone-with-a-long-name-b": ("user", LONG_B)}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def serving(folder: Path, *flags: str, ready: str = "ready") -> AsyncIterator[ServiceProcess]:
     command = ["-m", "terrace", "scheduler", "--state", str(folder / "state"), *flags]

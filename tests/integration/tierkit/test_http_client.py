@@ -27,11 +27,6 @@ LARGE = 32 * 1024 * 1024
 """More than the kernel holds for a connection."""
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["uvloop", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": request.param}
-
-
 @dataclass
 class Asked:
     """A request as it arrived, and the way back."""
