@@ -66,7 +66,7 @@ def create_app(
     )
     app.state.authenticator = lifecycle.authenticator
     for router in (jobs, runs, devices, mapping, history, privacy, tokens, networks, about, sessions, pages):
-        app.include_router(router)
+        app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 
     describe(app)
     app.add_middleware(ReadsWhileWanted)

@@ -138,6 +138,8 @@ class Device:
     """The previous incarnations of this node id. They cannot come back."""
     order: SortKey
     """Sort key in the list."""
+    judged_at: float = -math.inf
+    """The time at which it was judged last."""
     review_at: float = math.inf
     """The time at which its health may change without new evidence, or earlier."""
     listed: bool = False

@@ -538,7 +538,13 @@ class Ledger:
             if device is None or at != device.review_at:
                 continue  # another entry has taken its place
             device.review_at = math.inf
-            self._refresh(device, now)
+            # A sign of life has come since the entry was made: whether the node is judged depends on what is known
+            # of it, not on when somebody asked last.
+            if (at := device.next_review(device.judged_at, self.times)) > until:
+                device.review_at = at
+                heapq.heappush(self._reviews, (at, device.node_id))
+            else:
+                self._refresh(device, now)
 
     def _refresh(self, device: Device, now: float) -> DeviceView:
         """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
@@ -552,7 +558,8 @@ class Ledger:
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
-        at = device.next_review(self._silence_until(now), self.times)
+        device.judged_at = self._silence_until(now)
+        at = device.next_review(device.judged_at, self.times)
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))

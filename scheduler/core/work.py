@@ -83,7 +83,8 @@ class Blame:
     """Nodes that failed with a task."""
 
     tried: set[str] = field(default_factory=set)
-    """Nodes of any tier with which an attempt failed: the task goes to others, while there are any."""
+    """Nodes of any tier with which an attempt failed, whatever the reason. The task goes to others, while there are
+    any."""
     wrong: dict[str, str] = field(default_factory=dict)
     """End devices that answered it wrongly, with their incarnations."""
     wrong_above: dict[str, str] = field(default_factory=dict)
@@ -346,7 +347,7 @@ class OpenJob:
 
     def next_tasks(self) -> list[OpenTask]:
         """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
-        have it: a first attempt may go to any."""
+        have it: a first attempt may go to any. Waits are short: other retried tasks stay behind the first."""
         first = self.next_task()
         if first is None:
             return []

@@ -21,7 +21,7 @@ from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Node, SortKey
 from scheduler.core.fleet import Ledger
 from scheduler.core.limits import task_deadline
-from scheduler.core.work import OpenJob, OpenTask
+from scheduler.core.work import Attempt, OpenJob, OpenTask
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
 from scheduler.placement.routes import Placement
@@ -134,6 +134,15 @@ class Chooser:
                 choice = self._plan(job, task, now) if adaptive else self._in_order(job, task, now)
                 if choice is not None:
                     return choice
+        return None
+
+    def for_hedge(self, attempt: Attempt, now: float) -> Device | None:
+        """An idle end device that may get the second attempt of a straggler's task."""
+        not_there = {*attempt.facts.nodes, *attempt.task.blame.tried}
+        for device in self._ledger.alive(Tier.END, now):
+            idle = not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
+            if idle and device.node_id not in not_there:
+                return device
         return None
 
     def sent(self, choice: Choice) -> None:

@@ -335,13 +335,7 @@ class Dispatcher:
                 next_in_s = min(next_in_s, at - now)
                 continue
             busy = set(attempt.facts.nodes)
-            others = (
-                device
-                for device in self._ledger.alive(Tier.END, now)
-                if device.node_id not in busy | task.blame.tried
-                and not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
-            )
-            device = next(others, None)
+            device = self._choice.for_hedge(attempt, now)
             if device is None or job.retries.wait_s(now) > 0:
                 continue
             route = self._placement.route(job.facts.policy.scheme, device.node_id, now, job.facts.privacy)
