@@ -54,7 +54,7 @@ class Intent:
 
     @property
     def of_whom(self) -> str:
-        """ "by NAME", for the end of a sentence."""
+        """ "by NAME": the end of a sentence."""
         return f" by {self.by or 'an operator'}"
 
 

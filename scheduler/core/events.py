@@ -1,6 +1,6 @@
 """Events and effects: the input and the output of `step`.
 
-They carry ids and values that never change, so that events can be kept and taken again. Times are those of the
+They carry ids and values that never change, so that events can be kept and taken again. Times come from the
 scheduler's monotonic clock; an effect happens at the time of its event. Import the module, not the names:
 `events.LineCame`.
 """

@@ -43,7 +43,7 @@ _WINDOW = 100
 _MOST_DEVIATIONS = -NormalDist().inv_cdf(10**-PHI_THRESHOLD)
 _LARGEST_PHI = 300.0
 _DOUBT_NODES = 3
-"""Fewer nodes than this may well fall silent together, for different reasons."""
+"""Fewer nodes than this may well fall silent together by chance."""
 _STALL_FACTOR = 10.0
 """Factor by which a busy node may be slower than measured at its start, because that many processes may share its
 core."""

@@ -620,7 +620,7 @@ class _Step:
         it is the task's fault as much, until another node can do it: `_right`.
 
         Args:
-            blamed: those of the same kind that could not do this task so far, with their incarnations.
+            blamed: nodes of the same kind that could not do this task so far, with their incarnations.
         """
         first = not blamed
         if len(blamed) == 1 and node_id not in blamed:

@@ -38,7 +38,7 @@ _SUSPECT_NODES = 2
 """A task that this many nodes died with is a suspect. The suspects of a job go one at a time: an innocent
 task is answered then, and only the poison task can lose its third node."""
 _DURATIONS = 100
-"""Attempts per job and device whose duration is remembered, for hedging."""
+"""Attempts per job and device whose duration hedging remembers."""
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

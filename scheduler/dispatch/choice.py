@@ -44,7 +44,7 @@ class Choice:
     device: Device
     reason: str
     upper: tuple[Node, ...] | None = None
-    """The upstream nodes to ask, in this order; None: those of the device's route."""
+    """The upstream nodes to ask, in this order; None: the nodes of the device's route."""
     too_late: bool = False
     """No upstream node is asked because none would answer before the deadline."""
 

@@ -65,8 +65,8 @@ class Route:
     upstreams: tuple[Node, ...]
     """In the order in which the end device tries them; empty when the coarse answer is all there is."""
     in_turn: int
-    """How many of `upstreams`, from the first, share the load: task k starts at number k modulo this. 1 = always the
-    first; the others are there for when it fails."""
+    """Number of `upstreams`, from the first, that share the load: task k starts at number k modulo this. With 1, every
+    task starts at the first, and the others are asked if it fails."""
     reason: str
 
     def for_task(self, turn: int) -> tuple[Node, ...]:

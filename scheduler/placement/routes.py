@@ -80,7 +80,7 @@ class Placement:
         self._fine_classes = {"", classes_digest(hierarchy.fine)}
         self._classes = {*self._fine_classes, classes_digest(hierarchy.coarse)}
         self._known: dict[Hashable, Any] = {}
-        """What was worked out since the device list last changed."""
+        """Results since the device list last changed."""
         self._known_at = -1
 
     def check_networks(self, registration: Registration) -> None:
@@ -117,11 +117,11 @@ class Placement:
             )
 
     def accuracy(self, device: Device) -> float | None:
-        """Of the network that a node is asked for, as the manifest has it; None where that does not know the file."""
+        """Accuracy of the network that a node is asked for, by the manifest; None if the file is not in it."""
         return self._accuracy.get(self.node(device).sha256)
 
     def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
-        """What `make` gives, worked out once for each state of the device list."""
+        """The result of `make`, computed once for each state of the device list."""
         if self._known_at != self._devices.version:
             self._known.clear()
             self._known_at = self._devices.version
@@ -144,7 +144,7 @@ class Placement:
         )
 
     def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
-        """The routes of the end devices that are alive, for a job with the default rules."""
+        """The routes of the end devices that are alive, by the default rules."""
         ends = [device.node_id for device in self._devices.alive(Tier.END, now)]
         return {node_id: self.route(scheme, node_id, now) for node_id in ends}
 
@@ -445,7 +445,7 @@ def in_words(entry: Upstream) -> str:
 def _lacking(
     rules: PrivacyRules, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]
 ) -> str:
-    """Who lacks its part of the encoders, where no encoder is left, for people."""
+    """A sentence about the nodes that lack their part of the encoders, if no encoder is left."""
     wanted = {kind for kind in EncoderKind if rules.privacy in (Privacy.AUTO, Privacy(kind.value))}
     if wanted.isdisjoint(served):
         return f"{target.node_id} lacks the tail {_HERE}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 __all__ = ["HALF_LIFE_S", "WEIGHT", "Estimate"]
 
 WEIGHT = 0.3
-"""Of one observation: 90 % of a lasting change are known after seven."""
+"""Weight of one observation: 90 % of a lasting change are known after seven."""
 
 CHANGE, CHANGE_WEIGHT = 1.5, 0.7
 """An observation that is this many times more or less than expected is a change, not noise, and weighs this: a node
@@ -35,7 +35,7 @@ class Estimate:
     prior: float
     """Known beforehand."""
     learned: float = 0.0
-    """What the observations add to it."""
+    """Sum of what the observations add to the prior."""
     samples: int = 0
     at: float = 0.0
     """Time of the last observation."""

@@ -45,11 +45,11 @@ _WORTH_S, _WORTH = 0.3, 0.3
 that it still has to wait: estimates err, and what the node has done of it is lost."""
 
 _MOST_LINKS = 65_536
-"""Links that are remembered; beyond that the one that was met first is forgotten."""
+"""Number of links that are remembered; beyond it, the oldest is forgotten."""
 
 
 class NodeEstimate(BaseModel):
-    """What the scheme `adaptive` thinks of a node now."""
+    """The present estimates of a node."""
 
     node_id: str
     tier: Tier
@@ -60,7 +60,7 @@ class NodeEstimate(BaseModel):
 
 
 class LinkEstimate(BaseModel):
-    """What it thinks of the link between an end device and an upstream node."""
+    """The present estimate of the link between an end device and an upstream node."""
 
     end: str
     upper: str
@@ -124,9 +124,9 @@ class Pilot:
         self._accuracy = accuracy
         self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
-        """Of end devices and upstream nodes that have met."""
+        """Estimates of the links between end devices and upstream nodes that have met."""
         self._ways: dict[Tier, Estimate] = {}
-        """Of the links to a tier: what is expected of a node that has not answered yet."""
+        """Estimates of the links to a tier, used for a node that has not answered yet."""
 
     # --- what has happened ----------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Pilot:
         elsewhere now, and the reason; None for none. One at a time: each changes what is best for the others.
 
         Args:
-            ask: of the tasks that are still to be sent; `remaining` counts the one that would come to them.
+            ask: of the tasks that are still to be sent; `remaining` counts this task as well.
             attempts: of the job, whose coarse answers are there.
         """
         waiting = [attempt for attempt in attempts if attempt.facts.first_asked]
@@ -286,7 +286,7 @@ class Pilot:
     def estimates(
         self, ends: Sequence[Node], uppers: Sequence[Node], now: float
     ) -> tuple[list[NodeEstimate], list[LinkEstimate]]:
-        """What is thought of these nodes now, and of the links between those that have met."""
+        """The present estimates of these nodes, and of the links between those that have met."""
         backlog = self._backlog(now)
         nodes = [
             NodeEstimate(

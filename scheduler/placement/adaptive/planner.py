@@ -78,10 +78,10 @@ class UpstreamState:
     free_at: float
     seconds: float
     slack_s: float
-    """How long a task may wait there for its turn."""
+    """Seconds that a task may wait there for its turn."""
     has_room: bool = True
     accuracy: float = 0.0
-    """Of its fine answers, 0 to 1; 0 where unknown."""
+    """Accuracy of its fine answers, 0 to 1; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
