@@ -57,7 +57,7 @@ class Assignments:
     def __init__(self, window: int) -> None:
         self.window = window
         self.attempts: dict[int, Attempt] = {}
-        """In the order in which they began."""
+        """By id, oldest first."""
         self._at: dict[str, dict[int, Attempt]] = {}
         """By node: the end device, and the upstream nodes that are asked first."""
         self._listed: dict[str, Device] = {}
@@ -99,16 +99,16 @@ class Assignments:
         self._touched.add(device.node_id)
 
     def at(self, node_id: str) -> Iterable[Attempt]:
-        """The attempts of which a node is the end device, or an upstream node that is asked first. Not to be kept: it
-        changes with the next event."""
+        """The attempts on an end device, or those that ask an upstream node first. Do not keep the result: the next
+        event changes it."""
         return self._at[node_id].values() if node_id in self._at else ()
 
     def outstanding(self, node_id: str) -> int:
-        """Tasks that an end device has now."""
+        """Number of tasks that an end device has now."""
         return sum(attempt.facts.node_id == node_id for attempt in self.at(node_id))
 
     def owed(self, node_id: str) -> int:
-        """Tasks for which an end device owes its own answer."""
+        """Number of tasks that wait for the end device itself."""
         return sum(attempt.facts.node_id == node_id and attempt.owed for attempt in self.at(node_id))
 
     def load(self, node_id: str) -> int:

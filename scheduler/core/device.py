@@ -23,16 +23,27 @@ from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Registration
 
-__all__ = ["NO_INTENT", "Device", "DeviceView", "Intent", "KnownNode", "Node", "SortKey", "natural_order"]
+__all__ = [
+    "MOST_SAID",
+    "NO_INTENT",
+    "REFUSED_S",
+    "Device",
+    "DeviceView",
+    "Intent",
+    "KnownNode",
+    "Node",
+    "SortKey",
+    "natural_order",
+]
 
 SortKey = tuple[tuple[int, str | int], ...]
 """Sort key of a node in the device list. See `natural_order`."""
 
 _BATCH = 64
 """Default number of images that a node computes at a time, if it does not report it."""
-_REFUSED_S = 60.0
-"""Seconds for which a refusal is shown. A node that keeps asking does so every few seconds."""
-_MOST_SAID = 500
+REFUSED_S = 60.0
+"""Seconds for which a refusal is shown. A refused node asks again every few seconds."""
+MOST_SAID = 500
 """Characters of a reason."""
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
@@ -221,7 +232,7 @@ class Device:
         self.stalled = 0
 
     def gets(self, images: int, now: float) -> None:
-        """It owes an answer to so many more images."""
+        """It receives a task of this number of images."""
         if not self.owed:
             self.progress_at = now
         self.given += images
@@ -268,16 +279,16 @@ class Device:
 
     def give_up(self, error: str) -> bool:
         """An error of ours makes it dead; it may register again."""
-        self.death = f"cannot be judged ({error})"[:_MOST_SAID]
+        self.death = f"cannot be judged ({error})"[:MOST_SAID]
         return True
 
     def refuse(self, why: str, now: float) -> None:
         """It was refused a place, or a heartbeat."""
-        self.refusal = now, why[:_MOST_SAID]
+        self.refusal = now, why[:MOST_SAID]
 
     def refused_lately(self, now: float) -> bool:
         """True if it was refused within the last minute."""
-        return now - self.refusal[0] < _REFUSED_S
+        return now - self.refusal[0] < REFUSED_S
 
     # --- opinion ------------------------------------------------------------------------------------------------------
 

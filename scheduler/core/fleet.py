@@ -19,7 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Concatenate, NamedTuple, ParamSpec
 
 from scheduler.core.assignments import Assignments
-from scheduler.core.device import NO_INTENT, Device, DeviceView, Intent, KnownNode, SortKey
+from scheduler.core.device import (
+    MOST_SAID,
+    NO_INTENT,
+    REFUSED_S,
+    Device,
+    DeviceView,
+    Intent,
+    KnownNode,
+    SortKey,
+)
 from scheduler.core.health import DetectorTimes, Probe, hears_nobody
 from scheduler.core.work import Attempt
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
@@ -33,9 +42,6 @@ _log = logging.getLogger(__name__)
 _MOST_TOLD = 5
 """Nodes of a tier, in a sentence."""
 
-_MOST_SAID = 500
-"""Characters of a reason."""
-
 MOST_NODES = 250_000
 """Nodes on the list, including dead ones that are still shown."""
 
@@ -44,9 +50,6 @@ MOST_DEAD = 10_000
 died first. It keeps nodes that an operator has drained, removed or trusted."""
 
 _LIST_FULL_S = 60.0
-
-_REFUSED_S = 60.0
-"""Seconds for which a refusal is shown."""
 
 _MOST_STRANGERS = 64
 """Refused nodes that are remembered although they are not on the list."""
@@ -334,7 +337,7 @@ class Ledger:
             stranger.refuse(why, now)
             stranger.death = "has no place on the list"
         elif tier is not None:
-            self._turned_away[tier] = now, f"{node_id} was refused: {why[:_MOST_SAID]}"
+            self._turned_away[tier] = now, f"{node_id} was refused: {why[:MOST_SAID]}"
 
     def strangers(self, now: float) -> list[DeviceView]:
         """The nodes that were refused a place within the last minute and never had one, in order."""
@@ -443,7 +446,7 @@ class Ledger:
         views = [*(self._view(device, now) for device in told), *refused[: _MOST_TOLD - len(told)]]
         more = [f"and {len(here) - len(told):,} more"] if len(here) > len(told) else []
         at, why = self._turned_away.get(tier, (-math.inf, ""))
-        if now - at < _REFUSED_S:
+        if now - at < REFUSED_S:
             more.append(why)
         return "; ".join([*(f"{view.device.node_id}: {view.health}: {view.reason}" for view in views), *more])
 
