@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
+from msgspec.structs import replace
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -13,7 +13,7 @@ from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, TakesFeatures, destination
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
-from tierkit.inference.endpoints.repetition import server_timing
+from tierkit.inference.endpoints.answer import server_timing
 from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
 from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient

@@ -6,10 +6,10 @@ makes, from a route that asks for no encoding. So there is no call that sends pi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client import Counter
 
@@ -50,23 +50,20 @@ _upload_bytes = Counter(
 _uploads = cache(_upload_bytes.labels)  # to find the metric of a label takes longer than to count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaySeePixels:
+class MaySeePixels(Struct, frozen=True, kw_only=True):
     """An upstream node that the scheduler trusts."""
 
     upstream: Upstream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakesFeatures:
+class TakesFeatures(Struct, frozen=True, kw_only=True):
     """An upstream node that gets features of this encoder."""
 
     upstream: Upstream
     encoding: Encoding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughRelay:
+class ThroughRelay(Struct, frozen=True, kw_only=True):
     """An upstream node that gets features, from a trusted node that gets the pixels."""
 
     upstream: Upstream
@@ -88,8 +85,7 @@ def kind_of(encoding: Encoding) -> str:
     return encoding.name.rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """What goes with a request besides the images."""
 
     outputs: tuple[str, ...]
@@ -110,8 +106,7 @@ class Call:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """What an upstream node answered, and in which form the images were sent to it."""
 
     response: InferResponse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from models.escalation import unsure
@@ -144,8 +144,7 @@ def _spread(values: Sequence[T], positions: Sequence[int], images: int, blank: T
     return tuple(spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpperAnswer:
+class UpperAnswer(Struct, frozen=True, kw_only=True):
     """What an upstream node answered."""
 
     upstream: Upstream

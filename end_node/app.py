@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +17,7 @@ from end_node.escalation import read_stages
 from end_node.node import EndNode, Task
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
+from tierkit.http.shell import Direct
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
@@ -32,12 +32,15 @@ __all__ = ["create_app"]
 
 log = logging.getLogger(__name__)
 
+_STAGE, _UPSTREAMS, _ESCALATION = (name.lower().encode() for name in (STAGE_HEADER, UPSTREAM_HEADER, ESCALATION_HEADER))
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def create_app(node: EndNode) -> Starlette:
     """The task route, and the Open Inference Protocol for the node's own models."""
-    return node_app(node, [Route("/v1/tasks/{task_id}", _TaskEndpoint(node), methods=["POST"])])
+    tasks = _TaskEndpoint(node)
+    route = Route("/v1/tasks/{task_id}", tasks, methods=["POST"])
+    return node_app(node, [route], {"/v1/tasks/": Direct(tasks, last="task_id")})
 
 
 class _TaskEndpoint:
@@ -58,14 +61,15 @@ class _TaskEndpoint:
         started = node.clock()
         body = b""
         coarse = probabilities = None
-        fields, headers = Headers(scope=scope), dict(scope["headers"])
-        wants_coarse = fields.get(STAGE_HEADER) != "fine"
+        headers = dict(scope["headers"])
+        stage = _field(headers, _STAGE)
+        wants_coarse = stage != "fine"
         try:
             task_id = _task_id(scope)
-            upstreams = read_upstreams(fields.get(UPSTREAM_HEADER))
-            _check_stage(fields.get(STAGE_HEADER), upstreams)
+            upstreams = read_upstreams(_field(headers, _UPSTREAMS))
+            _check_stage(stage, upstreams)
             urgent = is_urgent(headers)
-            stages = read_stages(fields.get(ESCALATION_HEADER), upstreams, coarse_known=not wants_coarse)
+            stages = read_stages(_field(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
                 runner.check_room(announced_images(headers, images_input))
@@ -114,8 +118,9 @@ class _TaskEndpoint:
             await _send_line(send, event, more=False)
             answered = event.event
         span.says(task=task_id, images=len(images), answer=answered)
-        elapsed_ms = round((node.clock() - started) * 1000, 2)
-        log.info("task done", extra={"task": task_id, "images": len(images), "answer": answered, "ms": elapsed_ms})
+        if log.isEnabledFor(logging.DEBUG):
+            elapsed_ms = round((node.clock() - started) * 1000, 2)
+            log.debug("task done", extra={"task": task_id, "images": len(images), "answer": answered, "ms": elapsed_ms})
 
     async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
         try:
@@ -128,6 +133,11 @@ class _TaskEndpoint:
 
 async def _send_line(send: Send, event: TaskEvent, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": written(event) + b"\n", "more_body": more})
+
+
+def _field(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def _images(request: InferRequest) -> Array:

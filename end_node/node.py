@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from prometheus_client import Histogram
 
 from encryption.heads import Encoded, Encoders
@@ -84,8 +85,7 @@ _escalation_duration = Histogram(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """One batch of images to answer."""
 
     task_id: str

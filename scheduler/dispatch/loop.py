@@ -571,11 +571,11 @@ class Dispatcher:
     def _on_closed(self, closed: events.TaskClosed) -> None:
         TASKS.labels(closed.outcome).inc()
         self._note_news(closed.job_id)
-        if _log.isEnabledFor(logging.INFO):
+        if _log.isEnabledFor(logging.DEBUG):
             active = self._active[closed.job_id]
             what = {"job": closed.job_id, "task": closed.task, "outcome": closed.outcome, "ms": round(closed.ms, 3)}
             ids = {"request_id": active.facts.request_id_of(closed.task), "trace_id": active.trace_id}
-            _log.info("task done", extra={**what, **ids})
+            _log.debug("task done", extra={**what, **ids})
 
     def _on_report(self, facts: AttemptFacts, report: AttemptReport) -> None:
         outcome, active = report.outcome, self._active[facts.job_id]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 from starlette.requests import ClientDisconnect
@@ -140,29 +139,31 @@ class BodyRoom:
             BodyRoom.most_bytes = 0
 
 
-@contextmanager
-def cancelled_on_disconnect(scope: Scope) -> Iterator[None]:
-    """Cancel what runs inside as soon as the client hangs up. The body must have been read.
+class cancelled_on_disconnect:
+    """Context manager: what runs inside is cancelled as soon as the client hangs up. The body must have been read.
 
     Raises:
         ClientDisconnect: the client hung up while it ran.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    hung_up = False
 
-    def hang_up() -> None:
-        nonlocal hung_up
-        hung_up = True
-        task.cancel()
+    __slots__ = ("_hung_up", "_scope", "_take_back", "_task")
 
-    take_back = scope["extensions"][ON_DISCONNECT](hang_up)
-    try:
-        yield
-    except asyncio.CancelledError:
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._hung_up = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._take_back: Callable[[], None] = self._scope["extensions"][ON_DISCONNECT](self._hang_up)
+
+    def _hang_up(self) -> None:
+        self._hung_up = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._take_back()
         # Cancelled from elsewhere as well: then that is what counts.
-        if hung_up and task.uncancel() == 0:
+        if kind is asyncio.CancelledError and self._hung_up and self._task.uncancel() == 0:
             raise ClientDisconnect from None
-        raise
-    finally:
-        take_back()

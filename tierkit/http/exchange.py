@@ -19,14 +19,9 @@ from tierkit.errors import TerraceError
 __all__ = [
     "ALONE",
     "ON_DISCONNECT",
-    "REPEATABLE",
-    "Again",
     "Connection",
     "Exchange",
-    "Reply",
     "head_bytes",
-    "header_lines",
-    "status_line",
 ]
 
 log = logging.getLogger(__name__)
@@ -38,33 +33,6 @@ answer is complete, and returns what takes it back. To wait for that by `receive
 ALONE = "terrace.alone"
 """Extension in the ASGI scope: a function that tells whether this is the only request that the server is receiving or
 answering. Its endpoint may then hold up the event loop for a moment: no other request waits."""
-
-REPEATABLE = "terrace.repeatable"
-"""Extension in the ASGI scope: a function that takes a number of bytes and an `Again`. When the connection's next
-request has the same length, and is the same byte for byte up to so many bytes of its body, the rest of its body goes
-straight to `Again`, past the parser and past the application. To be called before the answer is complete."""
-
-Reply = Callable[[int, bytes, bytes], None]
-"""Answers a request: status, header lines, each with its line break and a content-length among them, and body."""
-
-
-class Again(Protocol):
-    """Answers a request that differs from an earlier one in the rest of its body alone."""
-
-    def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
-        """Have it answered.
-
-        Args:
-            rest: of its body.
-            reply: to be called once, on the event loop; before this returns, or later.
-            alone: as the extension `ALONE` tells.
-
-        Returns:
-            What takes the request back when its client has gone: `reply` is not called after it. None, and nothing has
-            happened: the application shall answer.
-        """
-        ...
-
 
 _LARGE_PIECE_BYTES = 64 * 1024
 """Pieces above it are written on their own: copying them costs more than a system call."""
@@ -140,13 +108,7 @@ class Exchange:
         self._chunked = False
         self._left_bytes = 0
         self._on_disconnect: Callable[[], None] | None = None
-        self.repeatable: tuple[int, Again] | None = None
-        """What the application gave to the extension `REPEATABLE`."""
-        scope["extensions"] = {
-            ON_DISCONNECT: self.on_disconnect,
-            ALONE: connection.alone,
-            REPEATABLE: self.on_repetition,
-        }
+        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect, ALONE: connection.alone}
 
     # --- called by the connection ---
 
@@ -205,10 +167,6 @@ class Exchange:
 
     def _forget_callback(self) -> None:
         self._on_disconnect = None
-
-    def on_repetition(self, body_bytes: int, again: Again) -> None:
-        """The extension `REPEATABLE`."""
-        self.repeatable = (body_bytes, again)
 
     async def receive(self) -> Message:
         """ASGI: the body as far as it has come, then the news that the client has gone or the answer is complete."""
@@ -297,17 +255,7 @@ class Exchange:
 
 
 def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Status line and headers; errors as `header_lines`."""
-    return status_line(status) + header_lines(headers) + b"\r\n"
-
-
-def status_line(status: int) -> bytes:
-    """The first line of an answer."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-
-
-def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """One line for each header, each with its line break.
+    """Status line and headers.
 
     Raises:
         RuntimeError: a header holds a line break, and would so add headers, or a body, chosen by another party.
@@ -316,4 +264,4 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     text = b"".join(lines)
     if text.count(b"\n") != len(lines) or text.count(b"\r") != len(lines) or b"\0" in text:
         raise RuntimeError("a header of the answer holds a line break")
-    return text
+    return (_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status) + text + b"\r\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,9 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tierkit.http.exchange import Again, Exchange, head_bytes
+from tierkit.http.exchange import Exchange, head_bytes
 from tierkit.http.head import refusal_of, without_upgrade
-from tierkit.http.repetition import MAX_OPENING_BYTES, Repeatable, Repetitions
 from tierkit.http.responses import error_response
 from tierkit.settings import ServiceSettings
 
@@ -54,12 +52,11 @@ _RESERVE = 64
 
 def bounded_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     """Protocol class for uvicorn with the limits of `settings`."""
-    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings, "repetitions": Repetitions()})
+    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings})
 
 
 class _HttpProtocol(asyncio.Protocol):
     limits: ServiceSettings
-    repetitions: Repetitions
 
     def __init__(
         self,
@@ -89,26 +86,6 @@ class _HttpProtocol(asyncio.Protocol):
         self._receiving: Exchange | None = None
         """The request whose body is being received."""
         self._pipelined: deque[Exchange] = deque()
-        self._in_request = False
-        """True if a part of a request has come, and not yet its end."""
-        self._begun = 0
-        """Requests that have begun since `_opening`."""
-        self._opening = b""
-        """Beginning of the piece that the request under way came in, or of the first of several."""
-        self._opening_bytes = 0
-        """Length of that piece, and below how much of it was body."""
-        self._opening_body_bytes = 0
-        self._repeatable: Repeatable | None = None
-        """The last request, while nothing is under way on this connection."""
-        self._held: list[bytes] = []
-        """What has come while it is being answered once more."""
-        self._repeated_at = -math.inf
-        self._awaiting = False
-        """True if it is being answered; what comes meanwhile is held."""
-        self._take_back: Callable[[], None] | None = None
-        """For a client that hangs up, if the answer comes later."""
-        self._leaving = False
-        """True if the connection ends with that answer."""
         self._ending = False
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
@@ -141,11 +118,6 @@ class _HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
-        if self._awaiting:
-            self._held.clear()
-            if take_back := self._await_no_more():
-                take_back()
-        self._read_held()
         self._ending = True
         self._wait(None)
         self.resume_writing()
@@ -154,15 +126,8 @@ class _HttpProtocol(asyncio.Protocol):
                 exchange.give_up()
 
     def data_received(self, data: bytes) -> None:
-        if self._ending or (self._repeatable is not None and self._repeats(self._repeatable, data)):
+        if self._ending:
             return
-        self._repeatable = None
-        opens = not self._in_request and self._answering is None
-        if opens:
-            self._opening = data[:MAX_OPENING_BYTES]
-            self._opening_bytes = len(data)
-            self._begun = 0
-            self._body_bytes = 0
         receiving, body_bytes, body_pieces = self._receiving, self._body_bytes, self._body_pieces
         if receiving is None:
             self._head_bytes += len(data)
@@ -178,8 +143,6 @@ class _HttpProtocol(asyncio.Protocol):
             self._framing_bytes += len(data) - allowed
             if self._framing_bytes > _MAX_HEAD_BYTES:
                 self._refuse_long_framing()
-        if opens:
-            self._opening_body_bytes = self._body_bytes
         if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
             self._pause_reading()
             self._receiving.wake()
@@ -227,8 +190,6 @@ class _HttpProtocol(asyncio.Protocol):
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        self._in_request = True
-        self._begun += 1
         self._url = b""
         self._headers = []
 
@@ -309,7 +270,6 @@ class _HttpProtocol(asyncio.Protocol):
             exchange.feed(piece)
 
     def on_message_complete(self) -> None:
-        self._in_request = False
         exchange, self._receiving = self._receiving, None
         if exchange is None or self._ending:
             return
@@ -330,20 +290,13 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _next(self) -> None:
         """Request and answer are complete: on to the next one."""
-        exchange, self._answering = self._answering, None
-        if exchange is not None and exchange.repeatable is not None and self._begun == 1:
-            self._remember(*exchange.repeatable)
-        self._opening = b""
+        self._answering = None
         if self._pipelined:
             self._answer(self._pipelined.popleft())
         self.resume_reading()
 
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
-        if self._awaiting:
-            self._leaving = True
-            return
-        self._read_held()
         if self._answering is None:
             self._transport.close()
         else:
@@ -352,82 +305,6 @@ class _HttpProtocol(asyncio.Protocol):
     def abort(self) -> None:
         """End the connection now, even if the client has not read all of the answer."""
         self._transport.abort()
-
-    # --- a request that is the last one once more ---
-
-    def _remember(self, body_bytes: int, again: Again) -> None:
-        """The request just answered, the only one since its first byte, may be repeated."""
-        head_bytes = self._opening.find(b"\r\n\r\n") + 4
-        # Only if the parser has found the same end of the head. And not if the first piece held nothing beyond what
-        # repeats: one who sends head and body apart, as for a "100 Continue", would have to wait until he is read.
-        if self._opening_bytes != head_bytes + self._opening_body_bytes or self._opening_body_bytes <= body_bytes:
-            return
-        same, length = head_bytes + body_bytes, head_bytes + self._body_bytes
-        if same <= MAX_OPENING_BYTES and length <= _READ_AHEAD_BYTES:
-            self._repeatable = Repeatable(self._opening[:same], length, again)
-
-    def _repeats(self, last: Repeatable, data: bytes) -> bool:
-        """True if `data` has been dealt with: it belongs to the last request once more."""
-        if self._awaiting:
-            self._held.append(data)
-            self._pause_reading()
-            return True
-        if len(data) != last.length or not (self.writable and data.startswith(last.opening)):
-            return False
-        return self._answer_again(last, data)
-
-    def _alone(self) -> bool:
-        """True if nothing else is under way on the server, while no request is on this connection."""
-        return not self._server_state.tasks and self.repetitions.none_but(self)
-
-    def _answer_again(self, last: Repeatable, data: bytes) -> bool:
-        """True if this complete request is being answered, or has been."""
-        alone = self._alone()
-        self._awaiting = True
-        try:
-            take_back = last.again(memoryview(data)[len(last.opening) :], self._reply, alone=alone)
-        except Exception:
-            log.exception("exception in the application")
-            take_back = None
-        if take_back is None:
-            self._awaiting = False
-            return False
-        if self._awaiting:
-            self._take_back = take_back
-            self.repetitions.waiting += 1
-        else:
-            # Nobody else is answered at once before the event loop has come around: one request after the other would
-            # hold up what else has come.
-            self.repetitions.holder = self
-            self._loop.call_soon(self.repetitions.let_go, self)
-        return True
-
-    def _reply(self, status: int, lines: bytes, body: bytes) -> None:
-        self._await_no_more()
-        self._repeated_at = self._loop.time()
-        start = self.repetitions.start(status, self._server_state.default_headers)
-        self._transport.write(b"%b%b\r\n%b" % (start, lines, body))
-        if self._leaving:
-            self._transport.close()
-        elif self._held:
-            self.resume_reading()
-            self._read_held()
-
-    def _await_no_more(self) -> Callable[[], None] | None:
-        """What takes the request back that was waited for, if its answer was to come later."""
-        self._awaiting = False
-        take_back, self._take_back = self._take_back, None
-        if take_back is not None:
-            self.repetitions.waiting -= 1
-        return take_back
-
-    def _read_held(self) -> None:
-        """Read what has come meanwhile like any other request."""
-        if self._held:
-            data = b"".join(self._held)
-            self._held.clear()
-            self._repeatable = None
-            self.data_received(data)
 
     # --- called by exchanges ---
 
@@ -439,7 +316,7 @@ class _HttpProtocol(asyncio.Protocol):
         await self._drained.wait()
 
     def alone(self) -> bool:
-        return len(self._server_state.tasks) == 1 and not self._pipelined and self.repetitions.none_but(None)
+        return len(self._server_state.tasks) == 1 and not self._pipelined
 
     def resume_reading(self) -> None:
         # With requests that wait for their turn there is nothing to read for: what is being answered has come whole.
@@ -490,14 +367,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._timer = None if then is None else self._loop.call_later(seconds, then)
 
     def _idle_for_long(self) -> None:
-        self._waiting_for = None
-        left_s = self._repeated_at + self.limits.keep_alive_s - self._loop.time()
-        if self._held or self._awaiting:
-            self._watch()
-        elif left_s > 0:
-            self._wait(self._idle_for_long, left_s)
-        else:
-            self._transport.close()
+        self._transport.close()
 
     def _rest_is_late(self) -> None:
         self._transport.close()

@@ -194,7 +194,7 @@ async def running(
             made = build(lifecycle)
             app = await made if inspect.isawaitable(made) else made
             async with app.router.lifespan_context(app):
-                shell.app = app
+                shell.serve(app)
                 lifecycle.set_ready()
                 announce()
                 try:

@@ -12,28 +12,32 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Authenticator, Proxies, check_host, check_origin, needs_no_token
 from tierkit.errors import Standby, TerraceError, Unauthenticated
-from tierkit.http.answering import answer_to
-from tierkit.http.exchange import REPEATABLE, Again, Reply
+from tierkit.http.answering import Answering, answer_to
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import error_response
 from tierkit.logs import request_context
-from tierkit.spans import is_recorded, new_root
+from tierkit.spans import new_root
 from tierkit.wire.messages import REQUEST_ID_HEADER
-from tierkit.wire.trace import Trace, new_trace, read_trace
+from tierkit.wire.trace import new_trace, read_trace
 
-__all__ = ["Shell"]
+__all__ = ["Direct", "Shell", "answer_directly"]
 
 log = logging.getLogger("tierkit.access")
+
+_DIRECT = "direct"
+"""Where an application keeps what `answer_directly` was told."""
 
 _VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
@@ -52,8 +56,26 @@ addresses of all of them, says which one that is.</p>
 """
 
 
+class Direct(NamedTuple):
+    """What answers a route past the framework."""
+
+    app: ASGIApp
+    parameters: Mapping[str, str] = {}
+    """Of its path."""
+    last: str = ""
+    """The parameter that is the last segment of the path, for a route that ends with a slash."""
+
+
+def answer_directly(app: Starlette, routes: Mapping[str, Direct]) -> None:
+    """Have the POST requests of these paths found with one look-up, and their errors answered as everywhere.
+
+    `app` must have the same routes: it answers other methods, and describes them.
+    """
+    setattr(app.state, _DIRECT, {path: route._replace(app=Answering(route.app)) for path, route in routes.items()})
+
+
 class Shell:
-    """ASGI application that wraps `app`; `app` may be set after the shell has begun to serve.
+    """ASGI application around that of a service, which may come after the shell has begun to serve.
 
     Args:
         local_only: everyone on this machine may use the service, and nobody else can reach it.
@@ -72,13 +94,19 @@ class Shell:
         proxies: Proxies | None = None,
     ) -> None:
         self._proxies = proxies
-        self.app: ASGIApp | None = None
+        self._app: ASGIApp | None = None
+        self._direct: Mapping[str, Direct] = {}
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._node_id = node_id
         self._authenticator = authenticator
         host = socket.gethostname().lower()
         self._own_names = (host, f"{host}.local") if local_only else None
+
+    def serve(self, app: Starlette) -> None:
+        """Pass requests on to `app` from now on."""
+        self._app = app
+        self._direct = getattr(app.state, _DIRECT, {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -112,7 +140,7 @@ class Shell:
             standby_ok = scope["query_string"] == b"standby=ok"
             health = await self._health(told=self._may_know(scope), standby_ok=standby_ok)
             await health(scope, receive, send)
-        elif metrics is None and (self.app is None or not lifecycle.ready):
+        elif metrics is None and (self._app is None or not lifecycle.ready):
             # Before the authenticator, which does not know its sessions yet: a page that is signed in should stay so.
             starting = error_response(
                 503, "the service is starting; try again in a second", retry_after_s=1, close=True
@@ -131,26 +159,28 @@ class Shell:
             pass
         elif metrics is not None:
             await Response(metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
-        elif self.app is not None and scope["method"] in READS:
-            await self.app(scope, receive, send)
+        elif self._app is not None and scope["method"] in READS:
+            await self._app(scope, receive, send)
         elif lifecycle.draining:
             ending = error_response(503, "the service is shutting down; try another node", retry_after_s=1, close=True)
             await ending(scope, receive, send)
         else:
-            self._see_to_repetitions(scope)
-            assert self.app is not None
+            assert self._app is not None
             with lifecycle.working():
-                await self.app(scope, receive, send)
+                await (self._directly(scope, path) or self._app)(scope, receive, send)
 
-    def _see_to_repetitions(self, scope: Scope) -> None:
-        """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
-        drains or logs each request there are none, and never where callers have to show tokens or want spans."""
-        offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
-        if offer is not None and self._authenticator is None and not is_recorded(trace := read_trace(scope["headers"])):
-            given = _given_id(scope)
-            scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
-                body_bytes, _Within(self._lifecycle, given, trace, again)
-            )
+    def _directly(self, scope: Scope, path: str) -> ASGIApp | None:
+        """What answers this POST past the framework, if anything does."""
+        found = self._direct.get(path)
+        if found is None:
+            at = path.rfind("/") + 1
+            found = self._direct.get(path[:at])
+            if found is None:
+                return None
+            scope["path_params"] = {found.last: path[at:]}
+        else:
+            scope["path_params"] = found.parameters
+        return found.app if scope["method"] == "POST" else None
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
         """True if the request may go on; it has been answered otherwise."""
@@ -208,50 +238,6 @@ class Shell:
             if standby is not None:
                 answer["reason"] = standby
         return JSONResponse(answer, 200 if state == "ready" or (standby_ok and state == "standby") else 503)
-
-
-class _Within:
-    """Repeated requests as if they passed the shell; an `Again`.
-
-    Args:
-        lifecycle: of the service.
-        given: what the client calls all of them; "" where it gives no id.
-        trace: to which it says that they belong.
-        again: answers them.
-    """
-
-    def __init__(self, lifecycle: Lifecycle, given: str, trace: Trace | None, again: Again) -> None:
-        self._lifecycle = lifecycle
-        self._given = given
-        self._trace = trace
-        self._again = again
-
-    def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
-        lifecycle = self._lifecycle
-        if lifecycle.draining or log.isEnabledFor(logging.DEBUG):
-            return None
-        request_id = self._given or _new_id()
-
-        def reply_with_id(status: int, lines: bytes, body: bytes) -> None:
-            lifecycle.end_work()
-            reply(status, b"%b%b: %b\r\n" % (lines, _REQUEST_ID, request_id.encode()), body)
-
-        lifecycle.begin_work()
-        take_back = None
-        try:
-            with request_context(request_id, self._trace or new_trace()):
-                take_back = self._again(rest, reply_with_id, alone=alone)
-        finally:
-            if take_back is None:
-                lifecycle.end_work()
-        if take_back is None:
-            return None
-
-        def take_back_and_end() -> None:
-            take_back()
-            lifecycle.end_work()
-
-        return take_back_and_end
 
 
 def _as_asked(scope: Scope, proxies: Proxies) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tierkit.errors import InvalidInput
 from tierkit.inference.runner import RunResult
@@ -28,8 +29,7 @@ def are_files(spec: TensorSpec, array: Array) -> bool:
     return spec.decode is not None and array.dtype.kind == "O" and array.ndim == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Struct, frozen=True):
     """What has become of a tensor of files."""
 
     rows: Array

@@ -20,6 +20,7 @@ from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.shell import Direct, answer_directly
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
@@ -295,8 +296,14 @@ def _classes(model: Model) -> str:
     return classes_digest(names) if names else ""
 
 
-def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own."""
+def node_app(
+    node: InferenceNode, routes: Sequence[BaseRoute] = (), direct: Mapping[str, Direct] | None = None
+) -> Starlette:
+    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own.
+
+    Args:
+        direct: those of `routes` that are asked for often; see `answer_directly`.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -318,4 +325,6 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
     install(app)
     # One layer instead of the framework's three: `Answering` handles what they would.
     app.middleware_stack = Answering(app.router)
+    asked = {f"/v2/models/{name}/infer": Direct(infer, {"model": name}) for name in node.runners}
+    answer_directly(app, {**asked, **(direct or {})})
     return app

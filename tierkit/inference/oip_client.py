@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
@@ -69,8 +70,7 @@ class _ServerMetadata(msgspec.Struct):
     extensions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferOptions:
+class InferOptions(Struct, frozen=True, kw_only=True):
     """Options of one inference request."""
 
     sha256: str | None = None
@@ -92,7 +92,7 @@ class InferOptions:
     the outputs."""
     prefix: str = "/v2/models"
     """Prefix of the route."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """Further headers."""
 
 

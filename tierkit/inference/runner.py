@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
 from tierkit.inference.model import WANTED_UNTIL, Model, Steady
@@ -64,8 +65,7 @@ _WARM_UP_S = 0.4
 """Largest batch of the speed measurement, and about how long it may take for a slow network."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
+class RunResult(Struct, frozen=True, kw_only=True):
     """One request's answer and what it cost."""
 
     outputs: dict[str, Array]

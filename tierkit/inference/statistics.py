@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 __all__ = ["BatchRecord", "ModelRun", "ModelStatistics"]
 
@@ -22,8 +23,7 @@ class ModelRun(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRecord:
+class BatchRecord(Struct, frozen=True, kw_only=True):
     """What the requests that were computed together cost; seconds."""
 
     queue_s: Sequence[float]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,6 +16,9 @@ __all__ = ["MAX_UPSTREAMS", "forbidden_url", "is_allowed", "read_header", "read_
 
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
+
+_MAX_REMEMBERED = 64
+"""Routes that are remembered: a device is given few different ones, again and again."""
 
 _T = TypeVar("_T")
 
@@ -33,8 +37,11 @@ def read_upstreams(header: str | None) -> tuple[Upstream, ...]:
     Raises:
         InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
     """
-    if header is None:
-        return ()
+    return () if header is None else _read_upstreams(header)
+
+
+@lru_cache(_MAX_REMEMBERED)
+def _read_upstreams(header: str) -> tuple[Upstream, ...]:
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")

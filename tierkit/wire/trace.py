@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 __all__ = ["STATE_HEADER", "TRACE_HEADER", "Trace", "new_span_id", "new_trace", "read_trace", "read_traceparent"]
 
@@ -31,8 +33,7 @@ _MAX_STATE = 1024
 _ids = random.Random()
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """Where in a trace something happens."""
 
     trace_id: str

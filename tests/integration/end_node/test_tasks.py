@@ -114,7 +114,7 @@ async def test_a_task_leaves_one_line_and_it_carries_the_request_id(
                 told.append((current_request_id(), vars(record)["task"], vars(record)["answer"]))
             return True
 
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     with caplog.filtering(Note()):  # pytest's handler outlives this test
         await end.answer(images(0, 1), to(upper.url))
         await end.answer(images(0))

@@ -201,7 +201,7 @@ async def test_a_drained_device_is_given_tasks_again(kit, scheduler):
 
 
 async def test_each_task_leaves_one_line_with_its_request_id(kit, scheduler, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0"):
         job = await scheduler.submit(kit.images(100))
         await scheduler.finished(job["id"])

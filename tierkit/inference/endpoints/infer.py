@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from tierkit.errors import InvalidInput, TooLarge
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
-from tierkit.http.exchange import ALONE, REPEATABLE, Again
+from tierkit.http.exchange import ALONE
+from tierkit.inference.endpoints.answer import RAW_NAMES, server_timing
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
-from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
 from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.files import Decoded, FileDecoder, are_files
 from tierkit.inference.metrics import ModelMetrics
@@ -133,8 +133,6 @@ class InferEndpoint:
         if decoded is not None:
             result = decoded.charged(result)
         coding = accepted_coding(headers.get(b"accept-encoding", b"").decode("latin-1"))
-        if budget is None and not texts and guard is None and coding is None and b"content-encoding" not in headers:
-            self._offer_repetition(scope, runner, headers, request, len(body), names)
         tensors = []
         for output in wanted:
             data = result.outputs[output.name]
@@ -164,26 +162,6 @@ class InferEndpoint:
             raise InvalidInput(f"input '{spec.name}', picture {position}: {reason}")
         arrays[spec.name] = decoded.rows
         return decoded
-
-    def _offer_repetition(
-        self,
-        scope: Scope,
-        runner: ModelRunner,
-        headers: Mapping[bytes, bytes],
-        request: InferRequest,
-        body_bytes: int,
-        outputs: tuple[str, ...],
-    ) -> None:
-        offer: Callable[[int, Again], None] | None = scope["extensions"].get(REPEATABLE)
-        json_length = headers.get(_BINARY)
-        if offer is None or json_length is None or len(request.inputs) != 1:
-            return
-        # Numbers that are a part of the JSON do not follow it.
-        same_bytes = int(json_length)
-        array = request.inputs[0].data
-        if array.dtype.kind != "O" and array.nbytes == body_bytes - same_bytes:
-            metrics, urgent = self._metrics[runner.model.name], is_urgent(headers)
-            offer(same_bytes, Repetition(runner, metrics, request, outputs, body_bytes, urgent=urgent))
 
 
 def _is_alone(scope: Scope) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, TypeVar
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,9 +17,9 @@ from tierkit.errors import MalformedMessage, TooLarge
 from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip.datatypes import BYTES, dtype_of
 from tierkit.wire.oip.encode import BINARY_HEADER
-from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from tierkit.wire.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor
 
-__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length", "tensor_from_bytes"]
+__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length"]
 
 _MAX_LISTS = 2**15
 """Lists and objects in a JSON part: reading one of them takes as long as reading several numbers."""
@@ -32,6 +32,11 @@ _UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared m
 """By the beginning of a parameter's name. Ignoring such a parameter would give a wrong answer."""
 
 _NESTED = re.compile(rb"\s*\[\s*\[")
+
+_MAX_REMEMBERED = 256
+"""JSON parts that are remembered: a fleet sends few different ones, again and again."""
+_MAX_REMEMBERED_BYTES = 1024
+"""Longest JSON part that is remembered."""
 
 T = TypeVar("T")
 Plain = dict[str, str | int | float | bool]
@@ -73,12 +78,43 @@ class _ResponseHead(Struct):
     parameters: Plain | None = None
 
 
+class _Part(NamedTuple):
+    """What the JSON part says of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: Parameters
+    size: int | None
+    """Its bytes after the JSON part; None where its numbers are in it."""
+    data: bytes | Raw
+
+
+class _Request(NamedTuple):
+    """A JSON part of a request that has been found right."""
+
+    inputs: tuple[_Part, ...]
+    outputs: tuple[RequestedOutput, ...]
+    id: str
+    parameters: Parameters
+    binary_output: bool
+
+
+class _Response(NamedTuple):
+    """The same of a response."""
+
+    outputs: tuple[_Part, ...]
+    model_name: str
+    model_version: str
+    id: str
+    parameters: Parameters
+
+
 _REQUEST_HEAD = msgspec.json.Decoder(_RequestHead)
 _RESPONSE_HEAD = msgspec.json.Decoder(_ResponseHead)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What a message may cost its reader."""
 
     max_body_bytes: int = 64 * 2**20
@@ -125,33 +161,49 @@ def decode_request(
         _check_size(body, limits)
         return InferRequest(inputs=(Tensor(raw_input.name, _rows(body, raw_input)),))
     text, payload = _split(body, header_length, limits)
-    head = _read(_REQUEST_HEAD, text)
-    parameters = _checked(head.parameters, "the request")
-    binary_output = _take(parameters, "binary_data_output", bool, False)
-    _check_names(head.outputs, "outputs", limits)
-    return InferRequest(
-        inputs=_tensors(head.inputs, "inputs", payload, limits),
-        outputs=tuple(_requested_output(output) for output in head.outputs),
-        id=head.id,
-        parameters=parameters,
-        binary_output=binary_output,
-    )
+    said = (_request if len(text) > _MAX_REMEMBERED_BYTES else _remembered_request)(text, limits)
+    return InferRequest(_tensors(said.inputs, payload), said.outputs, said.id, said.parameters, said.binary_output)
 
 
 def decode_response(body: Body, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS) -> InferResponse:
     """Read a response; arguments and errors as for `decode_request`."""
     text, payload = _split(body, header_length, limits)
-    head = _read(_RESPONSE_HEAD, text)
-    return InferResponse(
-        model_name=head.model_name,
-        model_version=head.model_version,
-        outputs=_tensors(head.outputs, "outputs", payload, limits),
-        id=head.id,
-        parameters=_checked(head.parameters, "the response"),
-    )
+    said = (_response if len(text) > _MAX_REMEMBERED_BYTES else _remembered_response)(text, limits)
+    return InferResponse(said.model_name, said.model_version, _tensors(said.outputs, payload), said.id, said.parameters)
 
 
 # --- the JSON part ---
+
+
+def _request(text: bytes, limits: Limits) -> _Request:
+    _check_counts(text)
+    head = _read(_REQUEST_HEAD, text)
+    parameters = _checked(head.parameters, "the request")
+    binary_output = _take(parameters, "binary_data_output", bool, False)
+    _check_names(head.outputs, "outputs", limits)
+    return _Request(
+        inputs=_parts(head.inputs, "inputs", limits),
+        outputs=tuple(_requested_output(output) for output in head.outputs),
+        id=head.id,
+        parameters=MappingProxyType(parameters),
+        binary_output=binary_output,
+    )
+
+
+def _response(text: bytes, limits: Limits) -> _Response:
+    _check_counts(text)
+    head = _read(_RESPONSE_HEAD, text)
+    return _Response(
+        outputs=_parts(head.outputs, "outputs", limits),
+        model_name=head.model_name,
+        model_version=head.model_version,
+        id=head.id,
+        parameters=MappingProxyType(_checked(head.parameters, "the response")),
+    )
+
+
+_remembered_request = lru_cache(_MAX_REMEMBERED)(_request)
+_remembered_response = lru_cache(_MAX_REMEMBERED)(_response)
 
 
 def _check_size(body: Body, limits: Limits) -> None:
@@ -168,12 +220,14 @@ def _split(body: Body, header_length: int | None, limits: Limits) -> tuple[bytes
     if length > limits.max_json_bytes:
         raise TooLarge(f"{length} bytes of JSON; at most {limits.max_json_bytes} are accepted: send tensors as binary")
     view = memoryview(body)
-    text = bytes(view[:length])
-    if length > _MAX_LISTS and text.count(b"[") + text.count(b"{") > _MAX_LISTS:
+    return bytes(view[:length]), view[length:]
+
+
+def _check_counts(text: bytes) -> None:
+    if len(text) > _MAX_LISTS and text.count(b"[") + text.count(b"{") > _MAX_LISTS:
         raise TooLarge(f"more than {_MAX_LISTS} lists and objects in the JSON part: send tensors flat or as binary")
     if text.count(b",") > _MAX_NUMBERS:
         raise TooLarge(f"more than {_MAX_NUMBERS} numbers in the JSON part: send tensors as binary")
-    return text, view[length:]
 
 
 def _read(decoder: msgspec.json.Decoder[T], text: bytes | Raw) -> T:
@@ -219,39 +273,47 @@ def _requested_output(head: _OutputHead) -> RequestedOutput:
         head.name,
         binary=_take(parameters, "binary_data", bool | None, None),
         classification=_take(parameters, "classification", Count, 0),
-        parameters=parameters,
+        parameters=MappingProxyType(parameters),
     )
 
 
-# --- tensors ---
-
-
-def _tensors(heads: Sequence[_TensorHead], key: str, payload: memoryview, limits: Limits) -> tuple[Tensor, ...]:
+def _parts(heads: Sequence[_TensorHead], key: str, limits: Limits) -> tuple[_Part, ...]:
     _check_names(heads, key, limits)
-    tensors = []
-    start = 0
+    parts = []
     for head in heads:
         parameters = _checked(head.parameters, f"tensor {head.name!r}")
         size = _take(parameters, "binary_data_size", Count | None, None)
         if (size is None) == (head.data is UNSET):
             raise MalformedMessage(f"tensor {head.name!r} needs either 'data' or a binary_data_size")
-        if isinstance(head.data, Raw):
-            data = _from_json(head.data, head.shape, head.datatype, head.name)
+        data = head.data if isinstance(head.data, Raw) else b""
+        parts.append(_Part(head.name, head.shape, head.datatype, MappingProxyType(parameters), size, data))
+    return tuple(parts)
+
+
+# --- tensors ---
+
+
+def _tensors(parts: Sequence[_Part], payload: memoryview) -> tuple[Tensor, ...]:
+    tensors = []
+    start = 0
+    for part in parts:
+        if part.size is None:
+            data = _from_json(part.data, part.shape, part.datatype, part.name)
         else:
-            end = start + (size or 0)
+            end = start + part.size
             if end > len(payload):
                 raise MalformedMessage(
-                    f"tensor {head.name!r} claims {size} bytes where {len(payload) - start} follow the JSON part"
+                    f"tensor {part.name!r} claims {part.size} bytes where {len(payload) - start} follow the JSON part"
                 )
-            data = tensor_from_bytes(payload[start:end], head.shape, head.datatype, head.name)
+            data = _from_bytes(payload[start:end], part.shape, part.datatype, part.name)
             start = end
-        tensors.append(Tensor(head.name, data, parameters))
+        tensors.append(Tensor(part.name, data, part.parameters))
     if start != len(payload):
         raise MalformedMessage(f"{len(payload) - start} bytes follow the last tensor")
     return tuple(tensors)
 
 
-def tensor_from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+def _from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
     """The binary tensor `name`; a view of `view` where its type allows that.
 
     Raises:
@@ -283,7 +345,7 @@ def _rows(body: Body, spec: TensorSpec) -> Array:
     rows, rest = divmod(len(body), row_bytes)
     if rest or not rows:
         raise MalformedMessage(f"a raw body of {len(body)} bytes is no whole number of rows of {row_bytes} bytes")
-    return tensor_from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
+    return _from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
 
 
 def _split_strings(view: memoryview, count: int, name: str) -> list[bytes]:
@@ -328,7 +390,7 @@ def _data_decoder(datatype: str, rank: int) -> msgspec.json.Decoder[list[Any]]:
     return msgspec.json.Decoder(kind)
 
 
-def _from_json(data: Raw, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+def _from_json(data: bytes | Raw, shape: tuple[int, ...], datatype: str, name: str) -> Array:
     """A tensor's JSON is either one flat list in row-major order or lists nested as its shape says."""
     dtype = dtype_of(datatype)
     nested = len(shape) > 1 and _NESTED.match(data) is not None

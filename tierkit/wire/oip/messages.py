@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from tierkit.tensors import Array
 from tierkit.wire.oip.datatypes import datatype_of
@@ -15,8 +16,7 @@ Parameters = Mapping[str, str | int | float | bool]
 
 
 # eq=False: the truth of comparing arrays is an array, so equality of messages has no useful meaning.
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(Struct, frozen=True, eq=False):
     """A named array of at least one dimension, each dimension at least 1.
 
     `data` is read-only where it views a received body. `parameters` excludes the keys that say how the tensor is
@@ -25,7 +25,7 @@ class Tensor:
 
     name: str
     data: Array
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
 
     @property
     def datatype(self) -> str:
@@ -33,8 +33,7 @@ class Tensor:
         return datatype_of(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
+class RequestedOutput(Struct, frozen=True):
     """An output that the client asks for."""
 
     name: str
@@ -42,25 +41,23 @@ class RequestedOutput:
     """True if it shall come as binary; None: as `InferRequest.binary_output` says for all."""
     classification: int = 0
     """If k > 0, the k best classes as strings "value:index[:label]" (datatype BYTES) in place of the tensor."""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InferRequest:
+class InferRequest(Struct, frozen=True, eq=False):
     """One batch for one model. No `outputs` asks for all outputs."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[RequestedOutput, ...] = ()
     id: str = ""
     """The client's own id, echoed in the response."""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
     binary_output: bool = True
     """True if outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
     word about it means False."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(Struct, frozen=True, kw_only=True):
     """How long a request waited in a server, and how long its batch was computed there."""
 
     queue_s: float
@@ -69,20 +66,19 @@ class Timing:
     batch_images: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InferResponse:
+class InferResponse(Struct, frozen=True, eq=False):
     """The answer to an `InferRequest`."""
 
     model_name: str
     model_version: str
     outputs: tuple[Tensor, ...]
     id: str = ""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = {}
     timing: Timing | None = None
     """What the server says of its own time, where it does."""
     request_bytes: int = 0
     """Body of the request, as it was sent; 0 where this is no answer that came over a network."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """HTTP headers that it came with."""
 
     def output(self, name: str) -> Array | None:
