@@ -9,7 +9,8 @@ It stays set aside for as long again until that task is answered. A right answer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tierkit.pacing import backoff_s
 
@@ -23,8 +24,7 @@ def rest_s(count: int, base_s: float) -> float:
     return backoff_s(count, first_s=base_s, cap_s=LONGEST_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrongAnswers:
+class WrongAnswers(Struct, frozen=True, kw_only=True):
     """Wrong answers of a node since its last right one. Times are monotonic."""
 
     count: int = 0

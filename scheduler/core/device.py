@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from scheduler.core.breaker import WrongAnswers, rest_s
 from scheduler.core.health import (
     Arrivals,
@@ -81,8 +83,7 @@ class KnownNode:
     intent: Intent = NO_INTENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """A node as the mapping sees it: alive, trusted, with the model it would be asked for."""
 
     node_id: str
@@ -357,8 +358,7 @@ class Device:
         return not keeps_tasks or (health is not Health.ALIVE and silent_s < self.suspect_after_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView(Verdict):
+class DeviceView(Verdict, frozen=True, kw_only=True):
     """One node with the failure detector's verdict, at one moment."""
 
     device: Device

@@ -8,7 +8,6 @@ scheduler's monotonic clock; an effect happens at the time of its event. Import 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -216,8 +215,7 @@ class FailureKind(StrEnum):
     """A fault of the scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """A failure that ended an answer stream."""
 
     kind: FailureKind

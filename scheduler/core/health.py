@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
+
+from msgspec import Struct
 
 from tierkit.types import Health
 
@@ -49,8 +50,7 @@ _STALL_FACTOR = 10.0
 core."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetectorTimes:
+class DetectorTimes(Struct, frozen=True, kw_only=True):
     """Seconds of the failure detector."""
 
     heartbeat_s: float
@@ -135,8 +135,7 @@ def hears_nobody(nodes: Iterable[tuple[float, float]]) -> bool:
     return late >= _DOUBT_NODES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """All that is known for and against a node at one moment."""
 
     silent_s: float
@@ -164,8 +163,7 @@ class Evidence:
     """Given up by an operator; final."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """Opinion on a node, the reason for it, and whether the tasks that it has may stay with it."""
 
     health: Health

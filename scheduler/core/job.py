@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from scheduler.core.policy import JobPolicy
@@ -96,8 +97,7 @@ class JobRow:
         return first, min(self.policy.batch_size, self.images - first)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """The answer to one stage of one task."""
 
     job_id: str
@@ -120,8 +120,7 @@ FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
 """Outcomes that count as failed attempts of a task. See `AttemptReport.outcome`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptReport:
+class AttemptReport(Struct, frozen=True, kw_only=True):
     """One attempt of a task, at its end or as it is now."""
 
     job_id: str

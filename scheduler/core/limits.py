@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from scheduler.core.work import JobFacts
 from tierkit.pacing import TokenBucket, backoff_s
@@ -15,8 +15,7 @@ _UPSTREAM_WAIT_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
 """Longest wait after the first failure, and after many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLimits:
+class TaskLimits(Struct, frozen=True, kw_only=True):
     """Limits of the work on a task. The settings of the scheduler explain each field."""
 
     max_attempts: int

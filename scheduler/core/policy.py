@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.escalation import Tuning
@@ -94,8 +94,7 @@ class JobPolicy(PolicyRequest):
     """The steps up a tier and their thresholds; none where all images go up together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyRules:
+class PrivacyRules(Struct, frozen=True, kw_only=True):
     """The forms in which the images of a job may go up."""
 
     privacy: Privacy = Privacy.AUTO

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import JobPolicy, PrivacyRules
 from tierkit.pacing import TokenBucket
@@ -44,8 +46,7 @@ _DURATIONS = 100
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
+class TaskFacts(Struct, frozen=True, kw_only=True):
     """One task that has no final answer yet, and what came of it before this scheduler took it up."""
 
     index: int
@@ -93,8 +94,7 @@ class Blame:
     """Nodes that died with it at its present stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coarse:
+class Coarse(Struct, frozen=True):
     """The coarse answer of a task."""
 
     unsure: tuple[int, ...] | None

@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Node, SortKey
 from scheduler.core.fleet import Ledger
@@ -35,8 +37,7 @@ _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 """Validity of a forecast for a large fleet: a minimum in seconds, and a fraction of the remaining time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """Send this task to this end device."""
 
     job: OpenJob

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from scheduler.core.job import JobRow
 from scheduler.core.work import TaskFacts

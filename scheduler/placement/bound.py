@@ -15,7 +15,8 @@ one task along its path, without the step that the occupancy counts already.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from scheduler.placement.mapping import FleetTimes, TaskTimes, share_to_cloud
 from tierkit.types import Scheme, Tier
@@ -23,8 +24,7 @@ from tierkit.types import Scheme, Tier
 __all__ = ["Bound", "NodeCounts", "bound_of_scheme", "bound_of_split", "least_bound"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCounts:
+class NodeCounts(Struct, frozen=True, kw_only=True):
     """Nodes per tier."""
 
     end: int
@@ -32,8 +32,7 @@ class NodeCounts:
     cloud: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(Struct, frozen=True, kw_only=True):
     """The least time for a job, in seconds from its first dispatch."""
 
     seconds: float

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
+
+from msgspec import Struct
 
 from scheduler.core.device import Node
 from tierkit.types import Scheme
@@ -36,8 +37,7 @@ _MOST_ASKED = 8
 vain asks in vain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTimes:
+class TaskTimes(Struct, frozen=True, kw_only=True):
     """Seconds that one task costs on a tier: t^c to get there and back, t^p to be computed."""
 
     communication_s: float
@@ -48,8 +48,7 @@ class TaskTimes:
         return self.communication_s + self.processing_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetTimes:
+class FleetTimes(Struct, frozen=True, kw_only=True):
     """Task times per tier; None for a tier that has no node."""
 
     end: TaskTimes
@@ -57,8 +56,7 @@ class FleetTimes:
     cloud: TaskTimes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Struct, frozen=True, kw_only=True):
     """Where one end device sends its tasks on."""
 
     end: str

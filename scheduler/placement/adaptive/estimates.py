@@ -13,7 +13,9 @@ while is given nothing, so nothing but time can tell that it is quick again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 __all__ = ["HALF_LIFE_S", "WEIGHT", "Estimate"]
 
@@ -28,8 +30,7 @@ accident after all, the next observation takes it back as quickly."""
 HALF_LIFE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Struct, frozen=True, kw_only=True):
     """A moving average; the unit is that of its observations."""
 
     prior: float

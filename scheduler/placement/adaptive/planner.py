@@ -18,8 +18,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from msgspec import Struct
 
 from scheduler.core.device import Node
 from tierkit.inference.upstreams import is_allowed
@@ -38,8 +39,7 @@ _MARGIN_S = 0.15
 """Prefer a more accurate node only if its answer is expected at least this long before the job ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(Struct, frozen=True, kw_only=True):
     """A task that is ready, and the job that it is of."""
 
     remaining: int
@@ -50,8 +50,7 @@ class Ask:
     job_deadline: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndState:
+class EndState(Struct, frozen=True, kw_only=True):
     """An end device. Times are those of this task, on the scheduler's clock."""
 
     node_id: str
@@ -70,8 +69,7 @@ class EndState:
         return max(self.free_at, now + self.hop_s / 2) + self.seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamState:
+class UpstreamState(Struct, frozen=True, kw_only=True):
     """An edge node or a cloud."""
 
     node: Node
@@ -84,8 +82,7 @@ class UpstreamState:
     """Accuracy of its fine answers, 0 to 1; 0 if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(Struct, frozen=True, kw_only=True):
     """Send the task to `end`, which asks `upper` in this order."""
 
     end: str
@@ -97,8 +94,7 @@ class Send:
     """No upstream node is asked because none would answer before the deadline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class Hold(Struct, frozen=True, kw_only=True):
     """Send nothing of this job now."""
 
     reason: str
@@ -110,8 +106,7 @@ Link = Callable[[str, str], float]
 """Seconds between an end device and an upstream node, there and back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class Outlook(Struct, frozen=True, kw_only=True):
     """When the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
 
     last: float
@@ -124,8 +119,7 @@ class Outlook:
     """Only some nodes of the fleet are looked at for each task."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(Struct, frozen=True):
     end: EndState
     upper: UpstreamState
     ahead_s: float

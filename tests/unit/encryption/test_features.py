@@ -1,10 +1,10 @@
 """What travels with features, and what a receiver refuses."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from encryption.features import Features, check_features, features_tensor, pack, unpack
 from encryption.sending import FeatureClient, MaySeePixels, PixelClient, TakesFeatures, ThroughRelay, destination
@@ -85,7 +85,7 @@ async def test_a_mismatch_is_told_and_never_computed(
     if value is None:
         del said[name]
     with pytest.raises(error, match=words):
-        await check_features(ENCODER, over_the_wire(dataclasses.replace(tensor, parameters=said)))
+        await check_features(ENCODER, over_the_wire(replace(tensor, parameters=said)))
 
 
 async def test_changed_values_are_noticed():
@@ -93,7 +93,7 @@ async def test_changed_values_are_noticed():
     changed = tensor.data.copy()
     changed[1, 2, 3, 4] ^= 1
     with pytest.raises(MalformedMessage, match="not those that were sent"):
-        await check_features(ENCODER, over_the_wire(dataclasses.replace(tensor, data=changed)))
+        await check_features(ENCODER, over_the_wire(replace(tensor, data=changed)))
 
 
 HIDING = [ENCODER.model_copy(update={"bits": 3, "zero_point": 2}), ENCODER.model_copy(update={"noise": 0.1})]

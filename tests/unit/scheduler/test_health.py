@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from scheduler.core.health import (
     MIN_DEVIATION_S,

@@ -6,7 +6,6 @@ A few hundred random sequences run each time, and 10,000 with `--hypothesis-prof
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.2, probe_s=0.5, lease_s=2.5, stall_s=8.0, set_aside_s=1.0)
 SWEEP_S = 0.5
-LIMITS = dataclasses.replace(test_step.LIMITS, max_attempts=4, task_deadline_s=12.0, retries_per_s=2.0, retry_burst=3.0)
+LIMITS = replace(test_step.LIMITS, max_attempts=4, task_deadline_s=12.0, retries_per_s=2.0, retry_burst=3.0)
 SHA = "0" * 64
 ENDS, UPPERS = ("end-0", "end-1", "end-2"), ("edge-0", "edge-1", "cloud-0")
 OURS = "an error of ours"

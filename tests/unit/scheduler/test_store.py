@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from msgspec.structs import replace
 from sqlalchemy import Connection, event, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -194,7 +194,7 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
     store.commit.put(report)
     for task in range(1, 501):
         store.commit.put(answer(job, task))
-        store.commit.put(dataclasses.replace(report, task=task))
+        store.commit.put(replace(report, task=task))
     await store.commit.flush()
     first, *others = inserted["results"]
     assert others, "one commit took all"
@@ -273,7 +273,7 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(file, tmp_path)
 )
 async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written(file, worse, better, said):
     job = await add(file.jobs, images=50 * 400)
-    long = [dataclasses.replace(answer(job, task), line=answer(job, task).line + " " * 2000) for task in range(400)]
+    long = [replace(answer(job, task), line=answer(job, task).line + " " * 2000) for task in range(400)]
 
     becomes = worse
 
@@ -475,7 +475,7 @@ async def test_the_migrations_make_the_tables_that_the_code_knows(database_url):
 async def test_what_no_database_holds_is_left_out(store):
     job = await add(store.jobs, facts=ImageFacts(names=["a\0b", "\ud800"] + [None] * 118))
     assert (await store.jobs.facts(job.id)).names[:2] == ["a\0b", "?"]
-    bad = dataclasses.replace(attempt(job, 0, 1, "error"), reason="a\0b\ud800")
+    bad = replace(attempt(job, 0, 1, "error"), reason="a\0b\ud800")
     store.commit.put(bad)
     await store.commit.flush()
     assert (await store.jobs.attempts_after(job.id, 0, 0, limit=1))[0].reason == "a\ufffdb?"
