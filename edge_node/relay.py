@@ -12,7 +12,7 @@ from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, TakesFeatures, destination
 from tierkit.errors import Forbidden, InvalidInput
-from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of
 from tierkit.inference.endpoints.answer import server_timing
 from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
 from tierkit.inference.node import InferenceNode
@@ -45,8 +45,8 @@ class RelayEndpoint:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, span: Span) -> None:
         arrived = time.monotonic()
+        headers = fields_of(scope)
         to = self._target(Headers(scope=scope).get(UPSTREAM_HEADER), scope["path_params"]["model"])
-        headers = dict(scope["headers"])
         request = await self._reader.read(headers, await self._reader.body(headers, receive, room), room)
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from end_node.escalation import read_stages
 from end_node.node import EndNode, Task
 from tierkit.errors import InvalidInput
-from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of, is_alone
 from tierkit.http.shell import Direct
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.node import node_app
@@ -61,7 +61,7 @@ class _TaskEndpoint:
         started = node.clock()
         body = b""
         coarse = probabilities = None
-        headers = dict(scope["headers"])
+        headers = fields_of(scope)
         stage = _field(headers, _STAGE)
         wants_coarse = stage != "fine"
         try:
@@ -99,7 +99,7 @@ class _TaskEndpoint:
             )
             if wants_coarse:
                 with cancelled_on_disconnect(scope):
-                    coarse, probabilities = await node.coarse(task)
+                    coarse, probabilities = await node.coarse(task, alone=is_alone(scope))
         except BaseException as exc:
             self._metrics.observe_request(node.clock() - started, len(body), exc)
             raise

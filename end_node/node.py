@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -83,6 +84,7 @@ _escalation_duration = Histogram(
     ["to", "outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
+_escalations = cache(_escalation_duration.labels)  # to find the metric of a label takes longer than to count
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -172,8 +174,11 @@ class EndNode(InferenceNode):
         self.default_runner.check_request({spec.name: images})
         return Decoded(images, {})
 
-    async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
+    async def coarse(self, task: Task, *, alone: bool = False) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
+
+        Args:
+            alone: as for `ModelRunner.infer`.
 
         Raises:
             TerraceError: as `ModelRunner.infer`.
@@ -184,7 +189,7 @@ class EndNode(InferenceNode):
         (images,) = model.inputs
         rows, left_s = task.read.rows, task.deadline - self.clock()
         result = await self.default_runner.answer(
-            {images.name: rows}, [_OUTPUT], len(rows), budget_s=left_s, urgent=task.urgent
+            {images.name: rows}, [_OUTPUT], len(rows), budget_s=left_s, alone=alone, urgent=task.urgent
         )
         task.span.took(queue=result.queue_s, compute=result.compute_s)
         probabilities = result.outputs[_OUTPUT]
@@ -328,7 +333,7 @@ class EndNode(InferenceNode):
             raise
         finally:
             round_trip_s = self.clock() - started
-            _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
+            _escalations(upstream.tier, outcome).observe(round_trip_s)
         return UpperAnswer(
             upstream=upstream,
             probabilities=probabilities,

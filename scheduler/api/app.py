@@ -14,7 +14,7 @@ from scheduler.api.about import about
 from scheduler.api.description import describe
 from scheduler.api.devices import devices
 from scheduler.api.history import history
-from scheduler.api.jobs import jobs
+from scheduler.api.jobs import classify_directly, jobs
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
 from scheduler.api.own_address import OwnAddress
@@ -32,6 +32,7 @@ from tierkit.distribution import installed_version
 from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.shell import Direct, answer_directly
 
 __all__ = ["create_app"]
 
@@ -72,4 +73,5 @@ def create_app(
     app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)
     install(app)
+    answer_directly(app, {"/v1/classify": Direct(classify_directly)})
     return app

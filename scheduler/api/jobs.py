@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from scheduler.api.routing import (
     CHECKS,
@@ -20,8 +21,10 @@ from scheduler.api.routing import (
     Service,
     StillAdmitted,
     allowance_of,
+    for_users,
     metered,
     only_of,
+    still_admitted,
 )
 from scheduler.api.streams import (
     EVENT_STREAM,
@@ -37,14 +40,15 @@ from scheduler.core.policy import PolicyRequest
 from scheduler.ingest.upload import ACCEPTED, Incoming
 from scheduler.jobs import classify as interactive, follow, query, submit as submission
 from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
-from tierkit.access import Allowance
+from scheduler.jobs.service import Scheduler
+from tierkit.access import CALLER, Allowance, Caller
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
 from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage
 
-__all__ = ["jobs"]
+__all__ = ["classify_directly", "jobs"]
 
 _BODY = {
     "description": "Images: a form with files in `images` (PNG, JPEG, WebP, TIFF, BMP, GIF, AVIF, HEIC, .zip, .npz, "
@@ -116,11 +120,11 @@ OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only t
 jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
 
 
-def _incoming(request: Request, allowance: Allowance, still_admitted: Callable[[], bool]) -> Incoming:
+def _incoming(request: Request, allowance: Allowance, may_go_on: Callable[[], bool]) -> Incoming:
     return Incoming(
         headers=request.headers,
         query=request.query_params.multi_items(),
-        stream=metered(request.stream(), allowance, still_admitted),
+        stream=metered(request.stream(), allowance, may_go_on),
         until_gone=cancelled_on_disconnect(request.scope),
     )
 
@@ -138,7 +142,7 @@ async def submit(
     response: Response,
     scheduler: Service,
     caller: CallerOf,
-    still_admitted: StillAdmitted,
+    may_go_on: StillAdmitted,
     idempotency_key: Annotated[
         str | None, Header(description="Names this submission: the same again answers with the same job.")
     ] = None,
@@ -148,7 +152,7 @@ async def submit(
     allowance = allowance_of(caller)
     job, is_new = await submission.submit(
         scheduler,
-        _incoming(request, allowance, still_admitted),
+        _incoming(request, allowance, may_go_on),
         idempotency_key=idempotency_key,
         owner=None if caller is None else caller.name,
         allowance=allowance,
@@ -249,7 +253,7 @@ async def get_explanation(
 async def get_events(
     scheduler: Service,
     caller: CallerOf,
-    still_admitted: StillAdmitted,
+    may_go_on: StillAdmitted,
     job_id: JobId,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
     only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
@@ -258,7 +262,7 @@ async def get_events(
     job. Ends after the final state."""
     after = last_event_of(last_event_id or "0")
     events = await follow.events(scheduler, job_id, after=after, states_only=only is not None)
-    return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
+    return EventStream(as_server_sent(events), allowance_of(caller), may_go_on)
 
 
 @jobs.get(
@@ -302,13 +306,28 @@ async def get_image(
     openapi_extra=_UPLOAD,
 )
 async def classify(
-    request: Request, scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted
+    request: Request, scheduler: Service, caller: CallerOf, may_go_on: StillAdmitted
 ) -> StreamingResponse:
     """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
     Goes before all jobs; nothing is stored. Counts among the unfinished jobs of the caller."""
+    return await _classified(request, scheduler, caller, may_go_on)
+
+
+async def classify_directly(scope: Scope, receive: Receive, send: Send) -> None:
+    """ASGI application: the same, past the framework, which takes longer than an end node for a picture."""
+    request = Request(scope, receive)
+    caller: Caller | None = scope.get(CALLER)
+    await for_users(caller)
+    answer = await _classified(request, request.app.state.scheduler, caller, await still_admitted(request, caller))
+    await answer(scope, receive, send)
+
+
+async def _classified(
+    request: Request, scheduler: Scheduler, caller: Caller | None, may_go_on: Callable[[], bool]
+) -> StreamingResponse:
     allowance = allowance_of(caller)
     with ExitStack() as counted:
         counted.enter_context(allowance.submits(scheduler.unfinished_of(None if caller is None else caller.name)))
-        incoming = _incoming(request, allowance, still_admitted)
+        incoming = _incoming(request, allowance, may_go_on)
         lines = await interactive.classify(scheduler, incoming, request_id=current_request_id())
         return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF, until_sent=counted.pop_all())

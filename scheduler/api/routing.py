@@ -47,6 +47,7 @@ __all__ = [
     "metered",
     "note_refusal",
     "only_of",
+    "still_admitted",
 ]
 
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
@@ -131,12 +132,12 @@ def allowance_of(caller: Caller | None) -> Allowance:
     return (caller and caller.allowance) or UNLIMITED
 
 
-async def _still_admitted(request: Request, caller: CallerOf) -> Callable[[], bool]:
+async def still_admitted(request: Request, caller: CallerOf) -> Callable[[], bool]:
     authenticator: Authenticator | None = request.app.state.authenticator
     return lambda: authenticator is None or caller is None or authenticator.still_admits(caller)
 
 
-StillAdmitted = Annotated[Callable[[], bool], Depends(_still_admitted)]
+StillAdmitted = Annotated[Callable[[], bool], Depends(still_admitted)]
 """Asks whether the caller's token is still valid, for what takes long."""
 
 

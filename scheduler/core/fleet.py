@@ -229,8 +229,9 @@ class Ledger:
         device = self.get(node_id)
         if device.incarnation != beat.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        view = self._view(device, now)
-        if view.health.gone:
+        # Without one of these, `judge` gives no node up.
+        doubtful = device.death is not None or device.probe is not None or now - device.last_seen > self.times.lease_s
+        if doubtful and (view := self._view(device, now)).health.gone:
             raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
         if device.beats(beat, self.times, now):
             # What was worked out with its speed is void.

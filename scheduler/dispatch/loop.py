@@ -491,11 +491,13 @@ class Dispatcher:
         Raises:
             TerraceError: a node, or an operator, asks for what cannot be; nothing has changed.
         """
-        self._events.append(events.Event(what, self._clock(), self._chance.random()))
+        event = events.Event(what, self._clock(), self._chance.random())
         if self._handling:
+            self._events.append(event)
             return
         self._handling = True
         try:
+            self._handle(event)
             while self._events:
                 self._handle(self._events.popleft())
         finally:

@@ -56,11 +56,15 @@ class StagedUpload:
         self.file = file
         self.parts: list[Part] = []
         self.fields: list[tuple[str, str]] = []
+        self.blocks = not isinstance(file, io.BytesIO)
+        """True if it is on the disk, so that writing and reading may take a while."""
         self._folder = folder
         self._map: mmap.mmap | None = None
 
     def view(self, part: Part) -> memoryview:
         """The bytes of a part, without a copy."""
+        if isinstance(self.file, io.BytesIO):
+            return memoryview(self.file.getvalue())[part.start : part.start + part.length]
         if self._map is None:
             self.file.flush()
             size = self.file.seek(0, io.SEEK_END)
@@ -79,14 +83,18 @@ class StagedUpload:
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[StagedUpload]:
-    """Room on the disk for an upload, until it has been read. Files that are written inside count as well.
+def staged(folder: Path, *, in_memory: bool = False) -> Iterator[StagedUpload]:
+    """Room for an upload, until it has been read. Files that are written inside count as well.
+
+    Args:
+        folder: where the room is.
+        in_memory: it is in memory instead, for an upload that announces that it is small.
 
     Raises:
         Unavailable: the disk is full or read-only, or the folder is gone.
     """
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with io.BytesIO() if in_memory else tempfile.TemporaryFile(dir=folder) as file:
             yield StagedUpload(file, folder)
     except OSError as exc:
         if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
@@ -97,7 +105,7 @@ def staged(folder: Path) -> Iterator[StagedUpload]:
 
 async def receive_body(stream: AsyncIterable[bytes], staging: StagedUpload, *, name: str) -> None:
     """Write a request body that is one file."""
-    await _pump(stream, staging.file.write)
+    await _pump(stream, staging.file.write, blocks=staging.blocks)
     staging.parts.append(Part("images", name, 0, staging.file.tell()))
 
 
@@ -117,7 +125,7 @@ async def receive_form(
     reader = _FormReader(staging, max_files)
     try:
         parser = MultipartParser(boundary, reader.callbacks())
-        await _pump(stream, parser.write)
+        await _pump(stream, parser.write, blocks=staging.blocks)
         parser.finalize()
     except FormParserError as exc:
         raise MalformedMessage(f"this is not a valid multipart form: {exc}") from exc
@@ -125,15 +133,18 @@ async def receive_form(
         raise MalformedMessage("the multipart form is cut short: its closing boundary is missing")
 
 
-async def _pump(stream: AsyncIterable[bytes], write: Callable[[bytes], object]) -> None:
-    """Feed `write`, which may block, with about a megabyte at a time, in a thread."""
+async def _pump(stream: AsyncIterable[bytes], write: Callable[[bytes], object], *, blocks: bool) -> None:
+    """Feed `write` with about a megabyte at a time; in a thread, where it may block."""
     pending = bytearray()
     async for chunk in stream:
         pending += chunk
         if len(pending) >= _CHUNK_BYTES:
             await asyncio.to_thread(write, bytes(pending))
             pending.clear()
-    await asyncio.to_thread(write, bytes(pending))
+    if blocks:
+        await asyncio.to_thread(write, bytes(pending))
+    else:
+        write(bytes(pending))
 
 
 def _as_named(filename: str) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tierkit.memory import give_back
 
-__all__ = ["Steps", "Turns"]
+__all__ = ["Steps", "Turns", "at_once"]
 
 T = TypeVar("T")
 Steps = Generator[bool, None, None]
@@ -62,6 +62,16 @@ class Turns:
             turns.close()
             if any_large:
                 await asyncio.to_thread(give_back)
+
+
+def at_once(steps: Generator[bool, None, T]) -> T:
+    """Do all steps here and now; returns what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _turn(steps: Steps, large: bool, turn_s: float) -> bool | None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from scheduler.core.job import ImageFacts
 from scheduler.core.policy import PolicyRequest, read_policy
@@ -40,6 +41,8 @@ _FILES = {
 }
 _MOST_NAMED, _MOST_SAID = 1000, 200
 """Of an upload: files with something wrong that are named, and characters of what it is."""
+_SMALL_BYTES = 64 * 1024
+"""The bodies of all connections together fit into memory, as they do before anybody has asked for them."""
 _A_FILE = "upload"
 _TENSOR = "application/octet-stream"
 ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)
@@ -69,6 +72,12 @@ class Incoming:
     until_gone: AbstractContextManager[None] = field(default_factory=nullcontext)
     """Cancels what runs inside when the client has gone."""
 
+    @property
+    def small(self) -> bool:
+        """True if the body announces that it is, and so may be held in memory."""
+        announced = self.headers.get("content-length", "")
+        return announced.isdigit() and int(announced[:19]) <= _SMALL_BYTES
+
 
 async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: SchedulerSettings) -> Upload:
     """Receive a body.
@@ -86,7 +95,7 @@ async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: Sche
     if kind == "multipart/form-data":
         await receive_form(stream, staging, content_type=content_type, max_files=limits.max_images)
         return _read_form(staging, query)
-    policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
+    policy = _read_policy(tuple(query))  # before the body: a misspelt field should not cost a gigabyte
     if kind in _FILES or kind.startswith("image/"):
         await receive_body(stream, staging, name=_FILES.get(kind, _A_FILE))
         return Upload(policy=policy)
@@ -103,6 +112,9 @@ async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: Sche
                 f" the header {BINARY_HEADER}"
             )
     raise UnsupportedMedia(f"the content type {kind[:64] or '(none)'} is not accepted; known: {', '.join(ACCEPTED)}")
+
+
+_read_policy = lru_cache(64)(read_policy)
 
 
 def build_input(

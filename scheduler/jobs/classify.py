@@ -39,7 +39,7 @@ async def classify(scheduler: Scheduler, incoming: Incoming, *, request_id: str)
         InvalidInput, Forbidden, Conflict, Unavailable: see `submit`; raised before the first event.
         NoNodeAvailable: no end device takes work.
     """
-    with staged(scheduler.settings.state) as staging:
+    with staged(scheduler.settings.state, in_memory=incoming.small) as staging:
         upload = await receive_upload(incoming, staging, scheduler.settings)
         given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
         if given.deadline_s is None:
@@ -76,6 +76,8 @@ def _check_ends(scheduler: Scheduler) -> None:
         NoNodeAvailable: with the state of each.
     """
     devices, now = scheduler.devices, time.monotonic()
+    if devices.alive(Tier.END, now):
+        return
     ends = [view for view in devices.present(now) if view.device.tier is Tier.END]
     known = "" if any(view.health is not Health.DRAINING for view in ends) else devices.why_none(Tier.END, now)
     if known:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.ingest.inputs import ImageWriter, InputFiles
 from scheduler.ingest.staging import StagedUpload
-from scheduler.ingest.turns import Turns
+from scheduler.ingest.turns import Turns, at_once
 from scheduler.ingest.upload import Incoming, Upload, build_input
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress, labels_of
@@ -43,6 +44,8 @@ from tierkit.wire.trace import Trace
 __all__ = ["UNLIMITED", "Scheduler"]
 
 UNLIMITED = Allowance("everybody")
+_MOST_POLICIES = 64
+"""Policies that are remembered: most requests ask for the same."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,6 +85,16 @@ class Scheduler:
         """Class hierarchies by digest; after recovery also the hierarchies of stored jobs."""
         self.showing = asyncio.Semaphore(self.settings.decoders)
         """Bounds the thumbnails made at a time, so that uploads do not wait behind a page of them."""
+        settings = self.settings
+        self._settled = lru_cache(_MOST_POLICIES)(
+            partial(
+                settle,
+                scheme=settings.scheme,
+                deadline_s=settings.deadline_s,
+                task_deadline_s=settings.task_deadline_s,
+                tuning=self.tuning,
+            )
+        )
         self._submissions = 0
         """Uploads under way that will be jobs."""
 
@@ -121,14 +134,7 @@ class Scheduler:
             Forbidden: it would send pixels to an untrusted node.
             Conflict: an encoder that it needs is missing.
         """
-        settings = self.settings
-        policy = settle(
-            request,
-            scheme=settings.scheme,
-            deadline_s=settings.deadline_s,
-            task_deadline_s=settings.task_deadline_s,
-            tuning=self.tuning,
-        )
+        policy = self._settled(request)
         self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
         return policy
 
@@ -136,6 +142,8 @@ class Scheduler:
         """Decode the pictures of an upload into an input file, in turn with other uploads."""
         stopped = threading.Event()
         steps = build_input(upload, staging, writer, self.settings, self.manifest.hierarchy.fine, stopped)
+        if upload.header_length is not None and not staging.blocks:
+            return at_once(steps)  # a small tensor: handing it to a thread takes longer
         with incoming.until_gone:
             return await self.turns.run(steps, stopped)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from tierkit.errors import Forbidden
 
@@ -70,6 +71,11 @@ def check_origin(
         raise Forbidden("the request comes from a page of another site, which may change nothing here")
 
 
+@lru_cache(64)
+def _is_local(host: bytes) -> bool:
+    return _LOCAL.fullmatch(host.decode("latin-1").lower()) is not None
+
+
 def check_host(headers: Headers, own: Collection[str]) -> None:
     """Refuse a request that has found an open service under a name that is not its machine's.
 
@@ -86,8 +92,7 @@ def check_host(headers: Headers, own: Collection[str]) -> None:
     for name, value in headers:
         if name != b"host":
             continue
-        host = value.decode("latin-1").lower()
-        if not _LOCAL.fullmatch(host) and host.partition(":")[0].rstrip(".") not in own:
+        if not _is_local(value) and value.decode("latin-1").lower().partition(":")[0].rstrip(".") not in own:
             raise Forbidden(
                 "the name in the header Host is not this machine's: use 127.0.0.1 or localhost, or start the service "
                 "with --tokens FILE, and it can be called by any name"

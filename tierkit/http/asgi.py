@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Self
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.errors import Overloaded, TooLarge
-from tierkit.http.exchange import ON_DISCONNECT
+from tierkit.http.exchange import ALONE, FIELDS, ON_DISCONNECT
 from tierkit.memory import give_back
 
-__all__ = ["BodyRoom", "HeadAsGet", "ReadsWhileWanted", "cancelled_on_disconnect", "read_body"]
+__all__ = ["BodyRoom", "HeadAsGet", "ReadsWhileWanted", "cancelled_on_disconnect", "fields_of", "is_alone", "read_body"]
 
 _SMALL_BODY_BYTES = 256 * 1024
 """Bodies up to this are always taken in: the number of connections bounds them."""
@@ -137,6 +137,18 @@ class BodyRoom:
             if BodyRoom.most_bytes > _MAX_KEPT_BYTES:
                 asyncio.get_running_loop().run_in_executor(None, give_back)
             BodyRoom.most_bytes = 0
+
+
+def fields_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """The headers of a request by name, in lower case; the last one where a name stands twice."""
+    fields: Mapping[bytes, bytes] = scope["extensions"][FIELDS]
+    return fields
+
+
+def is_alone(scope: Scope) -> bool:
+    """True if no other request is under way, so that this one may hold up the event loop for a moment."""
+    alone: Callable[[], bool] | None = scope["extensions"].get(ALONE)
+    return alone is not None and alone()
 
 
 class cancelled_on_disconnect:

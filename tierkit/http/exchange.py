@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from tierkit.errors import TerraceError
 
 __all__ = [
     "ALONE",
+    "FIELDS",
     "ON_DISCONNECT",
     "Connection",
     "Exchange",
@@ -33,6 +34,9 @@ answer is complete, and returns what takes it back. To wait for that by `receive
 ALONE = "terrace.alone"
 """Extension in the ASGI scope: a function that tells whether this is the only request that the server is receiving or
 answering. Its endpoint may then hold up the event loop for a moment: no other request waits."""
+
+FIELDS = "terrace.fields"
+"""Extension in the ASGI scope: the headers by name, in lower case; the last one where a name stands twice."""
 
 _LARGE_PIECE_BYTES = 64 * 1024
 """Pieces above it are written on their own: copying them costs more than a system call."""
@@ -73,8 +77,8 @@ class Exchange:
     Args:
         connection: where the answer goes.
         scope: of the request.
+        fields: its headers by name.
         keep_alive: whether the client will send more requests on this connection.
-        expects_continue: whether it waits for "100 Continue" before it sends the body.
         default_headers: of the answer.
     """
 
@@ -82,9 +86,9 @@ class Exchange:
         self,
         connection: Connection,
         scope: dict[str, Any],
+        fields: Mapping[bytes, bytes],
         *,
         keep_alive: bool,
-        expects_continue: bool,
         default_headers: Iterable[tuple[bytes, bytes]],
     ) -> None:
         self.keep_alive = keep_alive
@@ -98,7 +102,7 @@ class Exchange:
         """Of the body, that the application has not taken yet."""
         self._connection = connection
         self._scope = scope
-        self._expects_continue = expects_continue
+        self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         self._default_headers = default_headers
         self._pieces: list[bytes] = []
         self._delivered = False
@@ -108,7 +112,7 @@ class Exchange:
         self._chunked = False
         self._left_bytes = 0
         self._on_disconnect: Callable[[], None] | None = None
-        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect, ALONE: connection.alone}
+        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect, ALONE: connection.alone, FIELDS: fields}
 
     # --- called by the connection ---
 
@@ -162,11 +166,12 @@ class Exchange:
         """The extension `ON_DISCONNECT`."""
         if self._gone:
             callback()
-        self._on_disconnect = callback
-        return self._forget_callback
+        outer, self._on_disconnect = self._on_disconnect, callback
 
-    def _forget_callback(self) -> None:
-        self._on_disconnect = None
+        def take_back() -> None:
+            self._on_disconnect = outer
+
+        return take_back
 
     async def receive(self) -> Message:
         """ASGI: the body as far as it has come, then the news that the client has gone or the answer is complete."""

@@ -243,8 +243,8 @@ class _HttpProtocol(asyncio.Protocol):
                 "headers": self._headers,
                 **self._addresses,
             },
+            headers,
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
-            expects_continue=headers.get(b"expect", b"").lower() == b"100-continue",
             default_headers=self._server_state.default_headers,
         )
         if self._answering is None:

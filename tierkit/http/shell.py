@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Authenticator, Proxies, check_host, check_origin, needs_no_token
 from tierkit.errors import Standby, TerraceError, Unauthenticated
 from tierkit.http.answering import Answering, answer_to
+from tierkit.http.asgi import fields_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import error_response
 from tierkit.logs import request_context
@@ -110,8 +111,11 @@ class Shell:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        request_id = _given_id(scope) or _new_id()
-        trace = read_trace(scope["headers"]) or (new_trace() if scope["method"] in READS else new_root())
+        fields = fields_of(scope)
+        request_id = (_REQUEST_ID in fields and _given_id(scope)) or _new_id()
+        trace = read_trace(scope["headers"]) if b"traceparent" in fields else None
+        if trace is None:
+            trace = new_trace() if scope["method"] in READS else new_root()
         status = 0
         hosts = () if self._proxies is None else _as_asked(scope, self._proxies)
 
@@ -180,6 +184,7 @@ class Shell:
             scope["path_params"] = {found.last: path[at:]}
         else:
             scope["path_params"] = found.parameters
+        scope["app"] = self._app
         return found.app if scope["method"] == "POST" else None
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
@@ -189,7 +194,8 @@ class Shell:
             if self._own_names is not None:
                 check_host(headers, self._own_names)
             if authenticator is None or (authenticator.sessions is not None and needs_no_token(scope["path"])):
-                check_origin(method, scope["scheme"], headers, hosts=hosts)
+                if b"origin" in fields_of(scope):  # else it passes
+                    check_origin(method, scope["scheme"], headers, hosts=hosts)
             else:
                 caller = scope[CALLER] = authenticator.admit(
                     headers, method=method, scheme=scope["scheme"], hosts=hosts

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from functools import cache
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 
 from tierkit.errors import DeadlineExceeded, InvalidInput, Unavailable
@@ -19,6 +22,23 @@ __all__ = ["ModelMetrics"]
 _FROM_HALF_A_MILLISECOND = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
+_MOST_PENDING = 64
+"""Requests of a model that are counted together: one after the other they take twice as long."""
+
+_counting: weakref.WeakSet[ModelMetrics] = weakref.WeakSet()
+
+
+class _BeforeTheOthers(Collector):
+    """Counts what is pending before anybody reads the metrics below."""
+
+    def collect(self) -> Iterable[Metric]:
+        for metrics in list(_counting):
+            metrics.count()
+        return ()
+
+
+REGISTRY.register(_BeforeTheOthers())
+
 _request_duration = Histogram(
     "terrace_request_duration_seconds",
     "Inference requests, from the head of the request to its answer; outcome: ok, invalid, unavailable, deadline, "
@@ -26,6 +46,7 @@ _request_duration = Histogram(
     ["tier", "model", "outcome"],
     buckets=_FROM_HALF_A_MILLISECOND,
 )
+_requests = cache(_request_duration.labels)  # to find the metric of a label takes longer than to count
 _queue_duration = Histogram(
     "terrace_queue_duration_seconds",
     "Time that a request waited for the start of its batch.",
@@ -55,6 +76,10 @@ class ModelMetrics:
         self._compute = _compute_duration.labels(tier, model)
         self._batch = _batch_size.labels(tier, model)
         self._upload = _upload_bytes.labels(tier, model)
+        self._batches: list[BatchRecord] = []
+        self._ended: list[tuple[float, int, str]] = []
+        """Of requests: seconds, bytes of the body, and outcome."""
+        _counting.add(self)
 
     def show_queue(self, queued_images: Callable[[], int]) -> None:
         """Show what this returns as the queue's length, as long as the process lives."""
@@ -62,22 +87,33 @@ class ModelMetrics:
 
     def observe_batch(self, record: BatchRecord) -> None:
         """Count what was computed together."""
-        for run in record.runs:
-            self._batch.observe(run.images)
-            self._compute.observe(run.seconds)
-        for waited_s in record.queue_s:
-            self._queue.observe(waited_s)
+        self._batches.append(record)
+        if len(self._batches) >= _MOST_PENDING:
+            self.count()
 
     def observe_request(self, seconds: float, upload_bytes: int, error: BaseException | None) -> None:
         """Count one request, answered or not."""
-        self._upload.inc(upload_bytes)
-        _request_duration.labels(*self._labels, _outcome_of(error)).observe(seconds)
+        self._ended.append((seconds, upload_bytes, "ok" if error is None else _outcome_of(error)))
+        if len(self._ended) >= _MOST_PENDING:
+            self.count()
+
+    def count(self) -> None:
+        """Count all that was observed."""
+        batches, self._batches = self._batches, []
+        ended, self._ended = self._ended, []
+        for record in batches:
+            for run in record.runs:
+                self._batch.observe(run.images)
+                self._compute.observe(run.seconds)
+            for waited_s in record.queue_s:
+                self._queue.observe(waited_s)
+        for seconds, upload_bytes, outcome in ended:
+            self._upload.inc(upload_bytes)
+            _requests(*self._labels, outcome).observe(seconds)
 
 
-def _outcome_of(error: BaseException | None) -> str:
+def _outcome_of(error: BaseException) -> str:
     match error:
-        case None:
-            return "ok"
         case InvalidInput():
             return "invalid"
         case Unavailable():

@@ -589,15 +589,21 @@ class ModelRunner:
 
     def _compute(self, jobs: list[_Job]) -> tuple[list[RunResult], BatchRecord]:
         started = time.perf_counter()
+        images, latest = 0, 0.0
+        wanted: set[str] = set()
         for job in jobs:
-            self._check_finite(job.inputs)
-        images = sum(job.images for job in jobs)
-        wanted = {name for job in jobs for name in job.outputs}
+            if self._float_inputs:
+                self._check_finite(job.inputs)
+            images += job.images
+            latest = max(latest, job.deadline)
+            wanted.update(job.outputs)
         inputs = self._join(jobs)
         joined = time.perf_counter()
-        WANTED_UNTIL.set(max(job.deadline for job in jobs))
+        WANTED_UNTIL.set(latest)
         outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
-        infer_s = sum(run.seconds for run in runs)
+        infer_s = 0.0
+        for run in runs:
+            infer_s += run.seconds
         results: list[RunResult] = []
         start = 0
         for job in jobs:
@@ -616,6 +622,8 @@ class ModelRunner:
             input_s=joined - started,
             runs=runs,
             output_s=time.perf_counter() - joined - infer_s,
+            images=images,
+            infer_s=infer_s,
         )
         return results, record
 

@@ -6,6 +6,7 @@ Updated on the event loop only, once per batch, so that no lock is needed.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from msgspec import Struct
 
 __all__ = ["BatchRecord", "ModelRun", "ModelStatistics"]
 
+_MOST_PENDING = 64
+"""Batches that are counted together: one after the other they take twice as long."""
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -34,27 +37,25 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     """One, or several where a request is larger than the largest batch."""
     output_s: float
     """Dividing the outputs among the requests."""
-
-    @property
-    def images(self) -> int:
-        return sum(run.images for run in self.runs)
-
-    @property
-    def infer_s(self) -> float:
-        """In the model."""
-        return sum(run.seconds for run in self.runs)
+    images: int
+    infer_s: float
+    """In the model."""
 
 
-class _Durations(dict[str, tuple[int, float]]):
+class _Durations(defaultdict[str, list[float]]):
     """Number and total seconds of each kind of work."""
 
+    def __init__(self) -> None:
+        super().__init__(lambda: [0, 0.0])
+
     def add(self, kind: str, count: int, total_s: float) -> None:
-        old_count, old_s = self.get(kind, (0, 0.0))
-        self[kind] = (old_count + count, old_s + total_s)
+        known = self[kind]
+        known[0] += count
+        known[1] += total_s
 
     def as_json(self, *kinds: str) -> dict[str, dict[str, int]]:
         found = {kind: self.get(kind, (0, 0.0)) for kind in kinds}
-        return {kind: {"count": count, "ns": round(total_s * 1e9)} for kind, (count, total_s) in found.items()}
+        return {kind: {"count": int(count), "ns": round(total_s * 1e9)} for kind, (count, total_s) in found.items()}
 
 
 class ModelStatistics:
@@ -63,6 +64,8 @@ class ModelStatistics:
     def __init__(self) -> None:
         self.images = 0
         """Images answered."""
+        self._pending: list[BatchRecord] = []
+        """Batches that are in `images` alone so far."""
         self._executions = 0
         self._last_inference_ms = 0
         """Wall clock, milliseconds since 1970."""
@@ -71,10 +74,20 @@ class ModelStatistics:
 
     def add_batch(self, record: BatchRecord) -> None:
         """Count a batch that succeeded just now, and its requests."""
+        self.images += record.images
+        self._last_inference_ms = time.time_ns() // 1_000_000
+        self._pending.append(record)
+        if len(self._pending) >= _MOST_PENDING:
+            self._count()
+
+    def _count(self) -> None:
+        pending, self._pending = self._pending, []
+        for record in pending:
+            self._count_batch(record)
+
+    def _count_batch(self, record: BatchRecord) -> None:
         requests, queue_s, images = len(record.queue_s), sum(record.queue_s), record.images
         parts_s = (record.input_s, record.infer_s, record.output_s)
-        self._last_inference_ms = time.time_ns() // 1_000_000
-        self.images += images
         self._executions += len(record.runs)
         self._requests.add("queue", requests, queue_s)
         self._requests.add("success", requests, queue_s + requests * sum(parts_s))
@@ -82,7 +95,9 @@ class ModelStatistics:
             self._requests.add(kind, requests, requests * seconds)
         for run in record.runs:
             share = run.images / images
-            durations = self._by_size.setdefault(run.images, _Durations())
+            durations = self._by_size.get(run.images)
+            if durations is None:
+                durations = self._by_size[run.images] = _Durations()
             run_s = (record.input_s * share, run.seconds, record.output_s * share)
             for kind, seconds in zip(_COMPUTE, run_s, strict=True):
                 durations.add(kind, 1, seconds)
@@ -93,6 +108,7 @@ class ModelStatistics:
 
     def as_json(self) -> dict[str, Any]:
         """The model's entry of the extension's answer, without its name and version."""
+        self._count()
         return {
             "last_inference": self._last_inference_ms,
             "inference_count": self.images,

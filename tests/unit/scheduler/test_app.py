@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from scheduler.api import app, streams
 from tierkit.errors import Unavailable
+from tierkit.http.exchange import ON_DISCONNECT
 
 
 def within(dependant: Dependant) -> Iterator[Dependant]:
@@ -53,7 +54,8 @@ async def test_a_stream_that_is_cut_off_between_two_pieces_ends_what_it_is_made_
         return {"type": "http.disconnect"}
 
     source = pieces()
-    answer = streams.Stream(source, media_type="text/plain", headers={})({"type": "http"}, receive, send)
+    scope = {"type": "http", "extensions": {ON_DISCONNECT: lambda _hang_up: lambda: None}}
+    answer = streams.Stream(source, media_type="text/plain", headers={})(scope, receive, send)
     answering = asyncio.create_task(answer)
     await stuck.wait()
     answering.cancel()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from tierkit.errors import InvalidInput, TooLarge
-from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
-from tierkit.http.exchange import ALONE
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of, is_alone
 from tierkit.inference.endpoints.answer import RAW_NAMES, server_timing
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
@@ -18,7 +18,7 @@ from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader,
 from tierkit.inference.files import Decoded, FileDecoder, are_files
 from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.model import Model
-from tierkit.inference.runner import ModelRunner
+from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.logs import current_trace
 from tierkit.spans import Span
 from tierkit.tensors import Array
@@ -30,6 +30,7 @@ from tierkit.wire.oip import (
     RequestedOutput,
     Tensor,
     encode_response,
+    tensor_bytes,
 )
 from tierkit.wire.oip.compression import accepted_coding, compress
 
@@ -79,7 +80,7 @@ class InferEndpoint:
         started = time.perf_counter()
         runner = self._models.runner(scope)
         metrics = self._metrics[runner.model.name]
-        headers = dict(scope["headers"])
+        headers = fields_of(scope)
         body = b""
         with BodyRoom() as room, Span(self._span, current_trace()) as span:
             try:
@@ -114,40 +115,33 @@ class InferEndpoint:
             check_room=runner.check_room,
         )
         budget = budget_s(headers, request)
-        wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in model.outputs)
-        names = tuple(output.name for output in wanted)
-        binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
         arrays = {tensor.name: tensor.data for tensor in request.inputs}
         decoded = await self._decode_files(runner, arrays)
-        images = runner.check_request(arrays, names)
+        plan: _Plan | None = None if decoded else request.notes.get(model)
+        if plan is None:
+            plan = _Plan(request, runner, arrays)
+            if decoded is None:
+                request.notes[model] = plan
         if guard := self._guards.get(model.name):
             await guard(request)
-        if texts := [output for output in wanted if output.classification or output.name not in binary]:
-            _check_texts(model, images, texts)
         left_s = None if budget is None else budget - (time.perf_counter() - arrived)
         # Reading much JSON has held the event loop up already.
-        alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
-        result = await runner.answer(arrays, names, images, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
-        span.says(model=model.name, images=images)
+        alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and is_alone(scope)
+        result = await runner.answer(
+            arrays, plan.names, plan.images, budget_s=left_s, alone=alone, urgent=is_urgent(headers)
+        )
+        span.says(model=model.name, images=plan.images)
         span.took(queue=result.queue_s, compute=result.compute_s)
         if decoded is not None:
             result = decoded.charged(result)
         coding = accepted_coding(headers.get(b"accept-encoding", b"").decode("latin-1"))
-        tensors = []
-        for output in wanted:
-            data = result.outputs[output.name]
-            if output.classification:
-                data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
-            tensors.append(Tensor(output.name, data))
-        response = InferResponse(model.name, model.sha256, tuple(tensors), request.id)
-        chunks, fields = encode_response(response, binary=len(binary) == len(wanted) or binary)
-        answer = b"".join(chunks)
+        answer, fields = plan.written(result)
         raw = [(b"server-timing", server_timing(result))]
         if coding is not None:
             answer = await compress(answer, coding)
-            fields["Content-Length"] = str(len(answer))
-            raw.append((b"content-encoding", coding.encode()))
-        return answer, [*raw, *((RAW_NAMES[name], value.encode()) for name, value in fields.items())]
+            fields = [field for field in fields if field[0] != b"content-length"]
+            raw += [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(answer))]
+        return answer, [*raw, *fields]
 
     async def _decode_files(self, runner: ModelRunner, arrays: dict[str, Array]) -> Decoded | None:
         """Put rows in the place of files, where these have come."""
@@ -164,9 +158,53 @@ class InferEndpoint:
         return decoded
 
 
-def _is_alone(scope: Scope) -> bool:
-    alone: Callable[[], bool] | None = scope["extensions"].get(ALONE)
-    return alone is not None and alone()
+class _Plan:
+    """How requests with the same JSON part are answered.
+
+    Args:
+        request: one of them.
+        runner: of the model that it is for.
+        arrays: its inputs, pixels in the place of files.
+
+    Raises:
+        InvalidInput: the request does not fit the model.
+        TooLarge: the answer would be too much text.
+    """
+
+    def __init__(self, request: InferRequest, runner: ModelRunner, arrays: Mapping[str, Array]) -> None:
+        self._model = model = runner.model
+        self._id = request.id
+        self._wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in model.outputs)
+        self.names = tuple(output.name for output in self._wanted)
+        self.images = runner.check_request(arrays, self.names)
+        self._binary = [o.name for o in self._wanted if (request.binary_output if o.binary is None else o.binary)]
+        texts = [output for output in self._wanted if output.classification or output.name not in self._binary]
+        if texts:
+            _check_texts(model, self.images, texts)
+        self._all_binary = not texts
+        self._shapes: list[Any] | None = None
+        """Of the outputs when they were written last, with their types."""
+        self._text = b""
+        """The JSON part that goes with these, and below the headers."""
+        self._fields: list[tuple[bytes, bytes]] = []
+
+    def written(self, result: RunResult) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Body and headers of the answer."""
+        tensors = []
+        for output in self._wanted:
+            data = result.outputs[output.name]
+            if output.classification:
+                data = best_classes(output.name, data, output.classification, self._model.labels.get(output.name, ()))
+            tensors.append(Tensor(output.name, data))
+        shapes = [fact for tensor in tensors for fact in (tensor.data.shape, tensor.data.dtype)]
+        if shapes == self._shapes:
+            return b"".join([self._text, *map(tensor_bytes, tensors)]), self._fields
+        response = InferResponse(self._model.name, self._model.sha256, tuple(tensors), self._id)
+        chunks, headers = encode_response(response, binary=self._all_binary or self._binary)
+        fields = [(RAW_NAMES[name], value.encode()) for name, value in headers.items()]
+        if self._all_binary:
+            self._shapes, self._text, self._fields = shapes, bytes(chunks[0]), fields
+        return b"".join(chunks), fields
 
 
 def _check_texts(model: Model, images: int, texts: Sequence[RequestedOutput]) -> None:

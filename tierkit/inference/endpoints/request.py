@@ -118,7 +118,9 @@ def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
     length, json_length = headers.get(b"content-length", b""), headers.get(_BINARY, b"")
     if spec.decode is not None or -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
         return 1
-    widest = max(dtype_of(datatype).itemsize for datatype in (spec.datatype, *spec.also))
+    widest = dtype_of(spec.datatype).itemsize
+    for datatype in spec.also:
+        widest = max(widest, dtype_of(datatype).itemsize)
     row_bytes = math.prod(spec.shape[1:]) * widest
     return max(1, (int(length[:19]) - int(json_length[:19])) // row_bytes)
 

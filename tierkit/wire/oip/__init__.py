@@ -14,7 +14,7 @@ or `TooLarge`. https://github.com/kserve/open-inference-protocol and Triton's
 
 from tierkit.wire.oip.datatypes import DATATYPES
 from tierkit.wire.oip.decode import Limits, decode_request, decode_response, parse_header_length
-from tierkit.wire.oip.encode import BINARY_HEADER, Chunks, encode_request, encode_response
+from tierkit.wire.oip.encode import BINARY_HEADER, Chunks, encode_request, encode_response, tensor_bytes
 from tierkit.wire.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor, Timing
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "encode_request",
     "encode_response",
     "parse_header_length",
+    "tensor_bytes",
 ]

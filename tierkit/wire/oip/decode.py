@@ -98,6 +98,7 @@ class _Request(NamedTuple):
     id: str
     parameters: Parameters
     binary_output: bool
+    notes: dict[Any, Any]
 
 
 class _Response(NamedTuple):
@@ -162,7 +163,7 @@ def decode_request(
         return InferRequest(inputs=(Tensor(raw_input.name, _rows(body, raw_input)),))
     text, payload = _split(body, header_length, limits)
     said = (_request if len(text) > _MAX_REMEMBERED_BYTES else _remembered_request)(text, limits)
-    return InferRequest(_tensors(said.inputs, payload), said.outputs, said.id, said.parameters, said.binary_output)
+    return InferRequest(_tensors(said[0], payload), *said[1:])
 
 
 def decode_response(body: Body, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS) -> InferResponse:
@@ -187,6 +188,7 @@ def _request(text: bytes, limits: Limits) -> _Request:
         id=head.id,
         parameters=MappingProxyType(parameters),
         binary_output=binary_output,
+        notes={},
     )
 
 

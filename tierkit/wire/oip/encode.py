@@ -13,7 +13,7 @@ from tierkit.errors import MalformedMessage
 from tierkit.wire.oip.datatypes import BYTES, DATATYPES
 from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
-__all__ = ["BINARY_HEADER", "Chunks", "encode_request", "encode_response"]
+__all__ = ["BINARY_HEADER", "Chunks", "encode_request", "encode_response", "tensor_bytes"]
 
 BINARY_HEADER = "Inference-Header-Content-Length"
 """HTTP header: length in bytes of the JSON in front of the tensors; absent when the whole body is JSON."""
@@ -105,6 +105,11 @@ def _encode(
         "Content-Length": str(len(text) + sum(map(len, payload))),
     }
     return [text, *payload], headers
+
+
+def tensor_bytes(tensor: Tensor) -> bytes | memoryview:
+    """The bytes of a tensor that is written as binary: a view of its array, where that can be."""
+    return _raw(tensor, tensor.datatype)
 
 
 def _raw(tensor: Tensor, datatype: str) -> bytes | memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -55,6 +56,9 @@ class InferRequest(Struct, frozen=True, eq=False):
     binary_output: bool = True
     """True if outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
     word about it means False."""
+    notes: dict[Any, Any] = {}
+    """Of its reader, about what does not depend on the tensors' content: the same for all requests whose JSON parts are
+    the same."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
