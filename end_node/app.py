@@ -18,7 +18,7 @@ from end_node.node import EndNode, Task
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of, is_alone
 from tierkit.http.shell import Direct
-from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
+from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_small, is_urgent
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id, current_trace
@@ -70,7 +70,7 @@ class _TaskEndpoint:
             _check_stage(stage, upstreams)
             urgent = is_urgent(headers)
             stages = read_stages(_field(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
-            if wants_coarse:
+            if wants_coarse and (runner.queued_images or not is_small(headers)):
                 # Before the body is read: a node that is full says so at once.
                 runner.check_room(announced_images(headers, images_input))
             body = await self._reader.body(headers, receive, room)

@@ -91,17 +91,22 @@ class _Job:
     own: bool
     """The runner's: no client asked for these images, so they are computed alone, and neither metrics nor statistics
     count them."""
-    settle: Callable[[RunResult | Exception], None] | None
-    """Told once, on the event loop, how it ended; None from then on, or if its request is cancelled."""
+    done: asyncio.Future[RunResult] | None
+    """Told once, on the event loop, how it ended; None from then on, if its request is cancelled, or if nobody waits
+    for it."""
     timer: asyncio.TimerHandle | None = None
     """Ends it when its budget is spent."""
 
     def end(self, outcome: RunResult | Exception) -> None:
-        settle, self.settle = self.settle, None
+        done, self.done = self.done, None
         if self.timer is not None:
             self.timer.cancel()
-        if settle is not None:
-            settle(outcome)
+        if done is None or done.done():  # cancelled, and its task has not been told yet
+            return
+        if isinstance(outcome, Exception):
+            done.set_exception(outcome)
+        else:
+            done.set_result(outcome)
 
 
 class ModelRunner:
@@ -249,11 +254,10 @@ class ModelRunner:
 
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
-        done: asyncio.Future[RunResult] = self._loop.create_future()
-        blank = _blank(self.model.inputs, images)
-        self._enqueue(blank, self._output_names[:1], images, partial(_settle, done), own=True)
+        job = self._enqueue(_blank(self.model.inputs, images), self._output_names[:1], images, own=True)
         self._thread.wake()
-        return await done
+        assert job.done is not None
+        return await job.done
 
     async def check(self) -> None:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
@@ -311,56 +315,53 @@ class ModelRunner:
         urgent: bool = False,
     ) -> RunResult:
         """As `infer`, for a request that `check_request` has found right, with the number of images that it gave."""
-        done: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
-        take_back = self.submit(
-            inputs, outputs, images, partial(_settle, done), budget_s=budget_s, alone=alone, urgent=urgent
-        )
+        if alone and self._runs_here(images):
+            return self._run_alone(inputs, outputs, images, budget_s=budget_s, urgent=urgent)
+        job = self._enqueue(inputs, outputs, images, budget_s=budget_s, urgent=urgent)
+        if self._thread.shares_core and self._is_short():
+            self._run_soon()
+        else:
+            self._thread.wake()
+        assert job.done is not None
         try:
-            return await done
+            return await job.done
         except asyncio.CancelledError:
-            take_back()
+            self._forget(job)
             raise
 
-    def submit(
+    def _runs_here(self, images: int) -> bool:
+        """True if a request that is alone may be computed on the event loop."""
+        idle = not (self._queue or self._thread.at_work)
+        return idle and images <= self.max_batch_size and self._takes_a_moment(images)
+
+    def _run_alone(
         self,
         inputs: Mapping[str, Array],
         outputs: Sequence[str],
         images: int,
-        settle: Callable[[RunResult | Exception], None],
         *,
-        budget_s: float | None = None,
-        alone: bool = False,
-        urgent: bool = False,
-    ) -> Callable[[], None]:
-        """As `infer`, for a request that no task waits for.
-
-        Args:
-            inputs, outputs, images: which `check_request` has found right.
-            settle: told the result, or the error, on the event loop: before this returns, or later.
-            budget_s, alone, urgent: as for `infer`.
-
-        Returns:
-            What takes the request back; `settle` is not called after it.
-
-        Raises:
-            Draining, Unavailable, TooLarge, Overloaded, DeadlineExceeded: as `infer`.
-        """
-        job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, urgent=urgent)
-        if alone and not self._thread.at_work and self._is_short():
-            self._run_now()
-        elif self._thread.shares_core and self._is_short():
-            self._run_soon()
-            return partial(self._forget, job)
-        if job.settle is not None:
-            self._thread.wake()
-        return partial(self._forget, job)
+        budget_s: float | None,
+        urgent: bool,
+    ) -> RunResult:
+        self._admit(images, budget_s, urgent=urgent)
+        job = self._job(inputs, outputs, images, None, budget_s=budget_s, urgent=urgent)
+        self._running_images, self._batch_started = images, job.arrived
+        try:
+            (result,), record = self._compute([job])
+        except Exception:
+            self.statistics.add_failure(time.perf_counter() - job.arrived)
+            raise
+        finally:
+            self._running_images, self._batch_started = 0, math.inf
+        self._learn(record)
+        self._count(record)
+        return result
 
     def _enqueue(
         self,
         inputs: Mapping[str, Array],
         outputs: Sequence[str],
         images: int,
-        settle: Callable[[RunResult | Exception], None],
         *,
         budget_s: float | None = None,
         urgent: bool = False,
@@ -370,8 +371,28 @@ class ModelRunner:
             self._check_open()
         else:
             self._admit(images, budget_s, urgent=urgent)
+        done: asyncio.Future[RunResult] = self._loop.create_future()
+        job = self._job(inputs, outputs, images, done, budget_s=budget_s, urgent=urgent, own=own)
+        if self._elsewhere and budget_s is not None:
+            job.timer = self._loop.call_later(budget_s, self._give_up, job)
+        with self._thread.lock:
+            self._queue.insert(self._place(job.arrived) if urgent else len(self._queue), job)
+            self._queued_images += images
+        return job
+
+    def _job(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        done: asyncio.Future[RunResult] | None,
+        *,
+        budget_s: float | None,
+        urgent: bool,
+        own: bool = False,
+    ) -> _Job:
         now = time.perf_counter()
-        job = _Job(
+        return _Job(
             inputs=inputs,
             outputs=outputs or self._output_names,
             images=images,
@@ -380,14 +401,8 @@ class ModelRunner:
             deadline=math.inf if budget_s is None else now + budget_s,
             urgent=urgent,
             own=own,
-            settle=settle,
+            done=done,
         )
-        if self._elsewhere and budget_s is not None:
-            job.timer = self._loop.call_later(budget_s, self._give_up, job)
-        with self._thread.lock:
-            self._queue.insert(self._place(now) if urgent else len(self._queue), job)
-            self._queued_images += images
-        return job
 
     def _place(self, now: float) -> int:
         """Where in the queue an urgent request goes. Under the lock."""
@@ -401,7 +416,10 @@ class ModelRunner:
         with self._thread.lock:
             fits = bool(self._queue) and self._queue[0].images <= self.max_batch_size
             images = min(self._queued_images, self.max_batch_size)
-        return fits and 0 < images * self._s_per_image <= _LOOP_S and self._steady and not self.max_queue_delay_s
+        return fits and self._takes_a_moment(images)
+
+    def _takes_a_moment(self, images: int) -> bool:
+        return 0 < images * self._s_per_image <= _LOOP_S and self._steady and not self.max_queue_delay_s
 
     def _run_soon(self) -> None:
         """Compute a batch when the event loop has come around a few times and has read what else has come."""
@@ -512,7 +530,7 @@ class ModelRunner:
         self._forget(job)
 
     def _forget(self, job: _Job) -> None:
-        job.settle = None
+        job.done = None
         if job.timer is not None:
             job.timer.cancel()
         with self._thread.lock:
@@ -662,35 +680,32 @@ class ModelRunner:
     # --- back on the event loop ---
 
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
+        self._learn(record)
+        if not jobs[0].own:
+            self._count(record)
+        for job, result in zip(jobs, results, strict=True):
+            job.end(result)
+
+    def _learn(self, record: BatchRecord) -> None:
         self._last_success = time.perf_counter()
         weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
         measured = record.infer_s / record.images
         self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
         self._best_s_per_image = min(self._best_s_per_image, measured)
-        if not jobs[0].own:
-            self.statistics.add_batch(record)
-            if self._observe is not None:
-                self._observe(record)
-        for job, result in zip(jobs, results, strict=True):
-            job.end(result)
+
+    def _count(self, record: BatchRecord) -> None:
+        self.statistics.add_batch(record)
+        if self._observe is not None:
+            self._observe(record)
 
     def _fail_all(self, jobs: list[_Job], exc: Exception) -> None:
         for job in jobs:
-            if not job.own and job.settle is not None:
+            if not job.own and job.done is not None:
                 self.statistics.add_failure(time.perf_counter() - job.arrived)
             job.end(exc)
 
     def _expire(self, jobs: list[_Job]) -> None:
         self._fail_all(jobs, DeadlineExceeded("the time budget was spent while the request waited"))
-
-
-def _settle(future: asyncio.Future[RunResult], outcome: RunResult | Exception) -> None:
-    if future.done():  # cancelled, and its task has not been told yet
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
 
 
 def _types(job: _Job) -> list[np.dtype[Any]]:

@@ -5,7 +5,6 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -524,53 +523,60 @@ async def test_between_two_batches_on_the_event_loop_a_short_request_is_answered
     assert [after - before >= 4 for before, after in pairwise(model.began[-3:])] == [True, True]
 
 
-async def test_requests_that_no_task_waits_for_are_told_their_own_outcome() -> None:
-    model, told = Doubler(), dict[int, RunResult | Exception]()
+async def test_each_request_of_a_batch_has_its_own_outcome() -> None:
+    model, asked = Doubler(), dict[int, asyncio.Task[RunResult]]()
     async with ModelRunner(model, max_queue_images=4) as runner:
+
+        def ask(value: int, *, urgent: bool = False) -> None:
+            asked[value] = asyncio.create_task(runner.infer(rows(value), ["double"], urgent=urgent))
+
         async with busy(model, runner):
-            take_back = [
-                runner.submit(rows(value), ("double",), 1, partial(told.__setitem__, value)) for value in (1, 666, 3, 4)
-            ]
-            with pytest.raises(Overloaded):
-                runner.submit(rows(5), ("double",), 1, partial(told.__setitem__, 5))
-            take_back[2]()
-            assert runner.queued_images == 3
-            assert not told
-        await wait_for(lambda: len(told) == 3)
+            for value in (1, 666, 3, 4, 5):
+                ask(value)
+            await queued(runner, 4)
+            asked[3].cancel()
+            await queued(runner, 3)
         async with busy(model, runner):
-            first = runner.submit(rows(6), ("double",), 1, partial(told.__setitem__, 6))
-            runner.submit(rows(7), ("double",), 1, partial(told.__setitem__, 7), urgent=True)
-            first()
-        await wait_for(lambda: 7 in told)
+            ask(6)
+            ask(7, urgent=True)
+            await queued(runner, 2)
+            asked[6].cancel()
+        await asyncio.gather(*asked.values(), return_exceptions=True)
         model.open.clear()
-        runner.submit(rows(8), ("double",), 1, partial(told.__setitem__, 8))
+        ask(8)
         await wait_for(lambda: runner.running_images == 1, what="the batch of 8")
-        runner.submit(rows(9), ("double",), 1, partial(told.__setitem__, 9))
+        ask(9)
+        await queued(runner, 1)
         asyncio.get_running_loop().call_soon(model.open.set)
-    assert {value: type(outcome) for value, outcome in told.items()} == {
+    outcomes = dict(zip(asked, await asyncio.gather(*asked.values(), return_exceptions=True), strict=True))
+    assert {value: type(outcome) for value, outcome in outcomes.items()} == {
         1: RunResult,
         666: ValueError,
+        3: asyncio.CancelledError,
         4: RunResult,
+        5: Overloaded,
+        6: asyncio.CancelledError,
         7: RunResult,
         8: RunResult,
         9: Draining,
     }
     for value in (1, 4, 7, 8):
-        outcome = told[value]
+        outcome = outcomes[value]
         assert isinstance(outcome, RunResult)
         assert outcome.outputs["double"].tolist() == (2 * rows(value)["x"]).tolist()
 
 
-async def test_a_request_taken_back_while_it_is_computed_is_told_nothing() -> None:
-    model, told = Doubler(), list[RunResult | Exception]()
+async def test_a_request_cancelled_while_it_is_computed_disturbs_nobody() -> None:
+    model = Doubler()
     async with ModelRunner(model) as runner:
         model.open.clear()
-        take_back = runner.submit(rows(1), ("double",), 1, told.append)
+        asked = asyncio.create_task(runner.infer(rows(1), ["double"]))
         await asyncio.to_thread(model.entered.acquire)
-        take_back()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
         model.open.set()
-        await runner.infer(rows(2))
-        assert not told
+        assert (await runner.infer(rows(2), ["double"])).outputs["double"].tolist() == [[4, 6]]
+    assert asked.cancelled()
 
 
 async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap(thread: InferenceThread) -> None:

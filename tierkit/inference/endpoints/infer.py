@@ -14,7 +14,14 @@ from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of, is_a
 from tierkit.inference.endpoints.answer import RAW_NAMES, server_timing
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
-from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
+from tierkit.inference.endpoints.request import (
+    LARGE_JSON_BYTES,
+    RequestReader,
+    announced_images,
+    budget_s,
+    is_small,
+    is_urgent,
+)
 from tierkit.inference.files import Decoded, FileDecoder, are_files
 from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.model import Model
@@ -84,7 +91,8 @@ class InferEndpoint:
         body = b""
         with BodyRoom() as room, Span(self._span, current_trace()) as span:
             try:
-                runner.check_room(announced_images(headers, runner.model.inputs[0]))
+                if runner.queued_images or not is_small(headers):  # else there is room
+                    runner.check_room(announced_images(headers, runner.model.inputs[0]))
                 body = await self._reader.body(headers, receive, room)
                 with cancelled_on_disconnect(scope):
                     answer, fields = await self._answer(runner, body, headers, scope, room, span)

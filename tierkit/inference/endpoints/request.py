@@ -16,7 +16,7 @@ from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request
 from tierkit.wire.oip.compression import decompress
 from tierkit.wire.oip.datatypes import dtype_of
 
-__all__ = ["LARGE_JSON_BYTES", "RequestReader", "announced_images", "budget_s", "is_urgent"]
+__all__ = ["LARGE_JSON_BYTES", "RequestReader", "announced_images", "budget_s", "is_small", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -104,6 +104,12 @@ class RequestReader:
                 await asyncio.sleep(_PAUSE_S)
                 return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
         return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
+
+
+def is_small(headers: Mapping[bytes, bytes]) -> bool:
+    """True if a body announces that it is read before anybody asks for it; arguments as for `announced_images`."""
+    length = headers.get(b"content-length", b"")
+    return length.isdigit() and int(length[:19]) <= LARGE_JSON_BYTES
 
 
 def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
