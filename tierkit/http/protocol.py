@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 * 1024
 """For the head of a request, and for what a chunked body has beside its data: extensions of chunks, and trailers."""
+
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 256
+"""Targets that are remembered, and the longest of them."""
 
 _CHUNK_BYTES = 32
 """What each chunk may have for its size and its line breaks."""
@@ -226,8 +230,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._head_bytes = 0
         self._body_bytes = self._body_pieces = self._framing_bytes = self._trailer_bytes = 0
         self._body_since = self._loop.time()
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
+        raw_path, path, query = _parsed(self._url) if len(self._url) <= _MAX_REMEMBERED_BYTES else _parse(self._url)
         exchange = self._receiving = Exchange(
             self,
             {
@@ -236,9 +239,9 @@ class _HttpProtocol(asyncio.Protocol):
                 "http_version": version,
                 "method": method.decode("ascii"),
                 "scheme": self._scheme,
-                "path": unquote(path) if "%" in path else path,
-                "raw_path": url.path,
-                "query_string": url.query or b"",
+                "path": path,
+                "raw_path": raw_path,
+                "query_string": query,
                 "root_path": "",
                 "headers": self._headers,
                 **self._addresses,
@@ -448,6 +451,16 @@ class _HttpProtocol(asyncio.Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _parse(target: bytes) -> tuple[bytes, str, bytes]:
+    """The path of a request, raw and decoded, and its query."""
+    url = httptools.parse_url(target)
+    path = url.path.decode("ascii")
+    return url.path, unquote(path) if "%" in path else path, url.query or b""
+
+
+_parsed = lru_cache(_MAX_REMEMBERED)(_parse)
 
 
 def _line_bytes(name: bytes, value: bytes) -> int:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Authenticator, Proxies, check_host, check_origin, needs_no_token
 from tierkit.errors import Standby, TerraceError, Unauthenticated
-from tierkit.http.answering import Answering, answer_to
+from tierkit.http.answering import answer_to
 from tierkit.http.asgi import fields_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import error_response
@@ -68,11 +68,11 @@ class Direct(NamedTuple):
 
 
 def answer_directly(app: Starlette, routes: Mapping[str, Direct]) -> None:
-    """Have the POST requests of these paths found with one look-up, and their errors answered as everywhere.
+    """Have the POST requests of these paths found with one look-up.
 
     `app` must have the same routes: it answers other methods, and describes them.
     """
-    setattr(app.state, _DIRECT, {path: route._replace(app=Answering(route.app)) for path, route in routes.items()})
+    setattr(app.state, _DIRECT, routes)
 
 
 class Shell:
@@ -131,6 +131,12 @@ class Shell:
                 await self._route(scope, receive, send_with_id, hosts)
             except ClientDisconnect:
                 log.debug("the client hung up")
+            except Exception as exc:
+                if status:
+                    # Part of the answer is on its way. Raising breaks the connection, and so tells the client.
+                    log.error("the answer broke off: %s", exc)
+                    raise
+                await answer_to(exc)(scope, receive, send_with_id)
             if log.isEnabledFor(logging.DEBUG):
                 elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
                 log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
