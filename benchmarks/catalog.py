@@ -11,11 +11,12 @@ from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.experiment import PEERS
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.rivals.experiment import RIVALS
+from benchmarks.road.experiment import ROAD
 from experiments.harness import Experiment
 
 __all__ = ["BENCHMARKS"]
 
 BENCHMARKS: dict[str, Experiment] = {
     benchmark.name: benchmark
-    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS)
+    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS, ROAD)
 }

@@ -88,7 +88,7 @@ def staged(folder: Path, *, in_memory: bool = False) -> Iterator[StagedUpload]:
 
     Args:
         folder: where the room is.
-        in_memory: it is in memory instead, for an upload that announces that it is small.
+        in_memory: keep a small upload in memory instead.
 
     Raises:
         Unavailable: the disk is full or read-only, or the folder is gone.

@@ -42,7 +42,7 @@ _FILES = {
 _MOST_NAMED, _MOST_SAID = 1000, 200
 """Of an upload: files with something wrong that are named, and characters of what it is."""
 _SMALL_BYTES = 64 * 1024
-"""The bodies of all connections together fit into memory, as they do before anybody has asked for them."""
+"""Bodies of this size on all connections fit into memory together."""
 _A_FILE = "upload"
 _TENSOR = "application/octet-stream"
 ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)

@@ -1,9 +1,9 @@
 """HTTP/1.1 connections with bounds on everything that a peer may send, or leave out: a slow, endless or absent head, a
 body that is too large or too slow, an answer that the client does not read, too many connections.
 
-uvicorn has a protocol class of its own, whose bounds end with the idle time between two requests, which copies a body
-four times, writes an answer in two packets, and closes a connection whose body has not been read. Here a request may be
-answered before its body is there: the rest of it is thrown away as it comes, and the connection stays.
+uvicorn has a protocol class of its own, which bounds the idle time between two requests and nothing else that a client
+sends. docs/performance.md gives the reason for each part. A request may be answered before its body is there: the
+rest of it is thrown away as it comes, and the connection stays.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ __all__ = ["Direct", "Shell", "answer_directly"]
 log = logging.getLogger("tierkit.access")
 
 _DIRECT = "direct"
-"""Where an application keeps what `answer_directly` was told."""
+"""Name in the state of an application under which it keeps its direct routes."""
 
 _VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
@@ -62,7 +62,7 @@ class Direct(NamedTuple):
 
     app: ASGIApp
     parameters: Mapping[str, str] = {}
-    """Of its path."""
+    """Parameters of its path."""
     last: str = ""
     """The parameter that is the last segment of the path, for a route that ends with a slash."""
 
@@ -76,7 +76,7 @@ def answer_directly(app: Starlette, routes: Mapping[str, Direct]) -> None:
 
 
 class Shell:
-    """ASGI application around that of a service, which may come after the shell has begun to serve.
+    """ASGI application around the one of a service, which may come after the shell has begun to serve.
 
     Args:
         local_only: everyone on this machine may use the service, and nobody else can reach it.

@@ -29,7 +29,7 @@ _counting: weakref.WeakSet[ModelMetrics] = weakref.WeakSet()
 
 
 class _BeforeTheOthers(Collector):
-    """Counts what is pending before anybody reads the metrics below."""
+    """Counts what is pending, before the metrics below are read."""
 
     def collect(self) -> Iterable[Metric]:
         for metrics in list(_counting):
@@ -78,7 +78,7 @@ class ModelMetrics:
         self._upload = _upload_bytes.labels(tier, model)
         self._batches: list[BatchRecord] = []
         self._ended: list[tuple[float, int, str]] = []
-        """Of requests: seconds, bytes of the body, and outcome."""
+        """Requests: seconds, bytes of the body, and outcome."""
         _counting.add(self)
 
     def show_queue(self, queued_images: Callable[[], int]) -> None:

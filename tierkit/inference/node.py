@@ -302,7 +302,7 @@ def node_app(
     """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own.
 
     Args:
-        direct: those of `routes` that are asked for often; see `answer_directly`.
+        direct: the most frequent of `routes`; see `answer_directly`.
     """
 
     @asynccontextmanager

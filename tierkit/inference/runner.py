@@ -92,8 +92,8 @@ class _Job:
     """The runner's: no client asked for these images, so they are computed alone, and neither metrics nor statistics
     count them."""
     done: asyncio.Future[RunResult] | None
-    """Told once, on the event loop, how it ended; None from then on, if its request is cancelled, or if nobody waits
-    for it."""
+    """Told once, on the event loop, how it ended; None from then on, if its request is cancelled, or if it needs no
+    future."""
     timer: asyncio.TimerHandle | None = None
     """Ends it when its budget is spent."""
 

@@ -65,7 +65,7 @@ class ModelStatistics:
         self.images = 0
         """Images answered."""
         self._pending: list[BatchRecord] = []
-        """Batches that are in `images` alone so far."""
+        """Batches of which only the images are counted so far."""
         self._executions = 0
         self._last_inference_ms = 0
         """Wall clock, milliseconds since 1970."""

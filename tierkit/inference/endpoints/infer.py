@@ -191,7 +191,7 @@ class _Plan:
             _check_texts(model, self.images, texts)
         self._all_binary = not texts
         self._shapes: list[Any] | None = None
-        """Of the outputs when they were written last, with their types."""
+        """Shapes and types of the outputs that were written last."""
         self._text = b""
         """The JSON part that goes with these, and below the headers."""
         self._fields: list[tuple[bytes, bytes]] = []

@@ -107,7 +107,7 @@ class RequestReader:
 
 
 def is_small(headers: Mapping[bytes, bytes]) -> bool:
-    """True if a body announces that it is read before anybody asks for it; arguments as for `announced_images`."""
+    """True if a body announces that it is small enough to be read ahead; arguments as for `announced_images`."""
     length = headers.get(b"content-length", b"")
     return length.isdigit() and int(length[:19]) <= LARGE_JSON_BYTES
 

@@ -79,7 +79,7 @@ class _ResponseHead(Struct):
 
 
 class _Part(NamedTuple):
-    """What the JSON part says of a tensor."""
+    """The description of a tensor in the JSON part."""
 
     name: str
     shape: tuple[int, ...]

@@ -57,8 +57,7 @@ class InferRequest(Struct, frozen=True, eq=False):
     """True if outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
     word about it means False."""
     notes: dict[Any, Any] = {}
-    """Of its reader, about what does not depend on the tensors' content: the same for all requests whose JSON parts are
-    the same."""
+    """Notes of the reader about the JSON part, shared by all requests with the same JSON part."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):

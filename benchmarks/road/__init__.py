@@ -1,0 +1,1 @@
+"""The main road of a request: its time by part."""
