@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,7 +72,7 @@ def test_slices_on_several_cores_give_what_one_core_gives(images, images_in_batc
 
 @pytest.mark.parametrize(
     ("side", "provider", "expected"),
-    [(224, "cpu", [5, 5, 2]), (224, "cuda", [12]), (1024, "cpu", [4, 4, 4]), (32, "cpu", [12])],
+    [(224, "cpu", [2] * 6), (224, "cuda", [12]), (1024, "cpu", [1] * 12), (128, "cpu", [6, 6]), (32, "cpu", [12])],
 )
 def test_large_images_run_in_pieces(side, provider, expected):
     sizes = []
@@ -89,6 +90,24 @@ def test_large_images_run_in_pieces(side, provider, expected):
     numbered = np.broadcast_to(np.arange(12, dtype=np.uint8).reshape(12, 1, 1, 1), (12, side, side, 3))
     assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(12))
     assert sizes == expected
+
+
+def test_large_images_run_in_pieces_on_each_core():
+    sizes = {}
+
+    class Session:
+        def get_inputs(self):
+            return [SimpleNamespace(shape=["n", 224, 224, 3])]
+
+        def run(self, _outputs, inputs):
+            sizes.setdefault(threading.current_thread().name, []).append(len(inputs["images"]))
+            return [inputs["images"][:, 0, 0, :1].astype(np.float32)]
+
+    entry = load_manifest().default_for(Tier.END).model_copy(update={"input_shape": (224, 224, 3)})
+    model = OnnxModel(entry, "whole", "0" * 64, Session, (), "cpu", threads=2)
+    numbered = np.broadcast_to(np.arange(7, dtype=np.uint8).reshape(7, 1, 1, 1), (7, 224, 224, 3))
+    assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(7))
+    assert sorted(sizes.values()) == [[2, 1], [2, 2]]
 
 
 @pytest.mark.parametrize(("provider", "threads"), [("cpu", 1), ("cpu", 3), ("cuda", 1)])
