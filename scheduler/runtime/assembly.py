@@ -130,6 +130,7 @@ async def open_scheduler(
         )
         record.jobs = lambda: scheduler.unfinished
         commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
+        commit.expects_more = lambda: bool(devices.assigned.attempts)
         lifecycle.add_check("database", commit.check)
         try:
             async with _loops(scheduler, commit, elapsed, dispatcher, watch, lifecycle, lease):

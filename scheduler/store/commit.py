@@ -8,6 +8,7 @@ full): they are tried again until it does, the queue fills up and holds back the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ _log = logging.getLogger(__name__)
 _MAX_GROUP = 500
 _CONGESTED = 1000
 _LINGER_S = 0.05
-"""Least time between two commits: each costs some milliseconds of the processor, even if it holds little. An answer
-that comes after a pause is not held up."""
+"""Least time between two commits while more answers are expected: each commit costs some milliseconds of the processor,
+even if it holds little. An answer that comes after a pause is not held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,14 @@ class GroupCommit:
         """Called with each group of answers once it is durable, in order of their numbers."""
         self.on_withdrawal: Callable[[Answer], None] = lambda answer: None
         """Called with each answer that is durably withdrawn, after the group that it may have been in."""
+        self.expects_more: Callable[[], bool] = lambda: False
+        """True while answers are expected that can share the next commit."""
         self._engine = engine
         self._lease = lease
         self._next_seq = next_seq
         self._queue: asyncio.Queue[Item | asyncio.Future[None]] = asyncio.Queue()
+        self._hurry = asyncio.Event()
+        """Set when the next commit should not wait for more answers."""
         self._write_lock = asyncio.Lock()
         self._doubtful: _Write | None = None
         """The latest transaction, if its connection broke before the database said whether it is written."""
@@ -99,6 +104,8 @@ class GroupCommit:
         """Wait until all that was queued before is durable and announced: for ever, once another scheduler leads."""
         marker = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(marker)
+        if not self.expects_more():
+            self._hurry.set()
         await marker
 
     async def execute(
@@ -187,7 +194,10 @@ class GroupCommit:
         last = 0.0
         while True:
             first = await self._queue.get()
-            await asyncio.sleep(max(0.0, last + _LINGER_S - loop.time()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(last + _LINGER_S):
+                    await self._hurry.wait()
+            self._hurry.clear()
             items = [first]
             # A final answer is followed by the row of the attempt that brought it: both or none.
             # What was withdrawn goes after all that is in its group, and what replaces it comes with the next one.

@@ -531,13 +531,19 @@ async def test_readiness_includes_the_database(scheduler):
 
 
 async def test_metrics_count_jobs_tasks_and_devices(kit, scheduler):
+    async def metrics() -> str:
+        return str((await scheduler.http.get("/metrics")).text)
+
+    async def devices_are_counted() -> bool:
+        return 'terrace_scheduler_devices{health="alive",tier="end"} 1.0' in await metrics()
+
     async with kit.end(scheduler, "end-0"):
         job = await scheduler.submit(kit.images(100), scheme="end")
         await scheduler.finished(job["id"])
-        text = (await scheduler.http.get("/metrics")).text
+        text = await metrics()
+        await wait_for(devices_are_counted, what="the next look at the device list")
     for line in ('terrace_scheduler_jobs_total{state="completed"}', 'terrace_scheduler_tasks_total{outcome="coarse"}'):
         assert float(re.search(re.escape(line) + r" (\S+)", text).group(1)) >= 1  # type: ignore[union-attr]
-    assert 'terrace_scheduler_devices{health="alive",tier="end"}' in text
 
 
 async def test_head_is_answered_wherever_get_is_and_405_names_all_methods(kit, scheduler):

@@ -93,7 +93,7 @@ def test_large_images_run_in_pieces(side, provider, expected):
 
 
 def test_large_images_run_in_pieces_on_each_core():
-    sizes = {}
+    sizes: dict[str, list[int]] = {}
 
     class Session:
         def get_inputs(self):

@@ -228,6 +228,23 @@ async def test_the_database_itself_refuses_a_second_answer(database_url):
     await engine.dispose()
 
 
+async def test_a_commit_waits_for_more_answers_only_while_some_are_expected(store, monkeypatch):
+    job = await add(store.jobs)
+    monkeypatch.setattr("scheduler.store.commit._LINGER_S", 3600.0)
+    store.commit.put(answer(job, 0))
+    await store.commit.flush()
+    store.commit.expects_more = lambda: True
+    store.commit.put(answer(job, 1))
+    early = asyncio.create_task(store.commit.flush())
+    await store.jobs.get(job.id)
+    assert (store.announced, early.done()) == ([[1]], False)
+    store.commit.expects_more = lambda: False
+    store.commit.put(answer(job, 2))
+    await store.commit.flush()
+    assert early.done()
+    assert store.announced == [[1], [2, 3]]
+
+
 async def test_a_refused_commit_is_tried_again_and_nothing_is_announced_before(file):
     job = await add(file.jobs)
     refusals = 3
