@@ -392,7 +392,8 @@ def _count_scans(data: bytes | memoryview) -> int:
 def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
     """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
     # As many as there can be at the most, which is known sooner.
-    if scans_at_most <= _MAX_SCANS and bytes(data).count(b"\xff") <= _MAX_SEGMENTS:
+    markers_at_most = np.count_nonzero(np.frombuffer(data, np.uint8) == _SCAN[0])
+    if scans_at_most <= _MAX_SCANS and markers_at_most <= _MAX_SEGMENTS:
         return False
     at = scans = 0
     for _ in range(_MAX_SEGMENTS):
