@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import AsyncExitStack
 
 import httpx
@@ -68,6 +69,28 @@ async def test_a_killed_scheduler_goes_on_and_answers_every_image_once(kit, sett
         indices = [result["index"] for kind, data in seen if kind == stage for result in data["results"]]
         assert sorted(indices) == list(range(images))
     assert not list((settings.state / "inputs").iterdir())
+
+
+async def test_an_upload_that_a_crash_cuts_short_leaves_nothing_behind(kit, settings, tmp_path):
+    body, headers = kit.tensor_body(kit.images(1000))
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        async with service_process(command(settings), ready_file=tmp_path / "ready") as process:
+            http.base_url = httpx.URL(process.url)
+            with socket.create_connection((http.base_url.host, http.base_url.port)) as client:
+                client.sendall(f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body[: len(body) // 2])
+
+                async def under_way() -> bool:
+                    return bool((await http.get("/readyz")).json()["in_flight"] == 1)
+
+                await wait_for(under_way, what="the upload to be under way")
+                process.kill()
+                await process.exit_code()
+        again = command(settings, port=process.url.rpartition(":")[2])
+        async with service_process(again, ready_file=tmp_path / "again"):
+            assert (await http.get("/v1/jobs")).json()["jobs"] == []
+    assert not list((settings.state / "inputs").iterdir())
+    assert {path.name.partition(".")[0] for path in settings.state.iterdir()} == {"inputs", "scheduler"}
 
 
 async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, tmp_path):
