@@ -204,7 +204,9 @@ class Table5(Experiment):
         run.expect(len(turns))
         networks = await run.networks(profile)
         silence, settings = _Silence(), {"acknowledge_s": COMMUNICATION_S}
-        async with run.fleet(profile, networks, settings, watch=silence.watch) as (fleet, client):
+        # `_Silence` counts the lines about single tasks.
+        nodes = {f"{Tier.END}-{number + 1}": {"log_level": "debug"} for number in range(devices)}
+        async with run.fleet(profile, networks, settings, nodes, watch=silence.watch) as (fleet, client):
             silence.fleet = fleet
             ends = [node.name for node in fleet.plan.nodes]
             for repeat, number, method in turns:

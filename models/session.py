@@ -18,6 +18,7 @@ import numpy as np
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
+from tierkit.inference.model import CORES
 from tierkit.tensors import Array, Decode, TensorSpec
 
 __all__ = [
@@ -110,6 +111,11 @@ class OnnxModel:
         return "onnxruntime_onnx"
 
     @property
+    def threads(self) -> int:
+        """See `tierkit.inference.model.Divisible`."""
+        return self._threads
+
+    @property
     def steady(self) -> bool:
         """True if it computes on this machine's own processor; see `tierkit.inference.model.Steady`."""
         return self.provider == "cpu"
@@ -168,7 +174,7 @@ class OnnxModel:
 
     def _run(self, output: str, inputs: dict[str, Array]) -> Array:
         images = len(next(iter(inputs.values())))
-        slices = min(self._threads, images // min(self._piece, _LEAST_SLICE))
+        slices = min(CORES.get() or self._threads, images // min(self._piece, _LEAST_SLICE))
         if self._helpers is None or slices < 2:
             return self._run_slice(output, inputs)
         ends = [images * number // slices for number in range(slices + 1)]

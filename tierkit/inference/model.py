@@ -14,10 +14,15 @@ from typing import Protocol, runtime_checkable
 
 from tierkit.tensors import Array, TensorSpec
 
-__all__ = ["WANTED_UNTIL", "Loadable", "Model", "Steady", "wanted_s"]
+__all__ = ["CORES", "WANTED_UNTIL", "Divisible", "Loadable", "Model", "Steady", "wanted_s"]
 
 WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
 """When the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before `Model.run`."""
+
+
+CORES: ContextVar[int] = ContextVar("cores", default=0)
+"""Number of cores for the batch under way, of a model that is `Divisible`; 0 for all that it has. The runner sets it
+before `Model.run`."""
 
 
 def wanted_s(most_s: float) -> float:
@@ -27,7 +32,7 @@ def wanted_s(most_s: float) -> float:
 
 @runtime_checkable
 class Model(Protocol):
-    """A network that is ready to run. `run` is called from one inference thread at a time."""
+    """A network that is ready to run. `run` is called from one inference thread at a time, unless it is `Divisible`."""
 
     @property
     def name(self) -> str: ...
@@ -80,6 +85,16 @@ class Steady(Protocol):
     def steady(self) -> bool:
         """True if `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
         Only then may it run on the event loop."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A model that computes on several cores: one batch on all of them, or one batch on each."""
+
+    @property
+    def threads(self) -> int:
+        """Number of the cores. `run` is called from this many inference threads at a time, each with its `CORES`."""
         ...
 
 

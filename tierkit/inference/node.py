@@ -25,7 +25,7 @@ from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.inference.metrics import ModelMetrics
-from tierkit.inference.model import Model
+from tierkit.inference.model import Divisible, Model
 from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
@@ -168,7 +168,7 @@ class InferenceNode:
         self.metrics = {model.name: ModelMetrics(self.tier, model.name, model.sha256) for model in everything}
         self.files = FileDecoder()
         """Decodes what comes as files, while the node is running."""
-        self._thread = InferenceThread()
+        self._thread = InferenceThread(_cores(everything))
         self.runners = {
             model.name: ModelRunner(
                 model,
@@ -281,6 +281,10 @@ class InferenceNode:
             allowed_upstreams=self.allowed_upstreams,
             key=self.lifecycle.key,
         )
+
+
+def _cores(models: Sequence[Model]) -> int:
+    return max((model.threads for model in models if isinstance(model, Divisible)), default=1)
 
 
 def _queued_images(runner: ModelRunner) -> int:

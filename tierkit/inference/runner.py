@@ -30,7 +30,7 @@ import numpy as np
 from msgspec import Struct
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
-from tierkit.inference.model import WANTED_UNTIL, Model, Steady
+from tierkit.inference.model import CORES, WANTED_UNTIL, Divisible, Model, Steady
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
 from tierkit.inference.thread import InferenceThread
 from tierkit.tensors import Array, TensorSpec
@@ -71,9 +71,9 @@ class RunResult(Struct, frozen=True, kw_only=True):
     outputs: dict[str, Array]
     """By name, first axis as in the request's inputs. May view arrays that other requests view too: read only."""
     queue_s: float
-    """From arrival to the start of its batch."""
+    """From arrival to the start of its batch; longer where the batch shares the cores."""
     compute_s: float
-    """In the model, for the whole batch."""
+    """In the model, for the whole batch, as if it had all cores of the node."""
     batch_images: int
     """Images in the batch."""
 
@@ -152,12 +152,15 @@ class ModelRunner:
         self._queued_images = 0
         self._running_images = 0
         self._open = False
-        self._batch_started = math.inf
+        self._batches: dict[int, float] = {}
+        """Batches under way, and when they began."""
         self._last_success = -math.inf
         self._proofs = 0
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
         self._steady = isinstance(model, Steady) and model.steady
+        self.divisible = isinstance(model, Divisible)
+        """True if several batches may be computed at a time."""
         self._about_to_run = False
         """True if the event loop will come to compute what waits."""
         self._output_names = tuple(spec.name for spec in model.outputs)
@@ -246,9 +249,11 @@ class ModelRunner:
             why: becomes `paused`; "" takes it back.
         """
         self.paused = why
-        with self._thread.lock:
-            busy = bool(self._queue) or self._thread.at_work
-        if busy:
+        while True:
+            with self._thread.lock:
+                busy = bool(self._queue or self._batches)
+            if not busy:
+                return
             with contextlib.suppress(Exception):  # how the model fails is for those who have asked it
                 await self.prove()
 
@@ -268,7 +273,7 @@ class ModelRunner:
         """
         self.check_served()
         now = time.perf_counter()
-        if now - self._batch_started > _STALL_S:
+        if now - min(self._batches.values(), default=now) > _STALL_S:
             raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
         if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
             await self.prove()
@@ -345,14 +350,11 @@ class ModelRunner:
     ) -> RunResult:
         self._admit(images, budget_s, urgent=urgent)
         job = self._job(inputs, outputs, images, None, budget_s=budget_s, urgent=urgent)
-        self._running_images, self._batch_started = images, job.arrived
         try:
-            (result,), record = self._compute([job])
+            (result,), record = self._compute([job], self._thread.cores)
         except Exception:
             self.statistics.add_failure(time.perf_counter() - job.arrived)
             raise
-        finally:
-            self._running_images, self._batch_started = 0, math.inf
         self._learn(record)
         self._count(record)
         return result
@@ -442,7 +444,7 @@ class ModelRunner:
             self._run_soon()
 
     def _run_now(self) -> None:
-        self._run(lambda callback, *args: callback(*args))
+        self._run(lambda callback, *args: callback(*args), self._thread.cores)
 
     def check_room(self, images: int = 1) -> None:
         """Refuse early: before a request's body is read, if there is no room for `images` now.
@@ -554,35 +556,39 @@ class ModelRunner:
         needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
         return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
 
-    def run_batch(self) -> None:
-        """Take the next batch from the queue, compute it and hand the answers to the event loop."""
-        self._run(self._loop.call_soon_threadsafe)
+    def has_several(self) -> bool:
+        """True if more than one batch waits. Under the lock."""
+        return len(self._queue) > 1 and self._queued_images > self.max_batch_size
 
-    def _run(self, post: Callable[..., object]) -> None:
+    def run_batch(self, cores: int) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop."""
+        self._run(self._loop.call_soon_threadsafe, cores)
+
+    def _run(self, post: Callable[..., object], cores: int) -> None:
         """`run_batch`; `post` calls a function with its arguments on the event loop."""
         jobs, expired = self._take()
         if expired:
             post(self._expire, expired)
         if jobs:
-            self._running_images = sum(job.images for job in jobs)
-            self._batch_started = time.perf_counter()
-            self._answer(jobs, post)
-            self._batch_started = math.inf
+            self._answer(jobs, post, cores)
+            with self._thread.lock:
+                del self._batches[id(jobs[0])]
 
-    def _answer(self, jobs: list[_Job], post: Callable[..., object]) -> None:
+    def _answer(self, jobs: list[_Job], post: Callable[..., object], cores: int) -> None:
         try:
-            outcome = partial(self._deliver, jobs, *self._compute(jobs))
+            outcome = partial(self._deliver, jobs, *self._compute(jobs, cores))
         except (Unavailable, DeadlineExceeded) as exc:  # of what computes the model elsewhere, whatever the content
             outcome = partial(self._fail_all, jobs, exc)
         except Exception as exc:
             if len(jobs) > 1:
                 # One request's content may have broken the batch; the others shall not fail with it.
                 for job in jobs:
-                    self._answer([job], post)
+                    self._answer([job], post, cores)
                 return
             outcome = partial(self._fail_all, jobs, exc)
         # Before the answer: its reader must not find its own work still in the backlog.
-        self._running_images = 0
+        with self._thread.lock:
+            self._running_images -= sum(job.images for job in jobs)
         post(outcome)
 
     def _take(self) -> tuple[list[_Job], list[_Job]]:
@@ -603,9 +609,12 @@ class ModelRunner:
                 else:
                     jobs.append(job)
                     images += job.images
+            if jobs:
+                self._running_images += images
+                self._batches[id(jobs[0])] = now
         return jobs, expired
 
-    def _compute(self, jobs: list[_Job]) -> tuple[list[RunResult], BatchRecord]:
+    def _compute(self, jobs: list[_Job], cores: int) -> tuple[list[RunResult], BatchRecord]:
         started = time.perf_counter()
         images, latest = 0, 0.0
         wanted: set[str] = set()
@@ -618,10 +627,13 @@ class ModelRunner:
         inputs = self._join(jobs)
         joined = time.perf_counter()
         WANTED_UNTIL.set(latest)
+        CORES.set(cores)
         outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
         infer_s = 0.0
         for run in runs:
             infer_s += run.seconds
+        # A batch that shares the cores with another one counts as one that waited for them, and then had all.
+        compute_s = infer_s * cores / self._thread.cores
         results: list[RunResult] = []
         start = 0
         for job in jobs:
@@ -629,19 +641,20 @@ class ModelRunner:
             results.append(
                 RunResult(
                     outputs={name: outputs[name][start:end] for name in job.outputs},
-                    queue_s=started - job.arrived,
-                    compute_s=infer_s,
+                    queue_s=started - job.arrived + infer_s - compute_s,
+                    compute_s=compute_s,
                     batch_images=images,
                 )
             )
             start = end
         record = BatchRecord(
-            queue_s=[result.queue_s for result in results],
+            queue_s=[started - job.arrived for job in jobs],
             input_s=joined - started,
             runs=runs,
             output_s=time.perf_counter() - joined - infer_s,
             images=images,
             infer_s=infer_s,
+            compute_s=compute_s,
         )
         return results, record
 
@@ -689,7 +702,7 @@ class ModelRunner:
     def _learn(self, record: BatchRecord) -> None:
         self._last_success = time.perf_counter()
         weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
-        measured = record.infer_s / record.images
+        measured = record.compute_s / record.images
         self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
         self._best_s_per_image = min(self._best_s_per_image, measured)
 

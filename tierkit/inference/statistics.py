@@ -40,6 +40,8 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     images: int
     infer_s: float
     """In the model."""
+    compute_s: float
+    """The same as if the batch had all cores of the node."""
 
 
 class _Durations(defaultdict[str, list[float]]):

@@ -1,4 +1,4 @@
-"""The thread on which models run, but for short batches (`ModelRunner.submit`)."""
+"""The threads on which models run, but for short batches (`ModelRunner.infer`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Runner(Protocol):
     """What has batches to run; its queue is guarded by the thread's `lock`."""
 
     @property
+    def divisible(self) -> bool:
+        """True if its model can compute on some of the cores while others compute something else."""
+        ...
+
+    @property
     def backlog_s(self) -> float:
         """Estimated time to compute all that waits and runs."""
         ...
@@ -27,19 +32,33 @@ class Runner(Protocol):
         """When the next batch shall start (`time.perf_counter`); infinity if there is none."""
         ...
 
-    def run_batch(self) -> None:
-        """Take the next batch from the queue, compute it and hand the answers to the event loop. Never raises."""
+    def has_several(self) -> bool:
+        """True if more than one batch waits. Under the lock."""
+        ...
+
+    def run_batch(self, cores: int) -> None:
+        """Take the next batch from the queue, compute it on so many cores and hand the answers to the event loop. Never
+        raises."""
         ...
 
 
 class InferenceThread:
     """The thread that runs the batches of one or more runners, oldest request first.
 
-    Runners that share a thread share its core: their models never compete for it. It starts with its first runner
+    Runners that share a thread share its cores: their models never compete for them. It starts with its first runner
     and ends with its last.
+
+    With several cores there is a thread for each. One batch has all cores, where it does not have to share them: if
+    more batches wait when it begins, each has a core, because the cores would wait for each other at the end of every
+    batch.
+
+    Args:
+        cores: number of cores for the models.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int = 1) -> None:
+        self.cores = cores
+        self._free = cores
         self.shares_core = _usable_cores() == 1
         """True if it and the event loop have one core between them."""
         self.lock = threading.Lock()
@@ -48,10 +67,15 @@ class InferenceThread:
         """Holds something when there is reason to look at the runners again. Not a condition: that one is written in
         Python, and takes twice as long to wake the thread."""
         self._runners: list[Runner] = []
-        self.at_work = False
-        """True if it computes a batch now."""
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._running = 0
+        """Number of these threads that have not ended."""
         self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def at_work(self) -> bool:
+        """True if it computes a batch now."""
+        return self._free < self.cores
 
     def backlog_s(self) -> float:
         """Time that all queued and running work will take, by the runners' measured rates."""
@@ -69,8 +93,13 @@ class InferenceThread:
         if self._ended is None:
             loop = asyncio.get_running_loop()
             self._ended = loop.create_future()
-            self._thread = threading.Thread(target=self._run, args=(loop, self._ended), name="inference", daemon=True)
-            self._thread.start()
+            self._running = self.cores
+            self._threads = [
+                threading.Thread(target=self._run, args=(loop, self._ended), name="inference", daemon=True)
+                for _ in range(self.cores)
+            ]
+            for thread in self._threads:
+                thread.start()
 
     async def detach(self, runner: Runner) -> None:
         """Serve this runner no longer. With the last runner, returns when the thread has ended."""
@@ -78,33 +107,55 @@ class InferenceThread:
             self._runners.remove(runner)
             self.wake()
             last = not self._runners
-        if last and self._ended is not None and self._thread is not None:
+        if last and self._ended is not None:
             await self._ended
-            self._thread.join()  # it has nothing left to do
-            self._ended = self._thread = None
+            for thread in self._threads:
+                thread.join()  # it has nothing left to do
+            self._ended, self._threads = None, []
 
     def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-        while (runner := self._next()) is not None:
-            runner.run_batch()
-        loop.call_soon_threadsafe(ended.set_result, None)
+        cores = 0
+        while (work := self._next(cores)) is not None:
+            runner, cores = work
+            runner.run_batch(cores)
+        self.wake()  # the next of these threads
+        with self.lock:
+            self._running -= 1
+            last = not self._running
+        if last:
+            loop.call_soon_threadsafe(ended.set_result, None)
 
-    def _next(self) -> Runner | None:
-        """Wait for a runner whose batch is due; None when there are no runners left."""
+    def _next(self, cores: int) -> tuple[Runner, int] | None:
+        """Wait for a runner whose batch is due; returns it with the cores for the batch, or None when there are no
+        runners left.
+
+        Args:
+            cores: to give back first.
+        """
         while True:
             with self.lock:
-                self.at_work = False
+                self._free += cores
+                cores = 0
                 if not self._runners:
                     return None
                 due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
-                wait_s = due - time.perf_counter()
+                fits = self._free == self.cores or (self._free > 0 and runner.divisible)
+                wait_s = due - time.perf_counter() if fits else math.inf
                 if wait_s <= 0:
-                    self.at_work = True
-                    return runner
+                    cores = 1 if runner.divisible and self._several_wait(runner) else self._free
+                    self._free -= cores
+                    if self._free:
+                        self.wake()
+                    return runner, cores
             if math.isinf(wait_s):
                 self._news.get()
             else:
                 with contextlib.suppress(queue.Empty):
                     self._news.get(timeout=wait_s)
+
+    def _several_wait(self, first: Runner) -> bool:
+        now = time.perf_counter()
+        return first.has_several() or any(runner is not first and runner.due() <= now for runner in self._runners)
 
 
 def _usable_cores() -> int:

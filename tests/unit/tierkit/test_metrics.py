@@ -6,7 +6,9 @@ from tierkit.errors import Overloaded
 from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
 
-RECORD = BatchRecord(queue_s=(0.1, 0.2), input_s=0.0, runs=(ModelRun(3, 0.5),), output_s=0.0, images=3, infer_s=0.5)
+RECORD = BatchRecord(
+    queue_s=(0.1, 0.2), input_s=0.0, runs=(ModelRun(3, 0.5),), output_s=0.0, images=3, infer_s=0.5, compute_s=0.5
+)
 
 
 def test_metrics_hold_everything_that_was_observed() -> None:

@@ -19,7 +19,7 @@ from tierkit.errors import (
     Unavailable,
     UpstreamUnavailable,
 )
-from tierkit.inference.model import wanted_s
+from tierkit.inference.model import CORES, wanted_s
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.inference.statistics import BatchRecord
 from tierkit.inference.thread import InferenceThread
@@ -719,3 +719,113 @@ async def test_what_is_computed_elsewhere_is_waited_for_no_longer_than_a_budget(
             await first
         assert runner.running_images == 1
         model.open.set()
+
+
+class Divided(Doubler):
+    """Computes on two cores; notes the cores of each batch, and how many cores are used at a time."""
+
+    threads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores: dict[int, int] = {}
+        """By the first value of a batch."""
+        self.lock = threading.Lock()
+        self.running = self.used = self.most_cores = 0
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        cores = CORES.get()
+        with self.lock:
+            self.cores[int(inputs["x"][0, 0])] = cores
+            self.running += 1
+            self.used += cores
+            self.most_cores = max(self.most_cores, self.used)
+        try:
+            return super().run(inputs, outputs)
+        finally:
+            with self.lock:
+                self.running -= 1
+                self.used -= cores
+
+
+def divided(model: Doubler, thread: InferenceThread) -> ModelRunner:
+    return ModelRunner(model, max_batch_size=2, thread=thread)
+
+
+async def test_a_batch_has_all_cores_and_several_that_wait_have_one_each() -> None:
+    model, thread = Divided(), InferenceThread(2)
+    async with divided(model, thread) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value, 0), ["double"])) for value in (10, 20, 30)]
+            await queued(runner, 6)
+            assert model.running == 1  # the first one has all cores
+        results = await asyncio.gather(*tasks)
+        await runner.infer(rows(40), ["double"])
+    assert [result.outputs["double"][0].tolist() for result in results] == [[20, 22], [40, 42], [60, 62]]
+    assert (model.cores[0], model.cores[10], model.cores[20], model.cores[40]) == (2, 1, 1, 2)
+    assert model.most_cores == 2
+
+
+async def test_two_batches_run_at_the_same_time() -> None:
+    model, thread, met = Divided(), InferenceThread(2), threading.Barrier(2, timeout=20)
+    compute = model.run
+
+    def run(inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        if inputs["x"][0, 0] in (10, 20):
+            met.wait()
+        return compute(inputs, outputs)
+
+    model.run = run  # type: ignore[method-assign]
+    async with divided(model, thread) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value, 0), ["double"])) for value in (10, 20)]
+            await queued(runner, 4)
+        results = await asyncio.gather(*tasks)
+    # Of the time of a batch that has one core of two, half counts as waiting.
+    assert all(result.queue_s >= result.compute_s > 0 for result in results)
+
+
+async def test_a_pause_waits_for_all_batches() -> None:
+    model, thread = Divided(), InferenceThread(2)
+    async with divided(model, thread) as runner:
+        model.open.clear()
+        tasks = [asyncio.create_task(runner.infer(rows(value, 0), ["double"])) for value in (1, 2, 3)]
+        await asyncio.to_thread(model.entered.acquire)
+        pausing = asyncio.create_task(runner.pause("an operator has unloaded it"))
+        model.open.set()
+        await pausing
+        assert (model.running, runner.running_images, runner.queued_images) == (0, 0, 0)
+        assert [len((await task).outputs["double"]) for task in tasks] == [2, 2, 2]
+
+
+async def test_a_model_that_cannot_be_divided_never_shares_the_cores() -> None:
+    one, other, thread = Divided(), Doubler(), InferenceThread(2)
+    compute = other.run
+
+    def run(inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        shared.append(one.running > 0)
+        return compute(inputs, outputs)
+
+    shared: list[bool] = []
+    other.run = run  # type: ignore[method-assign]
+    async with divided(one, thread) as runner, divided(other, thread) as beside:
+        asked = [
+            asyncio.create_task((beside if value % 3 == 0 else runner).infer(rows(value, 0), ["double"]))
+            for value in range(60)
+        ]
+        results = await asyncio.gather(*asked)
+    assert [result.outputs["double"][0, 0] for result in results] == [2 * value for value in range(60)]
+    assert shared == [False] * len(shared)
+    assert one.most_cores <= 2
+
+
+async def test_a_row_that_breaks_a_batch_of_several_cores_breaks_only_itself() -> None:
+    model, thread = Divided(), InferenceThread(2)
+    async with divided(model, thread) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value), ["double"])) for value in (666, 1, 666, 2)]
+            await queued(runner, 4)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ValueError, RunResult, ValueError, RunResult]
+        await wait_for(lambda: not thread.at_work, what="the inference threads to come to rest")
+        assert runner.running_images == 0
