@@ -557,8 +557,8 @@ class ModelRunner:
         return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
 
     def has_several(self) -> bool:
-        """True if more than one batch waits. Under the lock."""
-        return len(self._queue) > 1 and self._queued_images > self.max_batch_size
+        """True if more than one request waits. Under the lock."""
+        return len(self._queue) > 1
 
     def run_batch(self, cores: int) -> None:
         """Take the next batch from the queue, compute it and hand the answers to the event loop."""
@@ -566,7 +566,7 @@ class ModelRunner:
 
     def _run(self, post: Callable[..., object], cores: int) -> None:
         """`run_batch`; `post` calls a function with its arguments on the event loop."""
-        jobs, expired = self._take()
+        jobs, expired = self._take(cores)
         if expired:
             post(self._expire, expired)
         if jobs:
@@ -591,13 +591,16 @@ class ModelRunner:
             self._running_images -= sum(job.images for job in jobs)
         post(outcome)
 
-    def _take(self) -> tuple[list[_Job], list[_Job]]:
+    def _take(self, cores: int) -> tuple[list[_Job], list[_Job]]:
         jobs: list[_Job] = []
         expired: list[_Job] = []
         images = 0
         now = time.perf_counter()
         with self._thread.lock:
-            while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
+            # What is left goes to the cores that are free.
+            share = -(-self._queued_images * cores // (cores + self._thread.free))
+            most = min(self.max_batch_size, share)
+            while self._queue and (not jobs or images + self._queue[0].images <= most):
                 if jobs and (jobs[0].own or self._queue[0].own):
                     break
                 if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):

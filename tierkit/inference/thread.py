@@ -33,7 +33,7 @@ class Runner(Protocol):
         ...
 
     def has_several(self) -> bool:
-        """True if more than one batch waits. Under the lock."""
+        """True if more than one request waits. Under the lock."""
         ...
 
     def run_batch(self, cores: int) -> None:
@@ -48,9 +48,8 @@ class InferenceThread:
     Runners that share a thread share its cores: their models never compete for them. It starts with its first runner
     and ends with its last.
 
-    With several cores there is a thread for each. One batch has all cores, where it does not have to share them: if
-    more batches wait when it begins, each has a core, because the cores would wait for each other at the end of every
-    batch.
+    With several cores there is a thread for each. A single request has all cores. If several wait, each free core takes
+    its share of them as a batch, because cores that compute one batch together wait for each other at its end.
 
     Args:
         cores: number of cores for the models.
@@ -58,7 +57,8 @@ class InferenceThread:
 
     def __init__(self, cores: int = 1) -> None:
         self.cores = cores
-        self._free = cores
+        self.free = cores
+        """Cores that compute nothing."""
         self.shares_core = _usable_cores() == 1
         """True if it and the event loop have one core between them."""
         self.lock = threading.Lock()
@@ -75,7 +75,7 @@ class InferenceThread:
     @property
     def at_work(self) -> bool:
         """True if it computes a batch now."""
-        return self._free < self.cores
+        return self.free < self.cores
 
     def backlog_s(self) -> float:
         """Time that all queued and running work will take, by the runners' measured rates."""
@@ -134,17 +134,17 @@ class InferenceThread:
         """
         while True:
             with self.lock:
-                self._free += cores
+                self.free += cores
                 cores = 0
                 if not self._runners:
                     return None
                 due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
-                fits = self._free == self.cores or (self._free > 0 and runner.divisible)
+                fits = self.free == self.cores or (self.free > 0 and runner.divisible)
                 wait_s = due - time.perf_counter() if fits else math.inf
                 if wait_s <= 0:
-                    cores = 1 if runner.divisible and self._several_wait(runner) else self._free
-                    self._free -= cores
-                    if self._free:
+                    cores = 1 if runner.divisible and self._several_wait(runner) else self.free
+                    self.free -= cores
+                    if self.free:
                         self.wake()
                     return runner, cores
             if math.isinf(wait_s):
