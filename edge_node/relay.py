@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from msgspec.structs import replace
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from edge_node.settings import EdgeSettings
@@ -26,6 +25,7 @@ from tierkit.wire.oip import Limits, encode_response
 
 __all__ = ["RelayEndpoint"]
 
+_UPSTREAMS = UPSTREAM_HEADER.lower().encode()
 _BUDGET_S = 30.0
 """For a request whose sender names no budget: an upstream node that hangs is not waited for without end."""
 
@@ -46,7 +46,8 @@ class RelayEndpoint:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, span: Span) -> None:
         arrived = time.monotonic()
         headers = fields_of(scope)
-        to = self._target(Headers(scope=scope).get(UPSTREAM_HEADER), scope["path_params"]["model"])
+        upstreams = headers.get(_UPSTREAMS, b"[]").decode("latin-1")
+        to = self._target(upstreams, scope["path_params"]["model"])
         request = await self._reader.read(headers, await self._reader.body(headers, receive, room), room)
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
@@ -74,7 +75,7 @@ class RelayEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": b"".join(chunks)})
 
-    def _target(self, header: str | None, model: str) -> TakesFeatures:
+    def _target(self, header: str, model: str) -> TakesFeatures:
         upstreams = read_upstreams(header)
         to = destination(upstreams[0]) if len(upstreams) == 1 else None
         if not isinstance(to, TakesFeatures) or to.upstream.model != model:

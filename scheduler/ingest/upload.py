@@ -43,6 +43,8 @@ _MOST_NAMED, _MOST_SAID = 1000, 200
 """Of an upload: files with something wrong that are named, and characters of what it is."""
 _SMALL_BYTES = 64 * 1024
 """Bodies of this size on all connections fit into memory together."""
+_MAX_REMEMBERED_CHARACTERS = 1024
+"""Longest query whose policy is remembered."""
 _A_FILE = "upload"
 _TENSOR = "application/octet-stream"
 ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)
@@ -95,7 +97,9 @@ async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: Sche
     if kind == "multipart/form-data":
         await receive_form(stream, staging, content_type=content_type, max_files=limits.max_images)
         return _read_form(staging, query)
-    policy = _read_policy(tuple(query))  # before the body: a misspelt field should not cost a gigabyte
+    short = sum(len(name) + len(value) for name, value in query) <= _MAX_REMEMBERED_CHARACTERS
+    # Before the body: a misspelt field should not cost a gigabyte.
+    policy = (_remembered_policy if short else read_policy)(tuple(query))
     if kind in _FILES or kind.startswith("image/"):
         await receive_body(stream, staging, name=_FILES.get(kind, _A_FILE))
         return Upload(policy=policy)
@@ -114,7 +118,7 @@ async def receive_upload(incoming: Incoming, staging: StagedUpload, limits: Sche
     raise UnsupportedMedia(f"the content type {kind[:64] or '(none)'} is not accepted; known: {', '.join(ACCEPTED)}")
 
 
-_read_policy = lru_cache(64)(read_policy)
+_remembered_policy = lru_cache(64)(read_policy)
 
 
 def build_input(

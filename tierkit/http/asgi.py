@@ -39,6 +39,18 @@ class HeadAsGet:
             await self._app(scope, receive, send)
             return
         over = False
+        waiting: list[Callable[[], None]] = []
+        """Callbacks for the end of the connection, the innermost last."""
+
+        def on_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
+            waiting.append(callback)
+            take_back: Callable[[], None] = scope["extensions"][ON_DISCONNECT](callback)
+
+            def take_back_both() -> None:
+                waiting.remove(callback)
+                take_back()
+
+            return take_back_both
 
         async def send_head(message: Message) -> None:
             nonlocal over
@@ -47,10 +59,13 @@ class HeadAsGet:
             await send(message)
             over = message["type"] == "http.response.body"
             if over and message.get("more_body", False):
-                # From here on the server says to the application that the client has gone, which ends a stream.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+                # The answer is complete, but the application would go on: to it the client has gone.
+                if waiting:
+                    waiting[-1]()
 
-        await self._app({**scope, "method": "GET"}, receive, send_head)
+        extensions = {**scope["extensions"], ON_DISCONNECT: on_disconnect}
+        await self._app({**scope, "method": "GET", "extensions": extensions}, receive, send_head)
 
 
 class ReadsWhileWanted:

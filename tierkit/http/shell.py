@@ -181,17 +181,15 @@ class Shell:
 
     def _directly(self, scope: Scope, path: str) -> ASGIApp | None:
         """What answers this POST past the framework, if anything does."""
-        found = self._direct.get(path)
-        if found is None:
-            at = path.rfind("/") + 1
-            found = self._direct.get(path[:at])
-            if found is None:
-                return None
-            scope["path_params"] = {found.last: path[at:]}
-        else:
-            scope["path_params"] = found.parameters
+        if scope["method"] != "POST":
+            return None
+        at = path.rfind("/") + 1
+        found = self._direct.get(path) or self._direct.get(path[:at])
+        if found is None or (found.last and at == len(path)):
+            return None
+        scope["path_params"] = {found.last: path[at:]} if found.last else found.parameters
         scope["app"] = self._app
-        return found.app if scope["method"] == "POST" else None
+        return found.app
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
         """True if the request may go on; it has been answered otherwise."""

@@ -17,8 +17,8 @@ __all__ = ["MAX_UPSTREAMS", "forbidden_url", "is_allowed", "read_header", "read_
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
 
-_MAX_REMEMBERED = 64
-"""Routes that are remembered: a device is given few different ones, again and again."""
+_MAX_REMEMBERED, _MAX_REMEMBERED_CHARACTERS = 64, 2048
+"""Routes that are remembered, and the longest of them: a device gets few different ones, again and again."""
 
 _T = TypeVar("_T")
 
@@ -37,15 +37,19 @@ def read_upstreams(header: str | None) -> tuple[Upstream, ...]:
     Raises:
         InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
     """
-    return () if header is None else _read_upstreams(header)
+    if header is None:
+        return ()
+    return (_remembered if len(header) <= _MAX_REMEMBERED_CHARACTERS else _read)(header)
 
 
-@lru_cache(_MAX_REMEMBERED)
-def _read_upstreams(header: str) -> tuple[Upstream, ...]:
+def _read(header: str) -> tuple[Upstream, ...]:
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
     return upstreams
+
+
+_remembered = lru_cache(_MAX_REMEMBERED)(_read)
 
 
 def forbidden_url(upstream: Upstream, allowed: Sequence[str]) -> str | None:

@@ -459,6 +459,19 @@ async def test_what_may_take_long_goes_to_the_inference_thread(thread: Inference
     assert threading.get_ident() not in model.threads
 
 
+async def test_what_takes_a_moment_counts_for_one_core() -> None:
+    model, thread = Divided(), InferenceThread(2)
+    model.steady = True
+    async with divided(model, thread) as runner:
+        await warm(runner, thread)
+        runner._s_per_image = 0.015  # measured on two cores: 30 ms on one
+        await runner.infer(rows(1), ["double"], alone=True)
+        assert model.thread != threading.get_ident()
+        runner._s_per_image = 0.009
+        await runner.infer(rows(1), ["double"], alone=True)
+        assert model.thread == threading.get_ident()
+
+
 async def test_a_short_request_waits_for_the_batch_that_the_thread_computes(thread: InferenceThread) -> None:
     long, short = Doubler(), Steady()
     async with ModelRunner(long, thread=thread) as runner, ModelRunner(short, thread=thread) as other:
@@ -725,16 +738,18 @@ class Divided(Doubler):
     """Computes on two cores; notes the cores of each batch, and how many cores are used at a time."""
 
     threads = 2
+    steady = False
 
     def __init__(self) -> None:
         super().__init__()
+        self.thread = 0
         self.cores: dict[int, int] = {}
         """By the first value of a batch."""
         self.lock = threading.Lock()
         self.running = self.used = self.most_cores = 0
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        cores = CORES.get()
+        cores, self.thread = CORES.get(), threading.get_ident()
         with self.lock:
             self.cores[int(inputs["x"][0, 0])] = cores
             self.running += 1
