@@ -53,6 +53,9 @@ _STALL_S = 30.0
 _LOOP_S = 0.02
 """Longest batch on the event loop, by the measured rate: everything else on the loop waits meanwhile."""
 
+_FEW = 8
+"""Fewer images may all run on one core, whatever the cores of the model."""
+
 _TURNS = 4
 """Turns of the event loop before a batch is computed on it: a connection is taken in one turn, its request is read in
 the next, and the answer is made in the one or two after that."""
@@ -421,8 +424,8 @@ class ModelRunner:
         return fits and self._takes_a_moment(images)
 
     def _takes_a_moment(self, images: int) -> bool:
-        # A few images run on one core, and the rate was measured on all of them.
-        longest_s = images * self._s_per_image * self._thread.cores
+        # The rate was measured on all cores, and a few images run on one.
+        longest_s = max(images, min(images, _FEW) * self._thread.cores) * self._s_per_image
         return 0 < longest_s <= _LOOP_S and self._steady and not self.max_queue_delay_s
 
     def _run_soon(self) -> None:
