@@ -12,7 +12,7 @@ from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, TakesFeatures, destination
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of
-from tierkit.inference.endpoints.answer import server_timing
+from tierkit.inference.endpoints.infer import server_timing
 from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
 from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient

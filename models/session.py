@@ -56,9 +56,7 @@ class OnnxModel:
     The whole network and a tail give `logits` and `probabilities` (FP32 `[n, classes]`), a head gives `features`
     (FP32 `[n, channels, h, w]`). The whole and a head take `images` (UINT8 `[n, h, w, 3]`), a tail takes `features`.
 
-    Large images run in pieces of a few, because the intermediate values of a piece fit the processor's caches. On one
-    core EfficientNet-Lite0 takes 4.6 ms for an image of 224 x 224 in pieces of 2, 5.1 ms in pieces of 5, and 6.8 ms in
-    a batch of 50.
+    Large images run in pieces of a few, because the intermediate values of a piece fit the processor's caches.
 
     With more than one thread a batch is cut into one slice for each thread, and the slices run at the same time. ONNX
     Runtime would put all threads on each operator in turn: they would wait for each other about a hundred times a

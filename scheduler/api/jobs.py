@@ -314,7 +314,7 @@ async def classify(
 
 
 async def classify_directly(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI application: the same, past the framework, which takes longer than an end node for a picture."""
+    """ASGI application of `classify` that does not pass through the web framework, whose layers take long."""
     request = Request(scope, receive)
     caller: Caller | None = scope.get(CALLER)
     await for_users(caller)

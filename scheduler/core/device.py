@@ -44,7 +44,7 @@ SortKey = tuple[tuple[int, str | int], ...]
 _BATCH = 64
 """Default number of images that a node computes at a time, if it does not report it."""
 REFUSED_S = 60.0
-"""Seconds for which a refusal is shown. A refused node asks again every few seconds."""
+"""Seconds for which the list shows a refusal. A refused node asks again every few seconds."""
 MOST_SAID = 500
 """Characters of a reason."""
 _AGAIN_S = 1e-6

@@ -542,8 +542,8 @@ class Ledger:
             if device is None or at != device.review_at:
                 continue  # another entry has taken its place
             device.review_at = math.inf
-            # A sign of life has come since the entry was made: whether the node is judged depends on what is known
-            # of it, not on when somebody asked last.
+            # A sign of life may have come since the entry was made. The evidence decides whether the node is judged
+            # now, not the time of the last query.
             if (at := device.next_review(device.judged_at, self.times)) > until:
                 device.review_at = at
                 heapq.heappush(self._reviews, (at, device.node_id))

@@ -94,21 +94,14 @@ class Lifecycle:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Count one request as in flight."""
-        self.begin_work()
+        self.in_flight += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self.end_work()
-
-    def begin_work(self) -> None:
-        """Count one request as in flight, until `end_work`."""
-        self.in_flight += 1
-        self._idle.clear()
-
-    def end_work(self) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self._idle.set()
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
 
     def own(self, loop: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run `loop` in the background under this name, supervised.

@@ -23,12 +23,11 @@ def test_each_road_has_its_parts_latency_and_processor_time(tmp_path: Path) -> N
     }
     for row in rows.values():
         assert 0 < row["first_ms"] <= row["last_ms"]
-        # Windows differ, and the parts of one add up to the time of a request in it.
-        assert sum(row["us"].values()) > 0
+        assert {"parsing", "writing", "waiting"} <= row["us"].keys()
     assert "inference" in rows["infer"]["us"]
     assert "decisions" in rows["classify"]["us"]
     assert "decisions" not in rows["tasks"]["us"]
-    assert all(row["end_cpu_ms"] >= 0 for row in rows.values())
+    assert rows["tasks"]["end_cpu_ms"] > rows["infer"]["end_cpu_ms"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from starlette.types import Receive, Scope, Send
 
 from tierkit.errors import InvalidInput, TooLarge
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, fields_of, is_alone
-from tierkit.inference.endpoints.answer import RAW_NAMES, server_timing
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.endpoints.request import (
@@ -36,17 +35,21 @@ from tierkit.wire.oip import (
     Limits,
     RequestedOutput,
     Tensor,
+    Timing,
     encode_response,
     tensor_bytes,
 )
 from tierkit.wire.oip.compression import accepted_coding, compress
 
-__all__ = ["Guard", "InferEndpoint"]
+__all__ = ["Guard", "InferEndpoint", "server_timing"]
 
 Guard = Callable[[InferRequest], Awaitable[None]]
 """Raises a TerraceError where a request that fits the model shall not be answered all the same."""
 
 _BINARY = BINARY_HEADER.lower().encode()
+
+_RAW_NAMES = {name: name.lower().encode() for name in ("Content-Type", "Content-Length", BINARY_HEADER)}
+"""Names of the headers of an answer, as they are sent."""
 
 _MAX_TEXTS = 2**15
 """Numbers as JSON, or classes by name, in one answer: writing them holds up the event loop as reading them does."""
@@ -209,10 +212,19 @@ class _Plan:
             return b"".join([self._text, *map(tensor_bytes, tensors)]), self._fields
         response = InferResponse(self._model.name, self._model.sha256, tuple(tensors), self._id)
         chunks, headers = encode_response(response, binary=self._all_binary or self._binary)
-        fields = [(RAW_NAMES[name], value.encode()) for name, value in headers.items()]
+        fields = [(_RAW_NAMES[name], value.encode()) for name, value in headers.items()]
         if self._all_binary:
             self._shapes, self._text, self._fields = shapes, bytes(chunks[0]), fields
         return b"".join(chunks), fields
+
+
+def server_timing(result: RunResult | Timing) -> bytes:
+    """The value of the header `Server-Timing`: milliseconds, and the images of the batch."""
+    return b'queue;dur=%.3f, infer;dur=%.3f;desc="%d"' % (
+        result.queue_s * 1e3,
+        result.compute_s * 1e3,
+        result.batch_images,
+    )
 
 
 def _check_texts(model: Model, images: int, texts: Sequence[RequestedOutput]) -> None:
