@@ -2,14 +2,130 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import re
+from datetime import time
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port
-from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS
+from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port, UserPath
+from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN
 
-__all__ = ["EndSettings"]
+__all__ = ["EndSettings", "SourceKind", "SourceSettings", "SpoolSettings", "UplinkSettings"]
+
+SourceKind = Literal["stream", "camera", "folder", "snapshot", "push"]
+
+Which = Literal["none", "unsure", "all"]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _read_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+    if found is None or found[2].lower() not in _UNITS:
+        raise ValueError("must be a number of bytes with a unit, such as 500MB or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def _read_hours(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*", value)
+    try:
+        if found is None:
+            raise ValueError
+        first, last = time(int(found[1]), int(found[2])), time(int(found[3]), int(found[4]))
+    except ValueError:
+        raise ValueError("must be two times of day, such as 22:00-06:00") from None
+    if first == last:
+        raise ValueError("must not begin and end at the same time: leave it out for the whole day")
+    return first, last
+
+
+Bytes = Annotated[PositiveInt, BeforeValidator(_read_bytes)]
+"""A number of bytes, or a text such as "500MB"."""
+
+Hours = Annotated[tuple[time, time], BeforeValidator(_read_hours)]
+"""The first moment of a daily period, and the first one after it."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class SourceSettings(_Table):
+    """A place where pictures come from."""
+
+    name: Annotated[str, Field(pattern=NODE_ID_PATTERN)]
+    """Name of the source, unique on the node: lower-case letters, digits, dots, dashes and underscores."""
+
+    kind: SourceKind | None = None
+    """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll) or `push` (programs
+    post pictures to the node). Default: as `url` and what it answers say."""
+
+    url: str = Field(default="", repr=False)
+    """URL, folder, file or device of the source. A `push` source has none."""
+
+    rate: Annotated[PositiveFloat, Field(le=1000)] | None = None
+    """Most pictures per second; of a stream, the latest wins. Default: 1 for streams, cameras and snapshots, no limit
+    for folders and `push`."""
+
+    changed: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Skip a picture that differs by less than this from the last one taken: the mean difference of brightness, as a
+    share of the whole range."""
+
+    keep: Which = "none"
+    """Pictures to keep on the device once they are answered, as long as the spool has room: none, unsure or all."""
+
+    after: Literal["leave", "move", "delete"] = "leave"
+    """What to do with a file of a folder once its answer is stored: leave, move or delete it."""
+
+    move_to: UserPath | None = None
+    """Folder for the files with `after = "move"`, on the same disk."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.kind == "push" and self.url:
+            raise ValueError("a push source has no url")
+        if self.kind != "push" and not self.url:
+            raise ValueError("url is missing")
+        if (self.after == "move") != (self.move_to is not None):
+            raise ValueError('after = "move" and move_to go together')
+        return self
+
+
+class UplinkSettings(_Table):
+    """What may leave the device."""
+
+    escalate: Literal["nothing", "unsure", "all"] = "unsure"
+    """Pictures that go to upstream nodes for a better answer: nothing, unsure (by the thresholds of the route) or
+    all."""
+
+    pictures_to_scheduler: Which = "none"
+    """Pictures that the scheduler gets a copy of: none, unsure or all."""
+
+    bytes_per_day: Bytes | None = None
+    """Budget for all that the node sends and receives in 24 hours. A node with a budget takes no jobs. Default: no
+    limit."""
+
+    hours: Hours | None = None
+    """Time of day in which pictures may leave, in the time zone of the device, such as 22:00-06:00. Answers always
+    may. Default: always."""
+
+
+class SpoolSettings(_Table):
+    """Storage for what waits on the device."""
+
+    size: Annotated[Bytes, Field(ge=4 * 2**20)] = 500 * 10**6
+    """Most bytes on the disk. What does not fit is dropped: first pictures with sure answers, then pictures with unsure
+    answers, answers last."""
+
+    folder: UserPath | None = None
+    """Folder of the spool. Default: ~/.local/share/terrace/NODE_ID."""
 
 
 class EndSettings(NodeSettings):

@@ -17,7 +17,9 @@
     │   ├── Draining            the service is shutting down
     │   ├── Standby             this scheduler does not lead: ask the one that does
     │   ├── UpstreamUnavailable another node refused or broke the connection
-    │   └── NoNodeAvailable     the device list has no node for this work
+    │   ├── NoNodeAvailable     the device list has no node for this work
+    │   ├── SourceUnavailable   a source of pictures is away, or sends something else: it is tried again
+    │   └── SpoolUnavailable    the spool of a device cannot be written: its disk is full or broken
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
@@ -68,6 +70,8 @@ __all__ = [
     "ProviderUnavailable",
     "ServiceFailed",
     "SetupError",
+    "SourceUnavailable",
+    "SpoolUnavailable",
     "Standby",
     "TerraceError",
     "TooLarge",
@@ -156,6 +160,14 @@ class UpstreamUnavailable(Unavailable):
 
 class NoNodeAvailable(Unavailable):
     """The device list has no node for this work."""
+
+
+class SourceUnavailable(Unavailable):
+    """A source of pictures is away, breaks off, or sends something else than pictures. It is tried again."""
+
+
+class SpoolUnavailable(Unavailable):
+    """The spool of a device cannot be written now: its disk is full or broken. Nothing of it is lost."""
 
 
 class DeadlineExceeded(TerraceError):

@@ -39,9 +39,11 @@ __all__ = [
     "NODE_ID_PATTERN",
     "PRIORITY_HEADER",
     "REQUEST_ID_HEADER",
+    "ROUTE_HEADER",
     "STAGE_HEADER",
     "UPSTREAMS",
     "UPSTREAM_HEADER",
+    "DeviceRoute",
     "EncoderOffer",
     "Encoding",
     "Heartbeat",
@@ -87,6 +89,9 @@ NAME_HEADER = "Terrace-Name"
 NODE_HEADER = "Terrace-Node"
 """Id of the node that speaks to the scheduler. It proves nothing: it lets the scheduler say on its list which node it
 has to refuse for its token."""
+
+ROUTE_HEADER = "Terrace-Route"
+"""Version of the `DeviceRoute` of a node with sources of its own, in the answer to its heartbeat."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -236,6 +241,11 @@ class Registration(_Message):
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
     key: NodeKey = ""
     """Token that the node accepts from the scheduler, and from the end nodes that it sends there."""
+    sources: bool = False
+    """True if it has pictures of its own: the scheduler keeps a route for it."""
+    lease_s: Period | None = None
+    """The lease that it asks for, because each heartbeat costs it bytes: it then takes no tasks. None: the scheduler's
+    own."""
 
 
 class Lease(_Message):
@@ -318,6 +328,21 @@ class Stage(_Message):
     only: tuple[Count, ...] | None = None
     """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
     answer that it has already. None: as `below` says."""
+
+
+class DeviceRoute(_Message):
+    """GET /v1/devices/{node_id}/route: where a device's own pictures may go for a better answer. It is the mapping of
+    the scheduler for this device, and stays in force while the scheduler is away."""
+
+    version: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Changes with anything in it."""
+    upstreams: tuple[Upstream, ...]
+    """In the order in which they are asked."""
+    stages: tuple[Stage, ...] = ()
+    """Tiers to which unsure pictures go, one after the other, with their thresholds. Empty: there are no thresholds for
+    the network of this device."""
+    reason: str = ""
+    """Where it comes from, or why it leads nowhere."""
 
 
 ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])

@@ -1,0 +1,1 @@
+"""Where pictures come from on this device: streams, cameras, folders and snapshots."""

@@ -1,0 +1,46 @@
+"""One picture of a source, and the interface between a source and the node that answers its pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+__all__ = ["Intake", "Picture", "PictureSource"]
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """A picture in hand."""
+
+    content: bytes
+    """A JPEG, PNG or WebP file; a frame of a video comes as a JPEG."""
+    taken_s: float = msgspec.field(default_factory=time.monotonic)
+    """When it was taken, on the clock of `time.monotonic`."""
+    name: str = ""
+    """Name of its file, relative to the folder."""
+    mark: str = ""
+    """Identifies the file, so that it is taken once, even across restarts; "" for a picture that is not a file."""
+
+
+class Intake(Protocol):
+    """What a source hands its pictures to."""
+
+    async def take(self, picture: Picture) -> None:
+        """Answer a picture and store the answer, durably. The source may then forget it."""
+
+    async def known(self, marks: Collection[str]) -> Collection[str]:
+        """Those of the marks whose pictures have been taken, now or before a restart."""
+
+
+class PictureSource(Protocol):
+    """Reads pictures from one place."""
+
+    async def run(self, intake: Intake, alive: Callable[[], None]) -> None:
+        """Read until cancelled; `alive` is called whenever the source has been heard of, a skipped picture included.
+
+        Raises:
+            SourceError: it broke; trying again may help.
+        """

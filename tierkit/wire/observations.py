@@ -1,0 +1,147 @@
+"""Observations on the wire: what the sources of a device see, from its end node to the scheduler.
+
+These are structs of msgspec, like the events of tasks: a fleet sends thousands a second. They are checked when they are
+read, and unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tierkit.types import Tier
+from tierkit.wire.events import Confidence, Count, Digest, ModelName, Named, Sent
+from tierkit.wire.messages import NODE_ID_PATTERN
+
+__all__ = [
+    "MAX_BATCH",
+    "FinerAnswer",
+    "Gap",
+    "LocalAnswer",
+    "Observation",
+    "ObservationBatch",
+    "Receipt",
+    "read_batch",
+    "read_receipt",
+]
+
+MAX_BATCH = 1000
+"""Observations in one batch."""
+
+SourceName = Annotated[str, Meta(pattern=NODE_ID_PATTERN.replace("$", r"\Z"))]
+SequenceNumber = Annotated[int, Meta(ge=1, le=2**53)]
+Text = Annotated[str, Meta(max_length=500)]
+Age = Annotated[float, Meta(ge=0.0, le=1e10)]
+"""Seconds; at most some three hundred years."""
+Timestamp = Annotated[float, Meta(ge=0.0, le=1e11)]
+"""Seconds since 1970."""
+SpoolId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+
+
+class _Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class LocalAnswer(_Message, frozen=True, kw_only=True):
+    """The answer of the device's own network: a superclass."""
+
+    model: ModelName
+    sha256: Digest
+    label: Count
+    """Number of the superclass."""
+    confidence: Confidence
+
+
+class FinerAnswer(_Message, frozen=True, kw_only=True):
+    """The answer of an upstream node: a class, and the superclass that its probabilities add up to."""
+
+    node_id: Named
+    tier: Tier
+    model: ModelName
+    sha256: Digest
+    label: Count
+    confidence: Confidence
+    coarse_label: Count
+    coarse_confidence: Confidence
+    sent: Sent | None = None
+    """The form in which the picture went there, and what that cost."""
+
+
+class Observation(_Message, frozen=True, kw_only=True):
+    """What a source saw at one moment. The answer in force is `finer` if there is one, otherwise `local`."""
+
+    source: SourceName
+    """Unique on its node."""
+    sequence: SequenceNumber
+    """Rises by one with each picture of the source. A number that is missing was lost, and a `Gap` says so."""
+    revision: Count = 0
+    """Rises each time the observation is amended; a reader keeps the highest one."""
+    age_s: Age
+    """Elapsed time between the picture and the moment at which this message was written."""
+    taken_at: Timestamp | None = None
+    """A label: when the picture was taken, by a clock that the device trusted. None: it did not know the time."""
+    name: Text = ""
+    """Name of the file, relative to the folder that it was taken from."""
+    local: LocalAnswer | None = None
+    """None: the picture cannot be read."""
+    finer: FinerAnswer | None = None
+    unsure: bool = False
+    """True if the local answer is below the threshold of the route."""
+    waits: bool = False
+    """True while the device still wants a better answer."""
+    reason: Text = ""
+    """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
+
+
+class Gap(_Message, frozen=True, kw_only=True):
+    """Observations that a device lost because its spool was full: their numbers never come."""
+
+    source: SourceName
+    first: SequenceNumber
+    last: SequenceNumber
+
+
+class ObservationBatch(_Message, frozen=True, kw_only=True):
+    """POST /v1/observations: some observations of one node, in the order of their sequence numbers for each source. It
+    may be sent again. Answered by a `Receipt`."""
+
+    node_id: Named
+    incarnation: Annotated[str, Meta(min_length=8, max_length=64)]
+    spool: SpoolId
+    """Names the spool that numbered them."""
+    observations: Annotated[tuple[Observation, ...], Meta(max_length=MAX_BATCH)] = ()
+    gaps: Annotated[tuple[Gap, ...], Meta(max_length=MAX_BATCH)] = ()
+
+
+class Receipt(_Message, frozen=True, kw_only=True):
+    """The scheduler has stored the batch, and will not lose it."""
+
+    stored: Count
+    """Observations that are new, or a higher revision."""
+    known: Count
+    """Observations that it had already."""
+    behind: dict[str, int] = {}
+    """Sources whose numbers go back, with the highest number that the scheduler holds: another spool has numbered them,
+    so none of theirs was stored. The device numbers on from there and sends them again."""
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> Any:
+        try:
+            return decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+            raise ValueError(str(exc)) from exc
+
+    return read
+
+
+read_batch: Callable[[bytes], ObservationBatch] = _reader(ObservationBatch)
+"""Reads a batch. Raises ValueError where it is none."""
+
+read_receipt: Callable[[bytes], Receipt] = _reader(Receipt)
+"""Reads a receipt. Raises ValueError where it is none."""
