@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import re
 from datetime import time
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import from_json
 
 from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port, UserPath
 from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN
@@ -51,6 +62,27 @@ Hours = Annotated[tuple[time, time], BeforeValidator(_read_hours)]
 """The first moment of a daily period, and the first one after it."""
 
 
+def _read_sources(value: object) -> object:
+    """Sources from NAME=URL, as flags have them (a list) and the environment (separated by spaces)."""
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, list | tuple):
+        return value
+    return [_source_of(each) if isinstance(each, str) else each for each in value]
+
+
+def _source_of(text: str) -> dict[str, str]:
+    name, equals, url = text.partition("=")
+    if not (name and equals and url):
+        raise ValueError("must be NAME=URL, such as gate=rtsp://10.0.0.9/main, or NAME=push")
+    return {"name": name, "kind": "push"} if url == "push" else {"name": name, "url": url}
+
+
+def _read_json(value: object) -> object:
+    """A table, from the JSON text of an environment variable."""
+    return from_json(value) if isinstance(value, str) else value
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -82,7 +114,7 @@ class SourceSettings(_Table):
     """Pictures to keep on the device once they are answered, as long as the spool has room: none, unsure or all."""
 
     after: Literal["leave", "move", "delete"] = "leave"
-    """What to do with a file of a folder once its answer is stored: leave, move or delete it."""
+    """Fate of a file of a folder once its answer is stored: leave, move or delete it."""
 
     move_to: UserPath | None = None
     """Folder for the files with `after = "move"`, on the same disk."""
@@ -99,7 +131,7 @@ class SourceSettings(_Table):
 
 
 class UplinkSettings(_Table):
-    """What may leave the device."""
+    """Limits on what leaves the device, and when."""
 
     escalate: Literal["nothing", "unsure", "all"] = "unsure"
     """Pictures that go to upstream nodes for a better answer: nothing, unsure (by the thresholds of the route) or
@@ -132,6 +164,7 @@ class EndSettings(NodeSettings):
     """Serve an end node: the coarse answer at once, and the fine one from the upstream nodes that a task names."""
 
     service: ClassVar[str] = "end"
+    tables: ClassVar[tuple[str, ...]] = ("source", "uplink", "spool")
 
     port: Port = 8071
 
@@ -141,3 +174,37 @@ class EndSettings(NodeSettings):
     allowed_upstreams: Annotated[CommaSeparatedUrls, Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs, comma-separated, below which an upstream node must lie for this node to send images there, such as
     http://10.0.0.5:8072. The scheduler hears the list and keeps to it. Default: any, as the scheduler says."""
+
+    source: Annotated[tuple[SourceSettings, ...], BeforeValidator(_read_sources), Field(max_length=64)] = ()
+    """Places where pictures come from, as NAME=URL; in the TOML file a table named `source` for each. The flag
+    may be repeated, and the environment variable separates them by spaces."""
+
+    uplink: Annotated[UplinkSettings, BeforeValidator(_read_json)] = UplinkSettings()
+    """What may leave the device, and when: the table [uplink] of the TOML file. The environment variable is JSON."""
+
+    spool: Annotated[SpoolSettings, BeforeValidator(_read_json)] = SpoolSettings()
+    """Storage for pictures and answers that wait: the table [spool] of the TOML file. The environment variable is
+    JSON."""
+
+    remote_sources: bool = False
+    """Let operators add, remove and pause sources through the scheduler. A source is a way into the network and the
+    folders of the device."""
+
+    @field_validator("source")
+    @classmethod
+    def _different_names(cls, value: tuple[SourceSettings, ...]) -> tuple[SourceSettings, ...]:
+        names = [source.name for source in value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"must have different names, and {twice!r} stands there twice")
+        return value
+
+    @property
+    def has_sources(self) -> bool:
+        """True if the node has pictures of its own, or may get some."""
+        return bool(self.source) or self.remote_sources
+
+    @property
+    def spool_folder(self) -> Path:
+        """Folder of the spool, the default filled in."""
+        return self.spool.folder or Path("~/.local/share/terrace").expanduser() / self.node_id

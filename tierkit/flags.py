@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_origin
 
 import typer
 from pydantic import SecretStr
@@ -40,9 +40,11 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
     and a person sees it at once.
     """
 
-    def run(config: Path | None = None, **flags: str | bool | None) -> NoReturn:
+    def run(config: Path | None = None, **flags: str | bool | list[str] | None) -> NoReturn:
         try:
-            code = start(load_settings(settings_class, flags=flags, config=config))
+            # Typer gives an empty list for a flag that may be repeated and is not there.
+            given = {name: value for name, value in flags.items() if value != []}
+            code = start(load_settings(settings_class, flags=given, config=config))
         except SetupError as exc:
             sys.stderr.write(f"terrace {settings_class.service}: {harmless(str(exc))}\n")
             code = os.EX_TEMPFAIL if isinstance(exc, _TEMPORARY) else EXIT_SETUP
@@ -52,7 +54,10 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
     options: dict[str, Any] = {"config": Annotated[Path | None, typer.Option(help=about, metavar="FILE")]}
     for name, field in settings_class.model_fields.items():
         text = _help(settings_class, name)
-        if field.annotation is bool:
+        if name in settings_class.tables:
+            if get_origin(field.annotation) is tuple:  # one flag for each table; a single table has no flag
+                options[name] = Annotated[list[str] | None, typer.Option(help=text, metavar="NAME=URL")]
+        elif field.annotation is bool:
             options[name] = Annotated[bool | None, typer.Option(f"--{name.replace('_', '-')}", help=text)]
         elif field.annotation != SecretStr | None:  # every process of the machine can read a command line
             # Flags stay strings here: the settings class parses them, as it does environment variables.

@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tierkit.access import Proxies, Role, TokenFile, check_private, checked_token
@@ -49,6 +50,7 @@ __all__ = [
     "lasting_name",
     "load_settings",
     "split_commas",
+    "table_fields",
 ]
 
 
@@ -90,6 +92,9 @@ class ServiceSettings(BaseModel):
 
     service: ClassVar[str] = "service"
     """Names the service in the prefix of its environment variables (TERRACE_END_...) and in the TOML file ([end])."""
+
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Fields that have a table for themselves in the TOML file ([uplink]), or several ([[source]])."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Loopback unless told otherwise; 0.0.0.0 serves every interface."""
@@ -298,14 +303,18 @@ def load_settings(settings_class: type[S], *, flags: Mapping[str, object], confi
         SetupError: a value is wrong, or a name unknown; the sentence names it and its source.
     """
     prefix = f"TERRACE_{settings_class.service.upper()}_"
-    table = _read_table(settings_class.service, config)
+    table = _read_table(settings_class, config)
     environment = {name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)}
     given = {name: value for name, value in flags.items() if value is not None}
 
     def fault(error: ErrorDetails) -> str:
         if not error["loc"]:  # settings that do not go together; the sentence names them
             return sentence(error, "", settings_class.model_fields)
-        name = str(error["loc"][0])
+        name, *inner = (str(part) for part in error["loc"])
+        if inner and name in table and not (name in given or name in environment):
+            number = f" {int(inner[0]) + 1}" if inner[0].isdigit() else ""
+            where = f"in {config}, table [{name}]{number}" + (f", the key {inner[-1]}" if inner[number != "" :] else "")
+            return sentence(error, where, table_fields(settings_class, name))
         if name in given or error["type"] == "missing":
             where = f"the flag --{name.replace('_', '-')}"
         elif name in environment:
@@ -331,14 +340,24 @@ def description(settings_class: type[ServiceSettings], name: str) -> str:
     return ""
 
 
-def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
+def table_fields(settings_class: type[ServiceSettings], name: str) -> Mapping[str, FieldInfo]:
+    """The fields of a table of the TOML file, by the name of the field that it is read into."""
+    kind: Any = settings_class.model_fields[name].annotation
+    kind = next((part for part in getattr(kind, "__args__", ()) if isinstance(part, type)), kind)
+    fields: Mapping[str, FieldInfo] = kind.model_fields
+    return fields
+
+
+def _read_table(settings_class: type[ServiceSettings], config: Path | None) -> Mapping[str, object]:
     if config is None:
         return {}
+    service = settings_class.service
     tables = read_toml(config, what="settings file")
-    table = tables.get(service)
+    own = {name: tables[name] for name in settings_class.tables if name in tables}
+    table = tables.get(service, {} if own else None)
     if not isinstance(table, dict):
         names = ", ".join(f"[{name}]" for name, value in tables.items() if isinstance(value, dict)) or "none"
         raise SetupError(f"the settings file {config} has no table [{service}]; it holds {names}")
     if "token" in table:
         check_private(config.stat(), config, "the settings file with a token,")
-    return table
+    return {**table, **own}

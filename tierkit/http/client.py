@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import AddrInfoType
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 
-__all__ = ["ask", "authorization", "calling", "open_client", "read_at_most"]
+__all__ = ["Meter", "ask", "authorization", "calling", "open_client", "read_at_most"]
 
 _CONNECT_S = 3.0
 """A peer that does not take a connection within this time counts as gone, even with budget left."""
@@ -32,6 +35,14 @@ or a request could be sent into a connection that the other side is closing."""
 _SMALL_BYTES = 64 * 1024
 """Copying so much takes less time than another write."""
 
+_TLS_RECORD_BYTES, _TLS_LARGEST_RECORD = 22, 16 * 1024
+_TLS_HANDSHAKE_BYTES = (900, 5000)
+"""Bytes sent and received to open a connection with TLS 1.3: an estimate on the high side, since the certificates of
+the peer decide."""
+
+Meter = Callable[[int, int], None]
+"""Takes numbers of bytes, sent and received."""
+
 _MAX_REASON = 200
 """Characters of what is wrong with an answer; the peer chooses some of them."""
 
@@ -46,6 +57,7 @@ def open_client(
     max_connections: int = 64,
     tls_ca: Path | None = None,
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+    meter: Meter | None = None,
 ) -> aiohttp.ClientSession:
     """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
 
@@ -58,18 +70,23 @@ def open_client(
         max_connections: to each peer; more requests wait for a free one.
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
         middlewares: that the requests pass.
+        meter: called with the bytes sent and received, headers and TLS included.
 
     Raises:
         SetupError: the file cannot be used.
     """
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        limit_per_host=max_connections,
+        keepalive_timeout=_KEEPALIVE_S,
+        ssl=client_context(tls_ca),
+        socket_factory=_socket,
+    )
+    if meter is not None:
+        # aiohttp's own traces miss what is read piece by piece.
+        connector._factory = partial(_MeteredHandler, meter)  # type: ignore[assignment]  # a subclass will do
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=0,
-            limit_per_host=max_connections,
-            keepalive_timeout=_KEEPALIVE_S,
-            ssl=client_context(tls_ca),
-            socket_factory=_socket,
-        ),
+        connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         response_class=_Answer,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -89,6 +106,51 @@ def _socket(address: AddrInfoType) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_S * 1000)
     return sock
+
+
+class _MeteredHandler(ResponseHandler):
+    """Counts what passes a connection."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self._count = meter
+        self._record_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if transport.get_extra_info("ssl_object") is not None:
+            self._record_bytes = _TLS_RECORD_BYTES
+            self._count(*_TLS_HANDSHAKE_BYTES)
+        super().connection_made(cast("asyncio.Transport", _MeteredTransport(transport, self._sent)))
+
+    def data_received(self, data: bytes) -> None:
+        self._count(0, self._on_wire(len(data)))
+        super().data_received(data)
+
+    def _sent(self, size: int) -> None:
+        self._count(self._on_wire(size), 0)
+
+    def _on_wire(self, size: int) -> int:
+        return size + self._record_bytes * -(-size // _TLS_LARGEST_RECORD)
+
+
+class _MeteredTransport:
+    """A transport that says how many bytes are written to it."""
+
+    def __init__(self, transport: asyncio.BaseTransport, sent: Callable[[int], None]) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._sent = sent
+
+    def write(self, data: bytes) -> None:
+        self._sent(len(data))
+        self._transport.write(data)
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        pieces = list(pieces)
+        self._sent(sum(map(len, pieces)))
+        self._transport.writelines(pieces)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class _Answer(aiohttp.ClientResponse):

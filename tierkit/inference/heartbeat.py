@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import aiohttp
@@ -37,6 +37,7 @@ _REGISTER_BUDGET_S = 5.0
 _FAREWELL_BUDGET_S = 1.0
 _CURRENT_BUDGET_S = 5.0
 _MAX_ANSWER_BYTES = 64 * 1024
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class HeartbeatSender:
@@ -51,6 +52,7 @@ class HeartbeatSender:
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once. Before each registration it is asked whether the service still has the right networks.
         token: gives what is shown to the scheduler; None where it asks for none.
+        heard: called with the headers of each answer to a registration or heartbeat.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class HeartbeatSender:
         *,
         lifecycle: Lifecycle,
         token: Callable[[], str | None] = lambda: None,
+        heard: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> None:
         self._ring = Ring(schedulers)
         self._registration = registration
@@ -69,6 +72,8 @@ class HeartbeatSender:
         self._http = http
         self._lifecycle = lifecycle
         self._token = token
+        self._heard = heard
+        self._hurry = asyncio.Event()
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
@@ -76,6 +81,7 @@ class HeartbeatSender:
         self._loop: asyncio.Task[None] | None = None
         self._refusal = ""
         self._node_id = ""
+        self._asked_lease_s = 0.0
 
     async def check_refusal(self) -> None:
         """Raises Unavailable while the scheduler does not want this node: it gets no tasks."""
@@ -86,6 +92,37 @@ class HeartbeatSender:
     def registered(self) -> bool:
         """True if the scheduler has the node in its list, as far as the node knows."""
         return self._registered is not None
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation that is registered; "" if none is."""
+        return "" if self._registered is None else self._registered.incarnation
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now: the scheduler may not know this node any more, or may be back."""
+        self._hurry.set()
+
+    async def ask(
+        self, method: str, target: str, *, budget_s: float, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
+        """Send a request to the scheduler that leads, and return the body of its answer.
+
+        Args:
+            target: path and query.
+            headers: in addition to those of every request; by default the body is JSON.
+
+        Raises:
+            TerraceError: no scheduler took it, or the one that leads refused it.
+        """
+        asked = Round(self._ring)
+        while True:
+            scheduler = self._ring.current
+            try:
+                return await self._send(method, target, budget_s, body, headers)
+            except TerraceError as exc:
+                trouble = asked.failed(scheduler, exc)
+                if trouble is not None:
+                    raise trouble from exc
 
     async def __aenter__(self) -> Self:
         self._loop = self._lifecycle.own(self._run(), name="heartbeats")
@@ -172,14 +209,22 @@ class HeartbeatSender:
         """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
         pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * random.random() - 1.0))
         if failures:
-            backoff = backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=random.random())
+            # A refusal costs bytes, of which a node with a long lease has few.
+            longest_s = max(_LONGEST_BACKOFF_S, self._asked_lease_s / 10 if self._refusal else 0.0)
+            backoff = backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=longest_s, chance=random.random())
             # A node that is still on the list has a lease to lose: it never waits longer than between two beats.
             pause_s = backoff if self._registered is None else min(backoff, pause_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                if self._registered is None or self._said_draining:
-                    await asyncio.Event().wait()
-                await self._lifecycle.wait_draining()
+        hurried = asyncio.create_task(self._hurry.wait())
+        draining = asyncio.create_task(self._lifecycle.wait_draining())
+        told = self._registered is None or self._said_draining
+        try:
+            await asyncio.wait(
+                {hurried} if told else {hurried, draining}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            hurried.cancel()
+            draining.cancel()
+            self._hurry.clear()
 
     async def _has_moved(self, registered: Registration) -> bool:
         """True if the node's address has changed since it registered; no connection outlasts that."""
@@ -193,7 +238,10 @@ class HeartbeatSender:
     async def _register(self) -> Registration:
         registration = await self._offer()
         self._node_id = registration.node_id
-        answer = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json())
+        self._asked_lease_s = registration.lease_s or 0.0
+        answer = await self._send(
+            "POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json().encode(), heard=True
+        )
         try:
             self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
@@ -206,11 +254,26 @@ class HeartbeatSender:
         self._said_draining = beat.draining
         # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
         budget_s = max(0.5, self._lease.lease_s / 2.0)
-        await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())
+        target = f"/v1/devices/{registration.node_id}/heartbeat"
+        await self._send("POST", target, budget_s, beat.model_dump_json().encode(), heard=True)
 
-    async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> bytes:
-        url, pieces = self._ring.current + target, [body.encode()] if body else ()
-        headers = {"Content-Type": "application/json", NODE_HEADER: self._node_id, **authorization(self._token())}
+    async def _send(
+        self,
+        method: str,
+        target: str,
+        budget_s: float,
+        body: bytes = b"",
+        more: Mapping[str, str] = NO_HEADERS,
+        *,
+        heard: bool = False,
+    ) -> bytes:
+        url, pieces = self._ring.current + target, [body] if body else ()
+        headers = {
+            "Content-Type": "application/json",
+            NODE_HEADER: self._node_id,
+            **authorization(self._token()),
+            **more,
+        }
         async with (
             calling("the scheduler", budget_s=budget_s),
             ask(self._http, method, url, pieces, headers) as answer,
@@ -218,6 +281,8 @@ class HeartbeatSender:
             said = await read_at_most(answer, _MAX_ANSWER_BYTES)
         if not 200 <= answer.status < 300:
             raise error_of("the scheduler", answer.status, said)
+        if heard:
+            self._heard(answer.headers)
         return said
 
     def _tell(self, level: int, news: str) -> None:

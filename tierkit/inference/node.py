@@ -18,7 +18,7 @@ from tierkit.distribution import installed_version
 from tierkit.errors import Unavailable
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
-from tierkit.http.client import open_client
+from tierkit.http.client import Meter, open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.shell import Direct, answer_directly
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
@@ -158,6 +158,8 @@ class InferenceNode:
         self.guards = served.guards
         self._engine = served.engine
         self.encoders = encoders
+        self.scheduler: HeartbeatSender | None = None
+        """The way to the scheduler, while the node is running; None without one."""
         self.settings = settings
         self.tier = Tier(settings.service)
         self.lifecycle = lifecycle
@@ -193,6 +195,14 @@ class InferenceNode:
         return ()
 
     @property
+    def meter(self) -> Meter | None:
+        """Counts the bytes that the node sends and receives with its own requests; None: nobody asks."""
+        return None
+
+    def heard(self, headers: Mapping[str, str]) -> None:
+        """The scheduler has answered a registration or a heartbeat."""
+
+    @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
         return next(iter(self.runners.values()))
@@ -203,7 +213,7 @@ class InferenceNode:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.callback(self.files.close)
-            client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares)
+            client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares, meter=self.meter)
             self.http = await stack.enter_async_context(client)
             if self._engine is not None:
                 await stack.enter_async_context(self._engine.running(self.lifecycle))
@@ -237,8 +247,10 @@ class InferenceNode:
                     self.http,
                     lifecycle=self.lifecycle,
                     token=settings.own_token(),
+                    heard=self.heard,
                 )
                 self.lifecycle.add_check("scheduler", sender.check_refusal)
+                self.scheduler = sender
                 await stack.enter_async_context(sender)
             yield
 
