@@ -28,8 +28,16 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
         async def load(manifest: Manifest) -> Starlette:
             models = await load_models(settings, Tier.END, manifest)
             encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
-            node = EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
-            return create_app(node)
+            if settings.has_sources:
+                # Not before: a node without sources needs none of it.
+                from end_node.observing import ObservingNode
+                from end_node.routes import source_routes
+
+                node = ObservingNode(settings, models, lifecycle, manifest, encoders, substitutes=substitutes)
+                return create_app(node, source_routes(node))
+            return create_app(
+                EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
+            )
 
         return await load_set(settings, lifecycle, load)
 

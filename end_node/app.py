@@ -36,11 +36,11 @@ _STAGE, _UPSTREAMS, _ESCALATION = (name.lower().encode() for name in (STAGE_HEAD
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def create_app(node: EndNode) -> Starlette:
-    """The task route, and the Open Inference Protocol for the node's own models."""
+def create_app(node: EndNode, routes: Sequence[Route] = ()) -> Starlette:
+    """The task route, further `routes`, and the Open Inference Protocol for the node's own models."""
     tasks = _TaskEndpoint(node)
     route = Route("/v1/tasks/{task_id}", tasks, methods=["POST"])
-    return node_app(node, [route], {"/v1/tasks/": Direct(tasks, last="task_id")})
+    return node_app(node, [route, *routes], {"/v1/tasks/": Direct(tasks, last="task_id")})
 
 
 class _TaskEndpoint:

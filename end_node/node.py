@@ -152,6 +152,11 @@ class EndNode(InferenceNode):
         self._sums_up = classes != len(hierarchy.coarse)
 
     @property
+    def hierarchy(self) -> Hierarchy:
+        """The labels of its answers, and of those from above."""
+        return self._hierarchy
+
+    @property
     def allowed_upstreams(self) -> tuple[str, ...]:
         return self.settings.allowed_upstreams
 

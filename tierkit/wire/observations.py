@@ -26,6 +26,7 @@ __all__ = [
     "Receipt",
     "read_batch",
     "read_receipt",
+    "write_batch",
 ]
 
 MAX_BATCH = 1000
@@ -145,3 +146,6 @@ read_batch: Callable[[bytes], ObservationBatch] = _reader(ObservationBatch)
 
 read_receipt: Callable[[bytes], Receipt] = _reader(Receipt)
 """Reads a receipt. Raises ValueError where it is none."""
+
+write_batch: Callable[[ObservationBatch], bytes] = msgspec.json.Encoder().encode
+"""Writes a batch as JSON."""

@@ -1,0 +1,400 @@
+"""An end node that has pictures of its own: it answers each at once, and keeps what is to go up in its spool."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from typing import Any
+
+import numpy as np
+
+from prometheus_client import Counter, Histogram
+from pydantic import TypeAdapter, ValidationError
+
+from encryption.heads import Encoders
+from end_node.node import EndNode, Task
+from end_node.settings import EndSettings, SourceSettings
+from end_node.sources.keeper import SourceKeeper
+from end_node.sources.picture import Picture
+from end_node.spool import Draft, Spool
+from end_node.spooling import SpoolThread
+from end_node.uplink.pace import Pace, lease_s
+from end_node.uplink.rules import Outcome, fate_of, outcome_of
+from end_node.uplink.sending import Uplink
+from models.escalation import margin
+from models.manifest import Manifest
+from models.pictures import decoder
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.files import Decoded
+from tierkit.inference.model import Model
+from tierkit.inference.node import NO_SUBSTITUTES, ServedModels, Substitutes
+from tierkit.pacing import TokenBucket
+from tierkit.plaintext import without_passwords
+from tierkit.spans import Span, new_root
+from tierkit.tensors import Array
+from tierkit.wire.messages import DeviceRoute, Registration, Stage
+from tierkit.wire.observations import LocalAnswer, Observation
+from tierkit.wire.sources import SeenPicture, SourcesReport, SourceState, SpoolState, UplinkState, seen_picture
+
+__all__ = ["ObservingNode"]
+
+log = logging.getLogger(__name__)
+
+_SOURCES: TypeAdapter[list[SourceSettings]] = TypeAdapter(list[SourceSettings])
+
+_ADDED = "sources"
+"""Name under which the spool keeps the sources that operators have added, and those that they paused."""
+_MOST_SOURCES = 64
+_DAMAGED_MARGIN = 1.0
+_MOST_SAID = 500
+
+_seconds = Histogram(
+    "terrace_observation_seconds",
+    "From a picture in hand to its local answer, stored.",
+    ["source"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+_damaged = Counter("terrace_damaged_pictures_total", "Pictures of sources that could not be read.", ["source"])
+
+
+class ObservingNode(EndNode):
+    """Answers the pictures of its sources, besides what every end node does.
+
+    Args:
+        manifest: of the models.
+        others: as for `EndNode`.
+    """
+
+    def __init__(
+        self,
+        settings: EndSettings,
+        models: Sequence[Model] | ServedModels,
+        lifecycle: Lifecycle,
+        manifest: Manifest,
+        encoders: Encoders | None = None,
+        *,
+        substitutes: Substitutes = NO_SUBSTITUTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(
+            settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes, clock=clock
+        )
+        self._pixels_of = None if manifest.fit is None else decoder(manifest.fit)
+        """How to get pixels from a picture, where images travel as pixels."""
+        self.pace = Pace(settings.uplink)
+        self.keepers: dict[str, SourceKeeper] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._rates: dict[str, TokenBucket] = {}
+        self.spool: SpoolThread
+        self.uplink: Uplink
+
+    # --- within the node ------------------------------------------------------------------------------------------
+
+    @property
+    def meter(self) -> Callable[[int, int], None]:
+        return self.pace.count
+
+    def heard(self, headers: Mapping[str, str]) -> None:
+        self.uplink.heard(headers)
+
+    def registration(self, scheduler: str) -> Registration:
+        asked_s = lease_s(self.settings.uplink.bytes_per_day, tls=scheduler.startswith("https"))
+        return super().registration(scheduler).model_copy(update={"sources": True, "lease_s": asked_s})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        folder, size_bytes = self.settings.spool_folder, self.settings.spool.size
+        self.spool = SpoolThread(await asyncio.to_thread(Spool.open, folder, size_bytes=size_bytes))
+        try:
+            async with super().running():
+                self.uplink = Uplink(
+                    self.settings, self.spool, self._ask_up, self.scheduler, amended=self._announce, pace=self.pace
+                )
+                await self.uplink.load()
+                await self.pace.load(self.spool)
+                loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool)}
+                self._loops = {name: self.lifecycle.own(loop, name=name) for name, loop in loops.items()}
+                for source in (*self.settings.source, *await self._added()):
+                    self._start(source)
+                try:
+                    yield
+                finally:
+                    for task in self._loops.values():
+                        task.cancel()
+                    await asyncio.gather(*self._loops.values(), return_exceptions=True)
+        finally:
+            await self.spool.close()
+
+    # --- pictures -------------------------------------------------------------------------------------------------
+
+    async def take(self, source: SourceSettings, picture: Picture) -> Observation:
+        """Answer a picture with the local network, before any job, and store the answer.
+
+        Raises:
+            SpoolUnavailable: the disk is full or broken; the picture has not been taken.
+            TerraceError: as `ModelRunner.infer`.
+        """
+        images, read = await self._open(picture.content)
+        with Span("observation", new_root()) as span:
+            task = self._task(images, read, f"{source.name}-{secrets.token_hex(8)}", span)
+            coarse, probabilities = await self.coarse(task)
+            local, reason, sure = None, "", _DAMAGED_MARGIN
+            if read.damaged:
+                reason = read.damaged[0][:_MOST_SAID]
+                _damaged.labels(source.name).inc()
+            else:
+                local = LocalAnswer(
+                    model=coarse.model, sha256=coarse.sha256, label=coarse.labels[0], confidence=coarse.confidences[0]
+                )
+                sure = float(margin(probabilities)[0])
+            fate = fate_of(sure, self.uplink.route, source, self.settings.uplink)
+            draft = Draft(
+                source=source.name,
+                age_s=max(0.0, time.monotonic() - picture.taken_s),
+                taken_at=self.pace.wall_of(picture.taken_s),
+                name=picture.name[-_MOST_SAID:],
+                local=local,
+                unsure=fate.unsure,
+                waits=fate.waits and not read.damaged,
+                reason=reason,
+                margin=sure,
+                picture=picture.content,
+                keeps=fate.keeps,
+                to_scheduler=fate.to_scheduler and not read.damaged,
+                mark=picture.mark,
+            )
+            stored = await self.spool.do(lambda spool: spool.add(draft))
+            span.says(source=source.name, sequence=stored.sequence)
+        _seconds.labels(source.name).observe(max(0.0, time.monotonic() - picture.taken_s))
+        self.uplink.stored()
+        self._announce(stored)
+        return stored
+
+    async def _open(self, content: bytes) -> tuple[Array, Decoded]:
+        """A picture as it goes up, `[1, ...]`, and as the node's own network takes it."""
+        (spec,) = self.default_runner.model.inputs
+        files = np.empty(1, object)
+        files[0] = content
+        if self._pixels_of is None:
+            return files, await self.read(files)
+        read = await self.files.decode(dataclasses.replace(spec, decode=self._pixels_of), files)
+        return read.rows, read
+
+    def _task(self, images: Array, read: Decoded, task_id: str, span: Span, **route: Any) -> Task:
+        return Task(
+            task_id=task_id,
+            images=images,
+            read=read,
+            positions=range(0 if read.damaged else 1),
+            deadline=self.clock() + self.settings.task_budget_s,
+            request_id=task_id,
+            span=span,
+            urgent=True,
+            **{"upstreams": (), **route},
+        )
+
+    async def _ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Outcome:
+        images, read = await self._open(content)
+        with Span("escalation", new_root()) as span:
+            tiers = {stage.tier for stage in stages}
+            upstreams = tuple(each for each in route.upstreams if not stages or each.tier in tiers)
+            task = self._task(images, read, secrets.token_hex(8), span, upstreams=upstreams, stages=stages)
+            event = await self.finer(task, None)
+            span.says(answer=event.event)
+        return outcome_of(event)
+
+    def _announce(self, _: Observation) -> None:
+        """Wake those who follow the observations."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """The event that the next change sets. Take it before reading what has changed so far."""
+        return self._changed
+
+    def seen(self, observation: Observation) -> SeenPicture:
+        """An observation with the names of its classes."""
+        return seen_picture(
+            observation,
+            node=self.settings.node_id,
+            taken_at=observation.taken_at,
+            fine=self.hierarchy.fine,
+            coarse=self.hierarchy.coarse,
+        )
+
+    # --- sources --------------------------------------------------------------------------------------------------
+
+    def keeper(self, name: str) -> SourceKeeper:
+        """The keeper of a source. Raises NotFound."""
+        if name not in self.keepers:
+            known = ", ".join(self.keepers) or "none"
+            raise NotFound(f"this node has no source {name[:64]!r}; it has {known}")
+        return self.keepers[name]
+
+    def check_push(self, name: str) -> None:
+        """Raise an error if programs may not post pictures to this source now.
+
+        Raises:
+            NotFound: there is none of this name.
+            Conflict: it has another kind, or is paused.
+            Overloaded: more pictures have come than its rate allows.
+        """
+        keeper = self.keeper(name)
+        status, rate = keeper.status, keeper.settings.rate
+        if status.kind != "push":
+            raise Conflict(
+                f"the source {name!r} is of the kind {status.kind or 'unknown'}: only 'push' takes pictures by POST"
+            )
+        if status.state == "paused":
+            raise Conflict(f"the source {name!r} is paused")
+        if rate is not None:
+            bucket = self._rates.setdefault(name, TokenBucket(rate, burst=max(1.0, rate)))
+            if (wait_s := bucket.wait_s(self.clock())) > 0:
+                raise Overloaded(f"the source {name!r} takes {rate:g} pictures a second", retry_after_s=wait_s)
+            bucket.take(self.clock())
+
+    async def push(self, name: str, picture: Picture) -> Observation:
+        """Answer a picture that a program has posted. Raises as `take`."""
+        keeper = self.keeper(name)
+        observation = await self.take(keeper.settings, picture)
+        keeper.count()
+        return observation
+
+    async def report(self) -> SourcesReport:
+        """The state of the sources, of the spool and of the uplink."""
+        stats = await self.spool.do(Spool.stats)
+        states = []
+        for keeper in self.keepers.values():
+            status = keeper.status
+            states.append(
+                SourceState(
+                    name=status.name,
+                    kind=status.kind,
+                    url=without_passwords(keeper.settings.url),
+                    state=status.state,
+                    reason=status.reason,
+                    taken=status.taken,
+                    skipped=status.skipped,
+                    restarts=status.restarts,
+                    last_s=status.last_picture_s,
+                )
+            )
+        uplink, route = self.uplink, self.uplink.route
+        return SourcesReport(
+            sources=tuple(states),
+            spool=SpoolState(
+                bytes=stats.bytes_used,
+                size_bytes=stats.size_bytes,
+                waiting_answers=stats.undelivered,
+                waiting_pictures=stats.waiting + stats.owed,
+                dropped_pictures=stats.dropped_sure + stats.dropped_unsure,
+                lost_answers=stats.lost,
+                set_aside=", ".join(map(str, stats.set_aside)) or None,
+            ),
+            uplink=UplinkState(
+                online=uplink.online,
+                reason=uplink.reason or uplink.trouble,
+                route=None if route is None else route.version,
+                spent_bytes=self.pace.spent_bytes,
+                bytes_per_day=self.settings.uplink.bytes_per_day,
+                open=self.pace.open,
+            ),
+        )
+
+    def _start(self, source: SourceSettings) -> None:
+        keeper = SourceKeeper(source, _Taker(self, source), self.http, clock=self.clock)
+        self.keepers[source.name] = keeper
+        self._loops[f"source {source.name}"] = self.lifecycle.own(keeper.run(), name=f"source {source.name}")
+
+    def _check_remote(self) -> None:
+        if not self.settings.remote_sources:
+            raise Forbidden(
+                f"{self.settings.node_id} lets nobody change its sources over the network: set remote_sources on the "
+                "device to allow it"
+            )
+
+    async def add_source(self, source: SourceSettings) -> None:
+        """Add a source for an operator, and remember it.
+
+        Raises:
+            Forbidden: the device does not allow it.
+            Conflict: it has one of this name.
+        """
+        self._check_remote()
+        if source.name in self.keepers:
+            raise Conflict(f"this node has a source {source.name!r} already")
+        if len(self.keepers) >= _MOST_SOURCES:
+            raise Conflict(f"this node has {_MOST_SOURCES} sources, and takes no more")
+        await self._keep([*await self._added(), source])
+        self._start(source)
+
+    async def remove_source(self, name: str) -> None:
+        """Stop and forget a source that an operator has added. Its observations stay.
+
+        Raises:
+            NotFound: there is none of this name.
+            Conflict: it stands in the settings of the device.
+        """
+        self._check_remote()
+        self.keeper(name)
+        if any(name == source.name for source in self.settings.source):
+            raise Conflict(f"the source {name!r} stands in the settings of the device: pause it, or remove it there")
+        await self._keep([source for source in await self._added() if source.name != name])
+        del self.keepers[name]
+        self._rates.pop(name, None)
+        task = self._loops.pop(f"source {name}")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def pause_source(self, name: str, *, paused: bool) -> None:
+        """Pause a source, or let it continue.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        self._check_remote()
+        keeper = self.keeper(name)
+        if paused:
+            keeper.pause()
+        else:
+            keeper.resume()
+
+    async def _added(self) -> list[SourceSettings]:
+        """Sources that operators have added."""
+        stored = await self.spool.do(lambda spool: spool.get(_ADDED))
+        if stored is None or not self.settings.remote_sources:
+            return []
+        try:
+            found = _SOURCES.validate_python(stored)
+        except ValidationError:
+            log.error("the sources that were added over the network cannot be read: add them again")
+            return []
+        own = {source.name for source in self.settings.source}
+        return [source for source in found if source.name not in own]
+
+    async def _keep(self, sources: list[SourceSettings]) -> None:
+        document = _SOURCES.dump_python(sources, mode="json")
+        await self.spool.do(lambda spool: spool.put(_ADDED, document))
+
+
+class _Taker:
+    """The intake of one source."""
+
+    def __init__(self, node: ObservingNode, source: SourceSettings) -> None:
+        self._node = node
+        self._source = source
+
+    async def take(self, picture: Picture) -> None:
+        await self._node.take(self._source, picture)
+
+    async def known(self, marks: Collection[str]) -> Collection[str]:
+        return await self._node.spool.do(lambda spool: spool.known(self._source.name, marks))

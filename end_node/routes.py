@@ -1,0 +1,162 @@
+"""HTTP of sources and observations on the device: for local programs, and for operators through the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from end_node.observing import ObservingNode
+from end_node.settings import SourceSettings
+from end_node.sources.picture import Picture
+from tierkit.access import CALLER, Caller
+from tierkit.documents import faults
+from tierkit.errors import InvalidInput, Overloaded
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
+
+__all__ = ["source_routes"]
+
+M = TypeVar("M", bound=BaseModel)
+
+_MOST_SETTINGS_BYTES = 64 * 1024
+_MOST_PICTURE_BYTES = 64 * 2**20
+_AT_ONCE = 100
+"""Events that are read from the spool at a time."""
+_KEEP_ALIVE_S = 15.0
+_MOST_READERS = 64
+
+
+def source_routes(node: ObservingNode) -> Sequence[Route]:
+    """Routes of a node with sources."""
+    return [
+        Route("/v1/sources", _Sources(node).answer, methods=["GET", "POST"]),
+        Route("/v1/sources/{name}", _Sources(node).remove, methods=["DELETE"]),
+        Route("/v1/sources/{name}/pause", _Sources(node).pause, methods=["POST", "DELETE"]),
+        Route("/v1/sources/{name}/pictures", _Sources(node).push, methods=["POST"]),
+        Route("/v1/observations/events", _Events(node).answer, methods=["GET"]),
+    ]
+
+
+class _Sources:
+    def __init__(self, node: ObservingNode) -> None:
+        self._node = node
+
+    async def answer(self, request: Request) -> Response:
+        """List the sources, or add one."""
+        if request.method == "POST":
+            _check_operator(request)
+            await self._node.add_source(await _read(request, SourceSettings))
+            return Response(status_code=201)
+        report = await self._node.report()
+        return JSONResponse(report.model_dump(mode="json"))
+
+    async def remove(self, request: Request) -> Response:
+        _check_operator(request)
+        await self._node.remove_source(request.path_params["name"])
+        return Response(status_code=204)
+
+    async def pause(self, request: Request) -> Response:
+        """Pause a source (POST), or let it continue (DELETE)."""
+        _check_operator(request)
+        self._node.pause_source(request.path_params["name"], paused=request.method == "POST")
+        return Response(status_code=204)
+
+    async def push(self, request: Request) -> Response:
+        """Answer a picture that a local program sends; the answer is its observation."""
+        name = request.path_params["name"]
+        self._node.check_push(name)
+        with BodyRoom() as room:
+            body = await read_body(request.receive, room, most_bytes=_MOST_PICTURE_BYTES)
+            if not body:
+                raise InvalidInput("the body is empty: send the bytes of a picture")
+            # The picture is stored even if the program does not wait for the answer.
+            observation = await asyncio.shield(self._node.push(name, Picture(content=body)))
+        return JSONResponse(self._node.seen(observation).model_dump(mode="json"), 201)
+
+
+class _Events:
+    def __init__(self, node: ObservingNode) -> None:
+        self._node = node
+        self._readers = 0
+
+    async def answer(self, request: Request) -> Response:
+        """Send each observation as an event, when it is made and each time that it is amended."""
+        if others := set(request.query_params) - {"source"}:
+            raise InvalidInput(f"the only parameter is source, not {min(others)[:32]!r}")
+        source = request.query_params.get("source")
+        if source is not None:
+            self._node.keeper(source)
+        last = request.headers.get("last-event-id")
+        if last is None:
+            after = await self._node.spool.do(lambda spool: spool.last_change)
+        elif last.isascii() and last.isdigit() and len(last) < 19:
+            after = int(last)
+        else:
+            raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {last[:32]!r}")
+        if self._readers >= _MOST_READERS:
+            raise Overloaded(f"{_MOST_READERS} programs read the events already; try again later")
+        return _EventStream(self._events(after, source))
+
+    async def _events(self, after: int, source: str | None) -> AsyncGenerator[bytes, None]:
+        node = self._node
+        self._readers += 1
+        try:
+            yield b": the observations of this node\n\n"
+            while not node.lifecycle.draining:
+                changed = node.changed
+                found = await node.spool.do(lambda spool: spool.changes(after, _AT_ONCE))
+                for after, observation in found:
+                    if source in (None, observation.source):
+                        kind = "amended" if observation.revision else "observation"
+                        data = node.seen(observation).model_dump_json()
+                        yield f"event: {kind}\nid: {after}\ndata: {data}\n\n".encode()
+                if not found and not await _either(changed.wait(), node.lifecycle.wait_draining()):
+                    yield b": waiting\n\n"
+        finally:
+            self._readers -= 1
+
+
+class _EventStream(StreamingResponse):
+    """Ends with the connection of its reader."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            with cancelled_on_disconnect(scope):
+                await self.stream_response(send)
+
+
+async def _either(*events: Coroutine[Any, Any, Any]) -> bool:
+    """Wait until one of them is done; False if none is in time."""
+    waiting = [asyncio.ensure_future(event) for event in events]
+    try:
+        done, _ = await asyncio.wait(waiting, timeout=_KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+    return bool(done)
+
+
+def _check_operator(request: Request) -> None:
+    """Let operators of this node through, and the scheduler, which has asked for the operator's token itself."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is not None:
+        caller.need("operator", "fleet")
+
+
+async def _read(request: Request, form: type[M]) -> M:
+    body = await read_body(request.receive, most_bytes=_MOST_SETTINGS_BYTES)
+    try:
+        return form.model_validate_json(body)
+    except ValidationError as exc:
+        raise InvalidInput(faults(exc, form)) from exc

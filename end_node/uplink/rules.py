@@ -1,0 +1,127 @@
+"""Rules about one picture: does it go up, is it kept, does the scheduler get a copy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from end_node.settings import SourceSettings, UplinkSettings
+from tierkit.types import Tier
+from tierkit.wire.events import FallbackEvent, FineEvent, RoutedEvent, StageAnswer, UpstreamAnswer
+from tierkit.wire.messages import DeviceRoute, Stage
+from tierkit.wire.observations import FinerAnswer
+
+__all__ = ["Fate", "Outcome", "fate_of", "is_unsure", "outcome_of", "stages_left"]
+
+_FINAL = ("forbidden", "damaged")
+"""Reasons of a fallback that trying again cannot change."""
+
+
+class Fate(Struct, frozen=True, kw_only=True):
+    """The future of a picture that has its local answer."""
+
+    unsure: bool
+    waits: bool
+    """True if a better answer is wanted."""
+    keeps: bool
+    """True if it stays on the device after that."""
+    to_scheduler: bool
+    """True if the scheduler gets a copy."""
+
+
+def is_unsure(margin: float, route: DeviceRoute | None) -> bool | None:
+    """True if the margin of the local answer is below the threshold of the route; None without a route or thresholds.
+
+    A route whose first stage has no threshold belongs to other weights than the device's: all its answers count as
+    unsure, as in a job.
+    """
+    if route is None or not route.stages:
+        return None
+    below = route.stages[0].below
+    return below is None or margin < below
+
+
+def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, uplink: UplinkSettings) -> Fate:
+    """The fate of a picture. While the device has no route, pictures wait for one: nobody knows yet which are unsure.
+
+    Args:
+        margin: of the local answer; 1 for a picture that cannot be read.
+    """
+    unsure = is_unsure(margin, route)
+    perhaps = route is None if unsure is None else unsure
+    return Fate(
+        unsure=unsure is True,
+        waits={"nothing": False, "unsure": perhaps, "all": True}[uplink.escalate],
+        keeps={"none": False, "unsure": perhaps, "all": True}[source.keep],
+        to_scheduler={"none": False, "unsure": unsure is True, "all": True}[uplink.pictures_to_scheduler],
+    )
+
+
+def stages_left(route: DeviceRoute, reached: Tier | None, uplink: UplinkSettings) -> tuple[Stage, ...]:
+    """The stages that one picture still has to go through, in whose first it has to be asked about.
+
+    Args:
+        reached: the tier whose answer it has; None if it has only the local one.
+    """
+    if uplink.escalate == "all" or not route.stages:
+        return ()
+    tiers = list(Tier)
+    left = [stage for stage in route.stages if reached is None or tiers.index(stage.tier) > tiers.index(reached)]
+    if not left:
+        return ()
+    first = left[0].model_copy(update={"below": None, "only": (0,)})
+    return (first, *left[1:])
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What asking the upstream nodes about a picture came to."""
+
+    finer: FinerAnswer | None
+    waits: bool
+    """True if it is worth asking again."""
+    reason: str
+    unreachable: bool
+    """True if no upstream node could be reached, so that others will fail too."""
+
+
+def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Outcome:
+    """The outcome for the only picture of a task."""
+    if isinstance(event, FineEvent):
+        return Outcome(finer=_finer(event), waits=False, reason="", unreachable=False)
+    losses: Sequence[tuple[str, str]]
+    answer: StageAnswer | None = None
+    if isinstance(event, RoutedEvent):
+        answer = event.answers[-1] if event.answers else None
+        losses = [(loss.reason, loss.detail) for loss in event.losses]
+    else:
+        losses = [(event.reason, event.detail)]
+    # The last loss is the one of the highest tier: below it may lie an answer that came in its place.
+    if not losses or (isinstance(event, RoutedEvent) and answer is not None and not _lost_above(event, answer)):
+        return Outcome(finer=None if answer is None else _finer(answer), waits=False, reason="", unreachable=False)
+    reason, detail = losses[-1]
+    return Outcome(
+        finer=None if answer is None else _finer(answer),
+        waits=reason not in _FINAL,
+        reason=f"{reason}: {detail}"[:500],
+        unreachable=answer is None and reason != "upstream_error",
+    )
+
+
+def _lost_above(event: RoutedEvent, answer: StageAnswer) -> bool:
+    tiers = list(Tier)
+    return any(tiers.index(loss.tier) > tiers.index(answer.tier) for loss in event.losses)
+
+
+def _finer(answer: UpstreamAnswer) -> FinerAnswer:
+    return FinerAnswer(
+        node_id=answer.node_id,
+        tier=answer.tier,
+        model=answer.model,
+        sha256=answer.sha256,
+        label=answer.labels[0],
+        confidence=answer.confidences[0],
+        coarse_label=answer.coarse_labels[0],
+        coarse_confidence=answer.coarse_confidences[0],
+        sent=answer.sent,
+    )

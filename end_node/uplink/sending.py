@@ -1,0 +1,390 @@
+"""The uplink of a device: its loops deliver answers to the scheduler and pictures to upstream nodes.
+
+Each loop waits for its own news, sends what the rules allow, and backs off while the other side is away. Nothing is
+taken out of the spool before the other side has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from prometheus_client import Counter
+from pydantic import ValidationError
+
+from end_node.settings import EndSettings
+from end_node.spool import Spool
+from end_node.spooling import SpoolThread
+from end_node.uplink.pace import Pace
+from end_node.uplink.rules import Outcome, is_unsure, stages_left
+from tierkit.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    NotTerrace,
+    SpoolUnavailable,
+    TerraceError,
+    UpstreamUnavailable,
+)
+from tierkit.inference.heartbeat import HeartbeatSender
+from tierkit.pacing import backoff_s
+from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
+from tierkit.wire.observations import Observation, ObservationBatch, read_receipt, write_batch
+
+__all__ = ["Uplink", "UpstreamAsker"]
+
+log = logging.getLogger(__name__)
+
+_ROUTE = "route"
+_BUDGET_S = 20.0
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 5.0
+_AT_ONCE = 4
+"""Pictures that are under way to upstream nodes at a time; one with a budget, so that each is counted before the
+next."""
+_LINGER_S = 0.2
+"""Answers that come within this time leave together."""
+_MOST_ANSWERS = 500
+_HIGHEST = 2**50
+"""No source gets to this sequence number."""
+_MOST_ERRORS = 3
+"""Times that upstream nodes may answer a picture with an error before its local answer is final."""
+_OVERHEAD_BYTES = 1500
+"""Headers of a request and of its answer, and the answer itself."""
+
+_delivered = Counter("terrace_delivered_observations_total", "Observations that the scheduler took, amendments included.")
+_amended = Counter(
+    "terrace_amended_observations_total",
+    "Observations whose better answer came (better), or that keep the answer they have (kept).",
+    ["answer"],
+)
+
+
+class UpstreamAsker(Protocol):
+    """Asks upstream nodes about a picture."""
+
+    async def __call__(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Outcome: ...
+
+
+class Uplink:
+    """The loops of the uplink, and what they know.
+
+    Args:
+        settings: of the node.
+        spool: holds what waits.
+        ask: asks upstream nodes about a picture.
+        scheduler: the way there; None if the node has none.
+        amended: called with each observation that got a better answer, or can get none.
+        pace: decides when pictures and answers may leave.
+    """
+
+    def __init__(
+        self,
+        settings: EndSettings,
+        spool: SpoolThread,
+        ask: UpstreamAsker,
+        scheduler: HeartbeatSender | None,
+        *,
+        amended: Callable[[Observation], None],
+        pace: Pace,
+    ) -> None:
+        self._settings = settings
+        self._limits = settings.uplink
+        self._spool = spool
+        self._ask = ask
+        self._scheduler = scheduler
+        self._amended = amended
+        self.pace = pace
+        self.route: DeviceRoute | None = None
+        self._route_wanted = asyncio.Event()
+        self._new = {name: asyncio.Event() for name in ("answers", "pictures", "copies")}
+        self._asked: set[int] = set()
+        self._errors: dict[int, int] = {}
+        self._failures = 0
+        self._rest_until = 0.0
+        self.trouble = ""
+        """Why the last picture did not reach an upstream node; "" if it did."""
+        self.reason = "" if scheduler else "the node has no scheduler"
+
+    @property
+    def online(self) -> bool:
+        """True if the scheduler took the last thing that was sent to it."""
+        return self._scheduler is not None and self._scheduler.registered and not self.reason
+
+    async def load(self) -> None:
+        """Read the last route from the spool."""
+        stored = await self._spool.do(lambda spool: spool.get(_ROUTE))
+        if stored is not None:
+            try:
+                self.route = DeviceRoute.model_validate(stored)
+            except ValidationError as exc:
+                log.warning("the stored route of another version of Terrace is not used: %s", exc.errors()[0]["msg"])
+
+    def stored(self) -> None:
+        """A new observation is in the spool."""
+        for event in self._new.values():
+            event.set()
+
+    def heard(self, headers: Mapping[str, str]) -> None:
+        """The scheduler has answered a registration or a heartbeat."""
+        self.pace.tell_date(headers.get("Date", ""))
+        version = headers.get(ROUTE_HEADER)
+        if version is None or self.route is None or version != self.route.version:
+            self._route_wanted.set()
+        self.stored()  # what waited for the scheduler may go now
+
+    def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """The background loops, for the node to own."""
+        loops = {f"uplink: pictures {n}": self._send_pictures() for n in range(self._workers)}
+        if self._scheduler is None:
+            return loops
+        loops |= {"uplink: answers": self._deliver(), "uplink: route": self._follow_route()}
+        if self._limits.pictures_to_scheduler != "none":
+            loops["uplink: copies"] = self._hand_over()
+        return loops
+
+    @property
+    def _workers(self) -> int:
+        return 1 if self._limits.bytes_per_day is not None else _AT_ONCE
+
+    # --- the route ------------------------------------------------------------------------------------------------
+
+    async def _follow_route(self) -> None:
+        assert self._scheduler is not None
+        failures = 0
+        while True:
+            await self._route_wanted.wait()
+            self._route_wanted.clear()
+            target = f"/v1/devices/{self._settings.node_id}/route"
+            try:
+                answer = await self._scheduler.ask("GET", target, budget_s=_BUDGET_S)
+                route = DeviceRoute.model_validate_json(answer)
+            except ValidationError:
+                error: TerraceError = NotTerrace("the scheduler answers something that is not a route")
+            except TerraceError as exc:
+                error = exc
+            else:
+                failures = 0
+                if self.route is None or route.version != self.route.version:
+                    await self._adopt(route)
+                continue
+            failures += 1
+            log.info("no route from the scheduler: %s", error)
+            await _pause(failures)
+            self._route_wanted.set()
+
+    async def _adopt(self, route: DeviceRoute) -> None:
+        document = route.model_dump(mode="json")
+        with contextlib.suppress(SpoolUnavailable):  # it stays in force until the node stops
+            await self._spool.do(lambda spool: spool.put(_ROUTE, document))
+        self.route = route
+        where = ", ".join(upstream.node_id for upstream in route.upstreams) or "nowhere"
+        log.info("new route of this node's pictures: %s", where, extra={"version": route.version})
+        if not route.stages and self._limits.escalate == "unsure" and route.upstreams:
+            log.warning("no picture goes up, since nothing tells which are unsure: %s", route.reason)
+        self._failures, self._rest_until = 0, 0.0
+        self._new["pictures"].set()
+
+    # --- answers to the scheduler ----------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        assert self._scheduler is not None
+        failures = 0
+        while True:
+            stats = await self._spool.do(Spool.stats)
+            waiting = stats.undelivered + stats.gaps
+            if waiting == 0:
+                self.reason = ""
+                await self._news("answers", None)
+                await asyncio.sleep(_LINGER_S)
+                continue
+            if (wait_s := self.pace.answers_in_s(waiting)) > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            try:
+                await self._deliver_batch(self._scheduler)
+            except TerraceError as exc:
+                failures += 1
+                if str(exc) != self.reason:
+                    self.reason = str(exc)
+                    log.info("answers wait on this node: %s", exc)
+                if isinstance(exc, NotFound | Conflict):
+                    self._scheduler.hurry()  # it has forgotten this node, or takes it for another process
+                await _pause(failures)
+            else:
+                failures = 0
+                self.reason = ""
+                self.pace.answers_sent()
+
+    async def _deliver_batch(self, scheduler: HeartbeatSender) -> None:
+        """Deliver what there is, up to one batch."""
+        if not scheduler.registered:
+            raise UpstreamUnavailable("the scheduler does not know this node yet")
+        observations, gaps = await self._spool.do(lambda spool: spool.undelivered(_MOST_ANSWERS))
+        spool_id = await self._spool.do(lambda spool: spool.id)
+        batch = ObservationBatch(
+            node_id=self._settings.node_id,
+            incarnation=scheduler.incarnation,
+            spool=spool_id,
+            observations=tuple(observations),
+            gaps=tuple(gaps),
+        )
+        body = gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
+        answer = await scheduler.ask(
+            "POST", "/v1/observations", budget_s=_BUDGET_S, body=body, headers={"Content-Encoding": "gzip"}
+        )
+        try:
+            receipt = read_receipt(answer)
+        except ValueError as exc:
+            raise NotTerrace("the scheduler answers observations with something that is not a receipt") from exc
+        behind = {
+            each.source: receipt.behind[each.source] for each in (*observations, *gaps) if each.source in receipt.behind
+        }
+        if set(receipt.behind) - set(behind):
+            raise NotTerrace("the scheduler names sources that it was not sent")
+        taken = [each for each in observations if each.source not in behind]
+        kept = [gap for gap in gaps if gap.source not in behind]
+        if receipt.stored + receipt.known != len(taken):
+            raise NotTerrace("the scheduler confirms another number of observations than it was sent")
+        await self._spool.do(lambda spool: spool.delivered(taken, kept))
+        for source, above in behind.items():
+            if above > _HIGHEST:
+                raise NotTerrace(f"the scheduler says that source '{source}' has come to number {above}")
+            log.warning("source '%s' goes on after number %d, which the scheduler has already", source, above)
+            await self._spool.do(partial(_renumber, source, above))
+        _delivered.inc(len(taken))
+
+    # --- pictures to upstream nodes --------------------------------------------------------------------------------
+
+    async def _send_pictures(self) -> None:
+        while True:
+            wait_s = await self._send_picture()
+            if wait_s != 0:
+                await self._news("pictures", wait_s)
+
+    async def _send_picture(self) -> float | None:
+        """Send one picture; returns the seconds until it makes sense to look again, None until there is news."""
+        route, wait_s = self.route, self.pace.pictures_in_s()
+        if route is None or not route.upstreams or self._limits.escalate == "nothing":
+            return None
+        if wait_s > 0:
+            return wait_s
+        if (rest_s := self._rest_until - time.monotonic()) > 0:
+            await asyncio.sleep(rest_s)  # whatever comes meanwhile could not be sent either
+            return 0
+        found = await self._spool.do(lambda spool: spool.waiting(_AT_ONCE + len(self._asked)))
+        waiting = next((each for each in found if each.key not in self._asked), None)
+        if waiting is None:
+            return None
+        key = waiting.key
+        if self._limits.escalate == "unsure":
+            unsure = is_unsure(waiting.margin, route)
+            if unsure is None:
+                return None
+            if not unsure:  # taken before this node had a route
+                await self._settle(key, Outcome(finer=None, waits=False, reason="", unreachable=False))
+                return 0
+        wait_s = self.pace.picture_in_s(waiting.size + _OVERHEAD_BYTES)
+        if wait_s > 0:
+            return wait_s
+        self._asked.add(key)
+        try:
+            content = await self._spool.do(lambda spool: spool.picture(key))
+            if content is None:
+                return 0
+            reached = None if waiting.observation.finer is None else waiting.observation.finer.tier
+            outcome = await self._ask(content, route, stages_left(route, reached, self._limits))
+            if not outcome.unreachable:
+                self._failures, self.trouble = 0, ""
+                await self._settle(key, self._judged(key, outcome))
+                return 0
+            self._failures += 1
+            self._rest_until = time.monotonic() + _backoff_s(self._failures)
+            self.trouble = outcome.reason
+        finally:
+            self._asked.discard(key)
+        return 0
+
+    def _judged(self, key: int, outcome: Outcome) -> Outcome:
+        """An outcome that counts errors: a picture that upstream nodes cannot answer is not sent for ever."""
+        if not outcome.waits:
+            self._errors.pop(key, None)
+            return outcome
+        if len(self._errors) >= 1000:
+            self._errors.clear()
+        self._errors[key] = self._errors.get(key, 0) + 1
+        if self._errors[key] < _MOST_ERRORS:
+            return outcome
+        del self._errors[key]
+        return replace(outcome, waits=False)
+
+    async def _settle(self, key: int, outcome: Outcome) -> None:
+        observation = await self._spool.do(
+            lambda spool: spool.amend(key, finer=outcome.finer, reason=outcome.reason, waits=outcome.waits)
+        )
+        if observation is not None:
+            _amended.labels("better" if outcome.finer else "kept").inc()
+            self._amended(observation)
+            self._new["answers"].set()
+
+    # --- copies of pictures to the scheduler -----------------------------------------------------------------------
+
+    async def _hand_over(self) -> None:
+        assert self._scheduler is not None
+        failures = 0
+        while True:
+            if (wait_s := self.pace.pictures_in_s()) > 0:
+                await self._news("copies", wait_s)
+                continue
+            owed = await self._spool.do(lambda spool: spool.owed(1))
+            if not owed or not self._scheduler.registered:
+                await self._news("copies", None)
+                continue
+            (each,) = owed
+            if (wait_s := self.pace.picture_in_s(each.size + _OVERHEAD_BYTES)) > 0:
+                await self._news("copies", wait_s)
+                continue
+            try:
+                content = await self._spool.do(lambda spool: spool.picture(each.key))
+                if content is not None:
+                    seen = each.observation
+                    target = f"/v1/observations/{self._settings.node_id}/{seen.source}/{seen.sequence}/picture"
+                    headers = {"Content-Type": "application/octet-stream"}
+                    await self._scheduler.ask("PUT", target, budget_s=_BUDGET_S, body=content, headers=headers)
+            except (InvalidInput, Forbidden) as exc:
+                log.warning("the scheduler does not take a picture of source '%s': %s", each.observation.source, exc)
+            except TerraceError as exc:
+                failures += 1
+                log.debug("copies of pictures wait: %s", exc)
+                await _pause(failures)
+                continue
+            failures = 0
+            await self._spool.do(lambda spool: spool.handed_over(each.key))
+
+    async def _news(self, what: str, timeout_s: float | None) -> None:
+        """Wait for something new, at most so long."""
+        event = self._new[what]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        event.clear()
+
+
+def _renumber(source: str, above: int, spool: Spool) -> None:
+    spool.renumber(source, above)
+
+
+async def _pause(failures: int) -> None:
+    await asyncio.sleep(_backoff_s(failures))
+
+
+def _backoff_s(failures: int) -> float:
+    return backoff_s(max(1, failures), first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=random.random())
