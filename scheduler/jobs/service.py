@@ -68,7 +68,7 @@ class Scheduler:
     tuning: Tuning | TerraceError
     """The thresholds of escalation, or the reason why there are none."""
     elapsed: Callable[[], float]
-    """Seconds of elapsed time, by which deadlines and retention count. See `scheduler.store.elapsed`."""
+    """Seconds of elapsed time, by which deadlines and retention count. See `tierkit.elapsed`."""
     stopping: bool = False
     """Set when the service drains or no longer leads: endless streams end then."""
     leads: bool = True

@@ -33,7 +33,7 @@ from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq
-from scheduler.store.elapsed import Elapsed, kept_elapsed
+from scheduler.store.elapsed import kept_elapsed, note_elapsed
 from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from scheduler.store.lease import Lease
@@ -42,6 +42,7 @@ from scheduler.store.reading import Reader
 from scheduler.store.runs import RunStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import Sessions, client_context
+from tierkit.elapsed import Elapsed
 from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, WeightsError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
@@ -161,7 +162,7 @@ async def _loops(
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
             lifecycle.own(watch.run(), name="watch"),
             lifecycle.own(_purge(scheduler), name="purge"),
-            lifecycle.own(elapsed.run(commit), name="elapsed time"),
+            lifecycle.own(note_elapsed(elapsed, commit), name="elapsed time"),
             lifecycle.own(scheduler.operators.run(), name="known nodes"),
             lifecycle.own(scheduler.runs.watch(), name="training runs"),
             lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),

@@ -146,7 +146,7 @@ jobs = Table(
     Column("created_at", Float(53), nullable=False),
     Column("started_at", Float(53)),
     Column("finished_at", Float(53)),
-    # What is decided by: `scheduler.store.elapsed`.
+    # Deadlines and retention count elapsed time. See `tierkit.elapsed`.
     Column("deadline_elapsed", Float(53), nullable=False),
     Column("started_elapsed", Float(53)),
     Column("finished_elapsed", Float(53)),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.store import elapsed
+from tierkit.elapsed import since_boot
 from tierkit.testing import wait_for
 
 DAY = 86400.0
@@ -63,7 +64,7 @@ async def test_time_that_has_passed_while_the_scheduler_was_away_counts(
             done = await scheduler.submit(kit.images(5), scheme="end")
             await scheduler.finished(done["id"])
         waits = await scheduler.submit(kit.images(7), scheme="end", deadline_s=3600)
-    true = elapsed.since_boot
+    true = since_boot
     later = settings.retention_s + 60
     monkeypatch.setattr(elapsed, "since_boot", lambda: true() + later)
     async with kit.scheduler(settings) as scheduler:

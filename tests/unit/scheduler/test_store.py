@@ -26,12 +26,12 @@ from scheduler.core.policy import JobPolicy
 from scheduler.store import migrations
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
-from scheduler.store.elapsed import continued
 from scheduler.store.jobs import JobStore, new_job_id
 from scheduler.store.lease import Lease
 from scheduler.store.reading import Reader
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties
 from tests.postgres import PostgresServer
+from tierkit.elapsed import continued
 from tierkit.errors import DatabaseUnavailable, NotFound, SetupError, Standby, Unavailable
 from tierkit.testing import wait_for
 from tierkit.types import JobState, Scheme, Tier
