@@ -26,7 +26,7 @@ _APPLICATION = 0x54727370
 
 PAGE_BYTES = 4096
 SLACK_PAGES = 48
-"""Free pages that any transaction may need besides its picture: each of a dozen trees may grow at two levels."""
+"""Free pages that a transaction may need in addition to its picture: each of a dozen trees may grow at two levels."""
 _WITNESS_BYTES = 64
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}

@@ -91,7 +91,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     picture: bytes | None = None
     """Stored only if `waits`, `keeps` or `to_scheduler`."""
     waits: bool = False
-    """True if an upstream node shall answer the picture."""
+    """True if an upstream node is to answer the picture."""
     keeps: bool = False
     """True if the picture stays on the device after it is answered, as long as there is room."""
     to_scheduler: bool = False

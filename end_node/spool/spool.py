@@ -315,7 +315,7 @@ class Spool:
         return [(change, self._observation(tuple(row), now)) for change, *row in rows]
 
     def known(self, source: str, marks: Collection[str]) -> set[str]:
-        """Return those of the marks that were added before."""
+        """Return the marks that were added before."""
         digests = {_digest(source, mark): mark for mark in marks}
         with self._reading() as connection:
             found = "SELECT 1 FROM marks WHERE mark = ?"
