@@ -38,9 +38,14 @@ class Intake(Protocol):
 class PictureSource(Protocol):
     """Reads pictures from one place."""
 
-    async def run(self, intake: Intake, alive: Callable[[], None]) -> None:
-        """Read until cancelled; `alive` is called whenever the source has been heard of, a skipped picture included.
+    async def run(self, intake: Intake, alive: Callable[[int], None]) -> None:
+        """Read until cancelled; return only where there is nothing more to come, at the end of a file.
+
+        Args:
+            intake: takes the pictures.
+            alive: called each time that the source has been heard of, with the number of pictures skipped since the
+                last call.
 
         Raises:
-            SourceError: it broke; trying again may help.
+            TerraceError: it broke, or the picture was not taken; trying again may help.
         """

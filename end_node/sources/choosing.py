@@ -1,0 +1,98 @@
+"""The kind of a source: as its settings say, or as its URL and what it answers show."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from end_node.settings import SourceKind, SourceSettings
+from end_node.sources.picture import PictureSource
+from tierkit.errors import InvalidInput, SourceUnavailable
+
+__all__ = ["Opened", "open_source_of"]
+
+_STREAMS = ("rtsp", "rtsps")
+_WEB = ("http", "https")
+
+
+class Opened(NamedTuple):
+    """A source and its kind."""
+
+    kind: SourceKind
+    source: PictureSource
+
+
+async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opened:
+    """Make the source that the settings describe.
+
+    Raises:
+        InvalidInput: its URL is none that Terrace reads, or it does not fit the kind.
+        SourceUnavailable: it is not there now.
+        MissingExtra: a stream or camera, without PyAV.
+    """
+    kind = settings.kind or await _kind_of(settings.url, tls_ca)
+    _check(kind, settings.url)
+    # Each kind is imported when it is used: a device without sources needs none of them.
+    match kind:
+        case "folder":
+            from end_node.sources.folder import FolderSource
+
+            return Opened(kind, FolderSource(settings))
+        case "snapshot":
+            from end_node.sources.snapshot import SnapshotSource
+
+            return Opened(kind, SnapshotSource(settings, tls_ca))
+        case "stream" | "camera":
+            from end_node.sources.video import VideoSource
+
+            return Opened(kind, VideoSource(settings, camera=kind == "camera", tls_ca=tls_ca))
+        case "push":
+            raise InvalidInput("programs post the pictures of a push source: there is nothing to open")
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL, in lower case; "" for a path."""
+    scheme, found, _ = url.partition("://")
+    return scheme.lower() if found else ""
+
+
+def _check(kind: SourceKind, url: str) -> None:
+    scheme = scheme_of(url)
+    allowed = {"stream": (*_STREAMS, *_WEB, ""), "snapshot": _WEB}.get(kind, ("",))
+    if scheme not in allowed:
+        named = [f"{each}://" if each else "a path" for each in allowed]
+        raise InvalidInput(
+            f"the url of a {kind} is {' or '.join(named)}, not {scheme[:32] + '://' if scheme else 'a path'}"
+        )
+
+
+async def _kind_of(url: str, tls_ca: Path | None) -> SourceKind:
+    match scheme_of(url):
+        case "rtsp" | "rtsps":
+            return "stream"
+        case "http" | "https":
+            from end_node.sources.snapshot import kind_by_answer
+
+            return await kind_by_answer(url, tls_ca)
+        case "":
+            return await asyncio.to_thread(_kind_of_path, url)
+        case other:
+            raise InvalidInput(f"a source is rtsp://, rtsps://, http://, https:// or a path, not {other[:32]}://")
+
+
+def _kind_of_path(url: str) -> SourceKind:
+    path = Path(url).expanduser()
+    if str(path).startswith("/dev/video"):
+        return "camera"
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise SourceUnavailable(f"cannot find {path}: {reason}") from exc
+    if stat.S_ISDIR(mode):
+        return "folder"
+    if stat.S_ISREG(mode):
+        return "stream"
+    raise InvalidInput(f"{path} is neither a folder nor a file")
