@@ -27,7 +27,7 @@ from scheduler.metrics import REFUSED
 from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, OtherNetworks
 from tierkit.wire.api import Device, DeviceList
-from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
+from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Heartbeat, Lease, NodeId, Registration
 
 __all__ = ["devices"]
 
@@ -94,7 +94,8 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
     scheduler.placement.check_networks(registration)
     scheduler.dispatcher.handle(events.Registered(registration))
-    return Lease(lease_s=scheduler.settings.lease_s, heartbeat_s=scheduler.settings.heartbeat_s)
+    times = scheduler.devices.get(registration.node_id).times
+    return Lease(lease_s=times.lease_s, heartbeat_s=times.heartbeat_s)
 
 
 @devices.post(
@@ -105,11 +106,28 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     dependencies=NODES,
 )
 async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
-    """404 or 409: register again."""
+    """404 or 409: register again. A node with sources gets the version of its route in `Terrace-Route`."""
     if caller is not None:
         caller.check_claim(node_id)
     scheduler.dispatcher.handle(events.Beat(node_id, beat))
-    return Response(status_code=204)
+    headers = {}
+    if scheduler.devices.get(node_id).registration.sources:
+        headers[ROUTE_HEADER] = scheduler.route_of_sources(node_id).version
+    return Response(status_code=204, headers=headers)
+
+
+@devices.get(
+    "/v1/devices/{node_id}/route",
+    response_model=DeviceRoute,
+    responses=MISSING,
+    summary="The route of a node's own pictures",
+    dependencies=NODES,
+)
+async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> DeviceRoute:
+    """Where they may go for a better answer, in which form, and by which thresholds."""
+    if caller is not None:
+        caller.check_claim(node_id)
+    return scheduler.route_of_sources(node_id)
 
 
 @devices.post(

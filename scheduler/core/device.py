@@ -26,6 +26,7 @@ from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Registration
 
 __all__ = [
+    "MOST_LEASE_S",
     "MOST_SAID",
     "NO_INTENT",
     "REFUSED_S",
@@ -47,6 +48,8 @@ REFUSED_S = 60.0
 """Seconds for which the list shows a refusal. A refused node asks again every few seconds."""
 MOST_SAID = 500
 """Characters of a reason."""
+MOST_LEASE_S = 3600.0
+"""The longest lease that a node gets if it asks for one."""
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
 
@@ -108,6 +111,8 @@ class Device:
     judges the node again after each."""
 
     registration: Registration
+    times: DetectorTimes
+    """By which it is judged: those of the scheduler, or longer ones if it asked for a lease of its own."""
     node_id: str = field(init=False)
     tier: Tier = field(init=False)
     incarnation: str = field(init=False)
@@ -167,6 +172,11 @@ class Device:
         self.incarnation = self.registration.incarnation
 
     @property
+    def takes_tasks(self) -> bool:
+        """False for a node that asked for a lease of its own, to save bytes: tasks would cost it more."""
+        return self.registration.lease_s is None
+
+    @property
     def draining(self) -> bool:
         """True if it is about to leave, or an operator wants no new tasks for it."""
         return self.leaving or self.intent.drained
@@ -189,16 +199,23 @@ class Device:
 
     @classmethod
     def new(cls, registration: Registration, intent: Intent, times: DetectorTimes, now: float) -> Device:
-        """The record of a node that has just registered."""
+        """The record of a node that has just registered.
+
+        Args:
+            times: of the scheduler.
+        """
+        if registration.lease_s is not None:
+            times = times.stretched(min(registration.lease_s, MOST_LEASE_S))
         arrivals, per_minute = Arrivals(times.heartbeat_s), registration.images_per_minute
         return cls(
             registration=registration,
+            times=times,
             joined_at=now,
             last_seen=now,
             last_beat=now,
             arrivals=arrivals,
             budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
-            suspect_after_s=suspect_after_s(*arrivals.fit(), times),
+            suspect_after_s=_allowed_s(arrivals, times, registration),
             progress_at=now,
             intent=intent,
             order=natural_order(registration.node_id),
@@ -206,11 +223,11 @@ class Device:
 
     # --- evidence -----------------------------------------------------------------------------------------------------
 
-    def beats(self, beat: Heartbeat, times: DetectorTimes, now: float) -> bool:
+    def beats(self, beat: Heartbeat, now: float) -> bool:
         """A heartbeat has come. Returns True if it computes at another speed now."""
         self.arrivals.add(now - self.last_beat)
         self.last_beat = now
-        self.suspect_after_s = suspect_after_s(*self.arrivals.fit(), times)
+        self.suspect_after_s = _allowed_s(self.arrivals, self.times, self.registration)
         self.leaving = beat.draining
         owed_before, done_before = self.owed, 0 if self.load is None else self.load.images_done
         replicas_before, self.load = self.replicas, beat
@@ -293,13 +310,14 @@ class Device:
 
     # --- opinion ------------------------------------------------------------------------------------------------------
 
-    def view(self, now: float, times: DetectorTimes, *, until: float, doubting: bool) -> DeviceView:
+    def view(self, now: float, *, until: float, doubting: bool) -> DeviceView:
         """The failure detector's verdict.
 
         Args:
             until: its silence counts until then.
             doubting: the scheduler doubts that it hears any node.
         """
+        times = self.times
         silent_s, wrong = max(0.0, until - self.last_seen), self.wrong
         evidence = Evidence(
             silent_s=silent_s,
@@ -319,6 +337,8 @@ class Device:
         reason = verdict.reason
         if doubting and verdict.health is Health.SUSPECT:
             reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
+        if not self.takes_tasks and not verdict.health.gone:
+            reason = f"{reason}; takes no tasks, since it asked for a lease of {times.lease_s:g} s"
         if self.intent.drained and not self.intent.removed:
             reason = f"{reason}; drained{self.intent.of_whom}"
         if verdict.health is Health.ALIVE and self.budget and (pause_s := self.budget.wait_s(now, 0)):
@@ -338,10 +358,11 @@ class Device:
             set_aside=verdict.set_aside,
         )
 
-    def next_review(self, now: float, times: DetectorTimes) -> float:
+    def next_review(self, now: float) -> float:
         """The time after `now` at which the verdict may change without evidence, or the node may get tasks again."""
         if self.death is not None:
             return math.inf
+        times = self.times
         moments = [self.last_seen + self.suspect_after_s, self.last_seen + times.lease_s]
         if owed := self.owed:
             moments.append(self.progress_at + stalled_after_s(owed, self.ms_per_image, times))
@@ -370,6 +391,11 @@ class DeviceView(Verdict, frozen=True, kw_only=True):
     def phi(self) -> float:
         """The accrual detector's suspicion by silence."""
         return phi(self.silent_s, *self.device.arrivals.fit())
+
+
+def _allowed_s(arrivals: Arrivals, times: DetectorTimes, registration: Registration) -> float:
+    """Silence that a node's heartbeats allow: the whole lease if it asked for one of its own."""
+    return times.lease_s if registration.lease_s is not None else suspect_after_s(*arrivals.fit(), times)
 
 
 def natural_order(node_id: str) -> tuple[tuple[int, str | int], ...]:

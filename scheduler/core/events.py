@@ -52,6 +52,13 @@ class Beat(What, frozen=True):
     beat: Heartbeat
 
 
+class Heard(What, frozen=True):
+    """A node has sent observations."""
+
+    node_id: str
+    incarnation: str
+
+
 class Probed(What, frozen=True):
     """A probe that began then has ended."""
 
@@ -225,7 +232,7 @@ class Failure(Struct, frozen=True):
     """The device may have had the task when the connection broke."""
 
 
-MAY_BE_REFUSED = (Registered, Beat, Intended, TookLeave, Forgotten)
+MAY_BE_REFUSED = (Registered, Beat, Heard, Intended, TookLeave, Forgotten)
 """Events for which `step` may raise a `TerraceError`."""
 
 

@@ -102,8 +102,8 @@ class Ledger:
         """Those that have not been given up: what is judged again and again."""
         self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
         self.version = 0
-        """Another number whenever another set of nodes may receive tasks, by the last `alive`, or a node's speed is
-        another one."""
+        """Another number whenever another set of nodes may receive tasks, by the last `alive`, a node's speed is
+        another one, or a node that takes no tasks has registered."""
         self._reviews: list[tuple[float, str]] = []
         """A heap of (time, node id) at which nodes are judged again."""
         self._unannounced: set[str] = set()
@@ -164,6 +164,8 @@ class Ledger:
             self._in_order[_place(self._in_order, old)] = device
         else:
             insort(self._in_order, device, key=_order)
+        if not device.takes_tasks:
+            self.version += 1  # its own route depends on its networks
         self._refresh(device, now)
         self._feed.append(Change(node_id, None, to_save=to_save))
 
@@ -226,18 +228,28 @@ class Ledger:
             NotFound: unknown node, or one that was given up as dead: it must register again.
             Conflict: an older incarnation of this node.
         """
-        device = self.get(node_id)
-        if device.incarnation != beat.incarnation:
-            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        # Without one of these, `judge` gives no node up.
-        doubtful = device.death is not None or device.probe is not None or now - device.last_seen > self.times.lease_s
-        if doubtful and (view := self._view(device, now)).health.gone:
-            raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
-        if device.beats(beat, self.times, now):
+        device = self._present_process(node_id, beat.incarnation, now)
+        if device.beats(beat, now):
             # What was worked out with its speed is void.
             device.node = None
             self.version += 1
         self._announce(device, now)
+
+    def hear(self, node_id: str, incarnation: str, now: float) -> None:
+        """A node has sent something other than a heartbeat, which renews its lease as well. Raises as `heartbeat`."""
+        device = self._present_process(node_id, incarnation, now)
+        device.seen(now)
+        self._announce(device, now)
+
+    def _present_process(self, node_id: str, incarnation: str, now: float) -> Device:
+        device = self.get(node_id)
+        if device.incarnation != incarnation:
+            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
+        # Without one of these, `judge` gives no node up.
+        doubtful = device.death is not None or device.probe is not None or now - device.last_seen > device.times.lease_s
+        if doubtful and (view := self._view(device, now)).health.gone:
+            raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
+        return device
 
     def note(
         self,
@@ -432,7 +444,9 @@ class Ledger:
         ]
 
     def _views(self, tier: Tier, now: float) -> Iterator[DeviceView]:
-        here = sorted((device for device in self._present.values() if device.tier is tier), key=_order)
+        """Those that take tasks."""
+        there = (device for device in self._present.values() if device.tier is tier and device.takes_tasks)
+        here = sorted(there, key=_order)
         return (self._view(device, now) for device in here)
 
     def present(self, now: float) -> list[DeviceView]:
@@ -471,7 +485,8 @@ class Ledger:
             for device in self._present.values():
                 device.forgive(since_s if doubted else since_s - self._sweep_s, now)
         self._swept_at = now
-        living = self._present.values()
+        # Silence within a long lease says nothing about what the scheduler hears.
+        living = (device for device in self._present.values() if device.takes_tasks)
         if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
             self._unheard_since = None
         elif self._unheard_since is None:
@@ -508,7 +523,7 @@ class Ledger:
             return self._opinion(device, now)
 
     def _opinion(self, device: Device, now: float) -> DeviceView:
-        return device.view(now, self.times, until=self._silence_until(now), doubting=self.doubting)
+        return device.view(now, until=self._silence_until(now), doubting=self.doubting)
 
     def _silence_until(self, now: float) -> float:
         """The time until which silence counts. Later silence may be a pause of the scheduler itself, which the next
@@ -544,7 +559,7 @@ class Ledger:
             device.review_at = math.inf
             # A sign of life may have come since the entry was made. The evidence decides whether the node is judged
             # now, not the time of the last query.
-            if (at := device.next_review(device.judged_at, self.times)) > until:
+            if (at := device.next_review(device.judged_at)) > until:
                 device.review_at = at
                 heapq.heappush(self._reviews, (at, device.node_id))
             else:
@@ -555,7 +570,7 @@ class Ledger:
         view = self._view(device, now)
         if (view.health, view.keeps_tasks) != device.told:
             self._unannounced.add(device.node_id)
-        able = view.health is Health.ALIVE and device.not_before <= now
+        able = view.health is Health.ALIVE and device.takes_tasks and device.not_before <= now
         if able and not device.listed:
             device.listed = True
             insort(self._alive[device.tier], device, key=_order)
@@ -563,7 +578,7 @@ class Ledger:
         elif device.listed and not able:
             self._unlist(device)
         device.judged_at = self._silence_until(now)
-        at = device.next_review(device.judged_at, self.times)
+        at = device.next_review(device.judged_at)
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))

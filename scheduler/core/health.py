@@ -50,6 +50,10 @@ _STALL_FACTOR = 10.0
 core."""
 
 
+_BEATS = 3
+"""Heartbeats in a lease that a node asked for."""
+
+
 class DetectorTimes(Struct, frozen=True, kw_only=True):
     """Seconds of the failure detector."""
 
@@ -65,6 +69,18 @@ class DetectorTimes(Struct, frozen=True, kw_only=True):
     """Time without progress that is never held against a node."""
     set_aside_s: float
     """For which a node is given nothing after a wrong answer; see `breaker`."""
+
+    def stretched(self, lease_s: float) -> DetectorTimes:
+        """The times of a node that asked for a lease of its own: only its end is held against the node."""
+        lease_s = max(self.lease_s, lease_s)
+        return DetectorTimes(
+            heartbeat_s=max(self.heartbeat_s, lease_s / _BEATS),
+            suspect_s=lease_s,
+            probe_s=self.probe_s,
+            lease_s=lease_s,
+            stall_s=max(self.stall_s, lease_s),
+            set_aside_s=self.set_aside_s,
+        )
 
     @property
     def doubt_s(self) -> float:

@@ -132,6 +132,8 @@ class _Step:
             # --- nodes
             case events.Beat(node_id, beat):
                 ledger.heartbeat(node_id, beat, now)
+            case events.Heard(node_id, incarnation):
+                ledger.hear(node_id, incarnation, now)
             case events.Swept():
                 ledger.sweep(now)
             case events.Probed(node_id, incarnation, outcome, began):

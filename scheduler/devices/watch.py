@@ -87,7 +87,8 @@ class Watch:
                         continue
                     watched, changed = self._watched.get(node_id, (None, None))
                     view = self._view(device)
-                    if watched is device or view is None or view.health.gone:
+                    # A node with a lease of its own saves bytes: it is not probed.
+                    if watched is device or view is None or view.health.gone or not device.takes_tasks:
                         continue
                     if changed is not None:
                         changed.set()

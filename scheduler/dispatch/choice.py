@@ -167,7 +167,8 @@ class Chooser:
             standing = self._standings[job.facts.job_id]
             if not standing.regardless:
                 standing.regardless = frozenset(device.node_id for device in alive)
-            return [device for device in map(self._ledger.find, standing.regardless) if device is not None], False
+            known = map(self._ledger.find, standing.regardless)
+            return [device for device in known if device is not None and device.takes_tasks], False
         return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now), False)
 
     def _fits(self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:

@@ -78,7 +78,7 @@ def _check_ends(scheduler: Scheduler) -> None:
     devices, now = scheduler.devices, time.monotonic()
     if devices.alive(Tier.END, now):
         return
-    ends = [view for view in devices.present(now) if view.device.tier is Tier.END]
+    ends = [view for view in devices.present(now) if view.device.tier is Tier.END and view.device.takes_tasks]
     known = "" if any(view.health is not Health.DRAINING for view in ends) else devices.why_none(Tier.END, now)
     if known:
         raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)

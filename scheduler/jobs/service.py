@@ -31,6 +31,7 @@ from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress, labels_of
 from scheduler.keyed_events import KeyedEvents
 from scheduler.metrics import ClassCounts
+from scheduler.placement.own_pictures import route_of_sources
 from scheduler.placement.routes import Placement
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
@@ -39,6 +40,7 @@ from scheduler.store.jobs import JobStore
 from tierkit.access import Allowance
 from tierkit.errors import Overloaded, TerraceError
 from tierkit.types import JobState
+from tierkit.wire.messages import DeviceRoute
 from tierkit.wire.trace import Trace
 
 __all__ = ["UNLIMITED", "Scheduler"]
@@ -137,6 +139,12 @@ class Scheduler:
         policy = self._settled(request)
         self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
         return policy
+
+    def route_of_sources(self, node_id: str) -> DeviceRoute:
+        """The route of a device's own pictures. Raises NotFound."""
+        device = self.devices.get(node_id)
+        scheme, tuning = self.settings.scheme, self.tuning
+        return route_of_sources(self.placement, device, scheme=scheme, tuning=tuning, now=time.monotonic())
 
     async def read(self, incoming: Incoming, upload: Upload, staging: StagedUpload, writer: ImageWriter) -> ImageFacts:
         """Decode the pictures of an upload into an input file, in turn with other uploads."""

@@ -120,7 +120,7 @@ class Placement:
         """Accuracy of the network that a node is asked for, by the manifest; None if the file is not in it."""
         return self._accuracy.get(self.node(device).sha256)
 
-    def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
+    def once(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """The result of `make`, computed once for each state of the device list."""
         if self._known_at != self._devices.version:
             self._known.clear()
@@ -131,13 +131,15 @@ class Placement:
         return known
 
     def route(self, scheme: Scheme, node_id: str, now: float, rules: PrivacyRules | None = None) -> Route:
-        """The route of one end device; one that is not alive is counted in as if it were."""
+        """The route of one end device; one that gets no tasks is counted in as if it did."""
         self._devices.alive(Tier.END, now)
-        edges, clouds = self._above(now, rules, sound=len(_UPPER_TIERS[scheme]) > 1)
+        device = self._devices.get(node_id)
+        sender = None if device.listed else device
+        edges, clouds = self._above(now, rules, sound=len(_UPPER_TIERS[scheme]) > 1, sender=sender)
         return route_of(
             scheme,
-            end=self.node(self._devices.get(node_id)),
-            position=self._devices.place(Tier.END, self._devices.get(node_id).order),
+            end=self.node(device),
+            position=self._devices.place(Tier.END, device.order),
             edges=edges,
             clouds=clouds,
             n_map=self.n_map(now).used,
@@ -157,19 +159,25 @@ class Placement:
         end = self.node(device)
         return not any(end.may_ask(node) for tier in _UPPER_TIERS[scheme] for node in self.upper(tier, now, rules))
 
-    def upper(self, tier: Tier, now: float, rules: PrivacyRules | None = None) -> list[Node]:
+    def upper(
+        self, tier: Tier, now: float, rules: PrivacyRules | None = None, sender: Device | None = None
+    ) -> list[Node]:
         """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
         end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
 
         Args:
             rules: of the job; the defaults unless given.
+            sender: an end device that sends images although it is not alive.
         """
         rules = rules or _DEFAULT
         alive, ends = self._devices.alive(tier, now), self._devices.alive(Tier.END, now)
+        if sender is not None:
+            ends = [sender, *ends]
         if not alive:
             return self._able(self._devices.suspect(tier, now), ends, rules, now)
         # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
-        return self._once((tier, rules), lambda: self._able(alive, ends, rules, now))
+        key = (tier, rules, "" if sender is None else sender.node_id)
+        return self.once(key, lambda: self._able(alive, ends, rules, now))
 
     def _able(self, devices: Sequence[Device], ends: Sequence[Device], rules: PrivacyRules, now: float) -> list[Node]:
         return [self.node(device) for device in devices if self._may_get(device, ends, rules, now)]
@@ -180,14 +188,15 @@ class Placement:
         return [*edges, *clouds]
 
     def _above(
-        self, now: float, rules: PrivacyRules | None, *, sound: bool = True
+        self, now: float, rules: PrivacyRules | None, *, sound: bool = True, sender: Device | None = None
     ) -> tuple[Sequence[Node], Sequence[Node]]:
         """The edge nodes and the clouds.
 
         Args:
             sound: leave out those that are set aside, where there is another.
+            sender: as for `upper`.
         """
-        edges, clouds = self.upper(Tier.EDGE, now, rules), self.upper(Tier.CLOUD, now, rules)
+        edges, clouds = (self.upper(tier, now, rules, sender) for tier in (Tier.EDGE, Tier.CLOUD))
         if not sound or all(self._devices.alive(node.tier, now) for node in (*edges[:1], *clouds[:1])):
             return edges, clouds  # one that is alive is not set aside, and suspects are asked only where none is alive
         aside = {view.device.node_id for view in self._devices.present(now) if view.set_aside}
@@ -259,7 +268,7 @@ class Placement:
         if self._settings.n_map is not None:
             return MapCount(self._settings.n_map, "set by the operator (--n-map)")
         self._devices.alive(Tier.END, now)
-        return self._once("n_map", lambda: self._by_formula(now))
+        return self.once("n_map", lambda: self._by_formula(now))
 
     def _by_formula(self, now: float) -> MapCount:
         times = self.times(now)

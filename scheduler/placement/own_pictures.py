@@ -1,0 +1,63 @@
+"""The route of a device for pictures of its own: the mapping, in the form in which it stays in force on the device."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+from models.escalation import Tuning
+from scheduler.core.device import Device
+from scheduler.core.escalation import choose_gates, stages_of, upstreams_of
+from scheduler.core.policy import PrivacyRules
+from scheduler.placement.routes import Placement
+from tierkit.errors import InvalidInput, TerraceError
+from tierkit.types import Escalate, Scheme
+from tierkit.wire.messages import DeviceRoute
+
+__all__ = ["route_of_sources"]
+
+_NO_VERSION = "0" * 16
+
+
+def route_of_sources(
+    placement: Placement, device: Device, *, scheme: Scheme, tuning: Tuning | TerraceError, now: float
+) -> DeviceRoute:
+    """The route of a device's own pictures, computed once for each state of the device list.
+
+    It is the route of a job with `escalate=threshold` and `escalate_from=end`.
+
+    Args:
+        scheme: of the scheduler; `mapping` replaces `adaptive`, which decides for each task.
+        tuning: the tuned thresholds, or why there are none.
+    """
+    placement.alive_ends(now)
+    return placement.once(("sources", device.node_id), lambda: _computed(placement, device, scheme, tuning, now))
+
+
+def _computed(
+    placement: Placement, device: Device, scheme: Scheme, tuning: Tuning | TerraceError, now: float
+) -> DeviceRoute:
+    scheme = Scheme.MAPPING if scheme is Scheme.ADAPTIVE else scheme
+    sha256, why = placement.node(device).sha256, ""
+    try:
+        gates = choose_gates(Escalate.THRESHOLD, scheme, tuning, lowest="end", accuracy=None, budget=None)
+    except InvalidInput as exc:
+        gates = ()
+        if scheme is not Scheme.END:
+            why = f"no thresholds: {tuning if isinstance(tuning, TerraceError) else exc}"
+    if gates and gates[0].lower_sha256 != sha256:
+        gates, why = (), f"no thresholds for the network of {device.node_id}"
+    # Thresholds were tuned on the answers of the network itself.
+    rules = PrivacyRules(as_tuned=bool(gates))
+    route = placement.route(scheme, device.node_id, now, rules)
+    # Devices that share several nodes begin with different ones.
+    turn = zlib.crc32(device.node_id.encode())
+    nodes = upstreams_of(gates, route.upstreams, turn) if gates else route.for_task(turn)
+    content = f"sources of {device.node_id}"
+    made = DeviceRoute(
+        version=_NO_VERSION,
+        upstreams=tuple(placement.upstreams(device, nodes, rules, now, content=content)),
+        stages=stages_of(gates, Escalate.THRESHOLD, sha256),
+        reason="; ".join(filter(None, (route.reason, why))),
+    )
+    return made.model_copy(update={"version": hashlib.sha256(made.model_dump_json().encode()).hexdigest()[:16]})
