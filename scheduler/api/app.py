@@ -17,6 +17,7 @@ from scheduler.api.history import history
 from scheduler.api.jobs import classify_directly, jobs
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
+from scheduler.api.observations import observations
 from scheduler.api.own_address import OwnAddress
 from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
@@ -66,7 +67,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.authenticator = lifecycle.authenticator
-    for router in (jobs, runs, devices, mapping, history, privacy, tokens, networks, about, sessions, pages):
+    routers = (jobs, runs, devices, observations, mapping, history, privacy, tokens, networks, about, sessions, pages)
+    for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 
     describe(app)

@@ -120,11 +120,11 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     "/v1/devices/{node_id}/route",
     response_model=DeviceRoute,
     responses=MISSING,
-    summary="The route of a node's own pictures",
+    summary="The route of the pictures of a node's sources",
     dependencies=NODES,
 )
 async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> DeviceRoute:
-    """Where they may go for a better answer, in which form, and by which thresholds."""
+    """The upstream nodes that may get them, the form, and the thresholds."""
     if caller is not None:
         caller.check_claim(node_id)
     return scheduler.route_of_sources(node_id)

@@ -112,7 +112,7 @@ class Device:
 
     registration: Registration
     times: DetectorTimes
-    """By which it is judged: those of the scheduler, or longer ones if it asked for a lease of its own."""
+    """Seconds by which it is judged: longer than for other nodes if it asked for a long lease."""
     node_id: str = field(init=False)
     tier: Tier = field(init=False)
     incarnation: str = field(init=False)
@@ -173,7 +173,7 @@ class Device:
 
     @property
     def takes_tasks(self) -> bool:
-        """False for a node that asked for a lease of its own, to save bytes: tasks would cost it more."""
+        """False for a node that asked for a long lease, to save bytes: tasks would cost it more."""
         return self.registration.lease_s is None
 
     @property
@@ -394,7 +394,7 @@ class DeviceView(Verdict, frozen=True, kw_only=True):
 
 
 def _allowed_s(arrivals: Arrivals, times: DetectorTimes, registration: Registration) -> float:
-    """Silence that a node's heartbeats allow: the whole lease if it asked for one of its own."""
+    """Silence that a node's heartbeats allow: the whole lease if it asked for a long one."""
     return times.lease_s if registration.lease_s is not None else suspect_after_s(*arrivals.fit(), times)
 
 

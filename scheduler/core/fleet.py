@@ -236,7 +236,7 @@ class Ledger:
         self._announce(device, now)
 
     def hear(self, node_id: str, incarnation: str, now: float) -> None:
-        """A node has sent something other than a heartbeat, which renews its lease as well. Raises as `heartbeat`."""
+        """A node has sent something other than a heartbeat: its lease is renewed. Raises NotFound, Conflict."""
         device = self._present_process(node_id, incarnation, now)
         device.seen(now)
         self._announce(device, now)

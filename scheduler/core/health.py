@@ -71,7 +71,7 @@ class DetectorTimes(Struct, frozen=True, kw_only=True):
     """For which a node is given nothing after a wrong answer; see `breaker`."""
 
     def stretched(self, lease_s: float) -> DetectorTimes:
-        """The times of a node that asked for a lease of its own: only its end is held against the node."""
+        """The times for a node that asked for a long lease: it is late only when the lease has run out."""
         lease_s = max(self.lease_s, lease_s)
         return DetectorTimes(
             heartbeat_s=max(self.heartbeat_s, lease_s / _BEATS),

@@ -31,6 +31,7 @@ from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress, labels_of
 from scheduler.keyed_events import KeyedEvents
 from scheduler.metrics import ClassCounts
+from scheduler.observations.service import Observations
 from scheduler.placement.own_pictures import route_of_sources
 from scheduler.placement.routes import Placement
 from scheduler.runs.service import Runs
@@ -64,6 +65,7 @@ class Scheduler:
     dispatcher: Dispatcher
     store: JobStore
     runs: Runs
+    observations: Observations
     inputs: InputFiles
     copies: InputCopies | None
     """Copies of the input files for other schedulers; None where no other scheduler shares the database."""
@@ -260,9 +262,10 @@ class Scheduler:
         self.runs.stop_streams()
 
     async def purge(self) -> int:
-        """Delete jobs and training runs whose retention is over; returns the number of jobs."""
+        """Delete jobs, training runs and observations whose retention is over; returns the number of jobs."""
         before = self.elapsed() - self.settings.retention_s
         await self.runs.purge(before)
+        await self.observations.purge(before)
         return await self.store.purge(before)
 
 

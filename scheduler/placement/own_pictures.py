@@ -1,4 +1,4 @@
-"""The route of a device for pictures of its own: the mapping, in the form in which it stays in force on the device."""
+"""The route for the pictures of a device's sources: its place in the mapping, which the device keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.core.escalation import choose_gates, stages_of, upstreams_of
 from scheduler.core.policy import PrivacyRules
 from scheduler.placement.routes import Placement
 from tierkit.errors import InvalidInput, TerraceError
-from tierkit.types import Escalate, Scheme
+from tierkit.types import Escalate, Scheme, Tier
 from tierkit.wire.messages import DeviceRoute
 
 __all__ = ["route_of_sources"]
@@ -22,7 +22,7 @@ _NO_VERSION = "0" * 16
 def route_of_sources(
     placement: Placement, device: Device, *, scheme: Scheme, tuning: Tuning | TerraceError, now: float
 ) -> DeviceRoute:
-    """The route of a device's own pictures, computed once for each state of the device list.
+    """The route of a device's sources, computed once for each state of the device list.
 
     It is the route of a job with `escalate=threshold` and `escalate_from=end`.
 
@@ -37,6 +37,8 @@ def route_of_sources(
 def _computed(
     placement: Placement, device: Device, scheme: Scheme, tuning: Tuning | TerraceError, now: float
 ) -> DeviceRoute:
+    if device.tier is not Tier.END:
+        return _versioned(DeviceRoute(version=_NO_VERSION, upstreams=(), reason="only end devices have sources"))
     scheme = Scheme.MAPPING if scheme is Scheme.ADAPTIVE else scheme
     sha256, why = placement.node(device).sha256, ""
     try:
@@ -60,4 +62,8 @@ def _computed(
         stages=stages_of(gates, Escalate.THRESHOLD, sha256),
         reason="; ".join(filter(None, (route.reason, why))),
     )
-    return made.model_copy(update={"version": hashlib.sha256(made.model_dump_json().encode()).hexdigest()[:16]})
+    return _versioned(made)
+
+
+def _versioned(route: DeviceRoute) -> DeviceRoute:
+    return route.model_copy(update={"version": hashlib.sha256(route.model_dump_json().encode()).hexdigest()[:16]})

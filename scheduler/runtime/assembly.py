@@ -27,6 +27,7 @@ from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
+from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Placement
 from scheduler.runs.service import Runs
@@ -38,6 +39,7 @@ from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
+from scheduler.store.observations import ObservationStore
 from scheduler.store.reading import Reader
 from scheduler.store.runs import RunStore
 from scheduler.store.secret import kept_secret
@@ -112,6 +114,13 @@ async def open_scheduler(
         )
         dispatcher.handle(events.Restored(await nodes.load()))
         operators = Operators(devices, nodes, dispatcher.handle)
+        observations = Observations(
+            ObservationStore(reader, commit, hierarchy.digest),
+            hierarchy,
+            dispatcher.handle,
+            elapsed.now,
+            max_pixels=settings.max_pixels,
+        )
         watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))
         dispatcher.follow(operators.node_changed)
         dispatcher.follow(watch.node_changed)
@@ -124,6 +133,7 @@ async def open_scheduler(
             dispatcher=dispatcher,
             store=store,
             runs=runs,
+            observations=observations,
             inputs=InputFiles(settings.inputs, manifest.fit),
             copies=InputCopies(engine, commit) if settings.shares_database else None,
             tuning=_tuning(settings.models, manifest),

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
-from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import and_, case, delete, exists, func, insert, not_, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,7 +19,7 @@ from scheduler.core.job import FAILED_OUTCOMES, Answer, AttemptReport, ImageFact
 from scheduler.core.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
-from scheduler.store.tables import attempts, hierarchies, jobs, results
+from scheduler.store.tables import attempts, hierarchies, jobs, observations, results
 from tierkit.errors import NotFound
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
@@ -79,8 +79,8 @@ class JobStore:
         return job
 
     async def hierarchies(self, served: Hierarchy) -> dict[str, Hierarchy]:
-        """The classes of all jobs by digest, with those that are served now. Jobs of an older Terrace, which did not
-        note theirs, count as of these.
+        """The classes of all jobs and observations by digest, with those that are served now. Jobs of an older Terrace,
+        which did not note theirs, count as of these.
 
         Raises:
             Unavailable: the database does not answer.
@@ -89,7 +89,9 @@ class JobStore:
 
         async def write(connection: AsyncConnection) -> None:
             used = select(jobs.c.hierarchy).where(jobs.c.hierarchy.is_not(None))
-            gone = or_(hierarchies.c.sha256 == digest, hierarchies.c.sha256.not_in(used))
+            seen = exists().where(observations.c.hierarchy == hierarchies.c.sha256)
+            unused = and_(hierarchies.c.sha256.not_in(used), not_(seen))
+            gone = or_(hierarchies.c.sha256 == digest, unused)
             await connection.execute(delete(hierarchies).where(gone))
             await connection.execute(insert(hierarchies).values(sha256=digest, content=content))
             await connection.execute(update(jobs).where(jobs.c.hierarchy.is_(None)).values(hierarchy=digest))

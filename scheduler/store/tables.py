@@ -35,6 +35,10 @@ __all__ = [
     "lease",
     "metadata",
     "nodes",
+    "observation_gaps",
+    "observation_pictures",
+    "observation_sources",
+    "observations",
     "properties",
     "results",
     "runs",
@@ -43,7 +47,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0005"
+SCHEMA = "0006"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -221,3 +225,59 @@ runs = Table(
 )
 
 Index("terrace_runs_by_time", runs.c.created_at, runs.c.id)
+
+# What the sources of devices have seen.
+observations = Table(
+    "terrace_observations",
+    metadata,
+    Column("node_id", String(63), primary_key=True),
+    Column("source", String(63), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    # Rises with each observation that is stored or amended, over all sources.
+    Column("received", BigInteger, nullable=False, unique=True),
+    Column("taken_at", Float(53), nullable=False),  # wall clock, seconds since 1970, for people
+    Column("labelled", Boolean, nullable=False),  # true if the device knew the time
+    Column("stored_elapsed", Float(53), nullable=False, index=True),  # by which it is deleted
+    Column("hierarchy", String(64), nullable=False),  # sha256, of the classes that the labels number
+    # The answer in force; null if the picture cannot be read.
+    Column("label", Integer),  # a superclass from the tier `end`, otherwise a class
+    Column("confidence", Float(53)),
+    Column("tier", String(8)),
+    Column("unsure", Boolean, nullable=False),
+    Column("waits", Boolean, nullable=False),
+    Column("content", Text, nullable=False),  # JSON of tierkit.wire.observations.Observation
+)
+
+# The numbering of each source.
+observation_sources = Table(
+    "terrace_observation_sources",
+    metadata,
+    Column("node_id", String(63), primary_key=True),
+    Column("source", String(63), primary_key=True),
+    Column("spool", String(16), nullable=False),  # id of the spool that numbers its observations
+    Column("highest", BigInteger, nullable=False),  # sequence number
+    Column("stored_elapsed", Float(53), nullable=False),  # the latest batch
+)
+
+# Numbers that never come. Those of one source neither overlap nor touch.
+observation_gaps = Table(
+    "terrace_observation_gaps",
+    metadata,
+    Column("node_id", String(63), primary_key=True),
+    Column("source", String(63), primary_key=True),
+    Column("first", BigInteger, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+    Column("stored_elapsed", Float(53), nullable=False, index=True),
+)
+
+# The latest pictures of each source whose device sends them.
+observation_pictures = Table(
+    "terrace_observation_pictures",
+    metadata,
+    Column("node_id", String(63), primary_key=True),
+    Column("source", String(63), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("stored_elapsed", Float(53), nullable=False, index=True),
+    Column("content", LargeBinary, nullable=False),
+)

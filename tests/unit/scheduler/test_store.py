@@ -394,6 +394,10 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
+WITHOUT_OBSERVATIONS = tuple(
+    f"DROP TABLE {name}" for name in sorted(metadata.tables) if name.startswith("terrace_observation")
+)
+
 WITHOUT_ELAPSED = (
     "ALTER TABLE terrace_jobs RENAME COLUMN deadline_elapsed TO deadline_at",
     "ALTER TABLE terrace_jobs DROP COLUMN started_elapsed",
@@ -409,6 +413,7 @@ async def downgrade(engine: AsyncEngine) -> None:
             "DROP TABLE terrace_lease",
             "DROP TABLE terrace_inputs",
             "DROP TABLE terrace_runs",
+            *WITHOUT_OBSERVATIONS,
             *WITHOUT_ELAPSED,
             f"DROP TABLE {VERSION_TABLE}",
             "INSERT INTO terrace_properties VALUES ('schema_version', '6')",
@@ -466,7 +471,7 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
             await connection.execute(text("DROP TABLE terrace_runs"))
-            for statement in WITHOUT_ELAPSED:
+            for statement in (*WITHOUT_OBSERVATIONS, *WITHOUT_ELAPSED):
                 await connection.execute(text(statement))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
         newer = await open_database(database_url)

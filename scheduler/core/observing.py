@@ -1,0 +1,162 @@
+"""Decisions on the observations of sources: what is new, what time it is labelled with, what contradicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from tierkit.errors import InvalidInput
+from tierkit.types import Tier
+from tierkit.wire.observations import Gap, LocalAnswer, Observation, ObservationBatch
+
+__all__ = [
+    "HeldObservation",
+    "NewObservation",
+    "SourceBatch",
+    "SourceNumbers",
+    "SourceUpdate",
+    "StoredObservation",
+    "check_labels",
+    "joined",
+    "sort_out",
+    "taken_at",
+]
+
+_EARLIEST = 1_577_836_800.0
+"""2020-01-01 UTC. A clock that shows less was never set."""
+
+
+class SourceNumbers(Struct, frozen=True):
+    """The numbering of a source so far."""
+
+    spool: str
+    highest: int
+
+
+class SourceBatch(Struct, frozen=True, kw_only=True):
+    """The part of a batch that is about one source; not empty."""
+
+    spool: str
+    observations: list[Observation] = []
+    gaps: list[Gap] = []
+
+
+class HeldObservation(Struct, frozen=True, kw_only=True):
+    """The facts of a stored observation by which one with the same number is judged."""
+
+    revision: int
+    local: LocalAnswer | None
+    name: str
+    taken_at: float
+    labelled: bool
+
+
+class NewObservation(Struct, frozen=True, kw_only=True):
+    """An observation to store, for the first time or again."""
+
+    observation: Observation
+    amends: bool
+    taken_at: float
+    labelled: bool
+
+
+class StoredObservation(Struct, frozen=True, kw_only=True):
+    """An observation as it is stored."""
+
+    taken_at: float
+    hierarchy: str
+    """Digest of the classes that its labels number."""
+    has_picture: bool
+    content: Observation
+
+
+class SourceUpdate(Struct, frozen=True, kw_only=True):
+    """A batch's consequences for one source."""
+
+    new: Sequence[NewObservation]
+    known: int
+    """Observations that were stored before."""
+    highest: int
+
+
+def taken_at(age_s: float, label: float | None, wall: float) -> float:
+    """The time at which a picture was taken, seconds since 1970.
+
+    Args:
+        label: by the device's clock. It counts if it is possible.
+        wall: now, by the scheduler's clock.
+    """
+    by_age = wall - age_s
+    return by_age if label is None or label < _EARLIEST else min(label, by_age)
+
+
+def sort_out(
+    batch: SourceBatch, *, numbers: SourceNumbers | None, held: Mapping[int, HeldObservation], wall: float
+) -> SourceUpdate | None:
+    """Compare a batch of one source with what is stored; None if its numbers go back.
+
+    They do if another spool begins at a number that is taken, or a number comes again for another picture.
+
+    Args:
+        numbers: None for a new source.
+        held: the stored observations that have a number of the batch.
+    """
+    first = min([each.sequence for each in batch.observations] + [gap.first for gap in batch.gaps])
+    if numbers is not None and numbers.spool != batch.spool and first <= numbers.highest:
+        return None
+    new: dict[int, NewObservation] = {}
+    stored, known = dict(held), 0
+    for each in batch.observations:
+        before = stored.get(each.sequence)
+        if before is not None and (before.local, before.name) != (each.local, each.name):
+            return None
+        if before is not None and before.revision >= each.revision:
+            known += 1
+            continue
+        labelled, at = each.taken_at is not None, taken_at(each.age_s, each.taken_at, wall)
+        if before is not None and (before.labelled or not labelled):
+            labelled, at = before.labelled, before.taken_at
+        amends = each.sequence in held
+        new[each.sequence] = NewObservation(observation=each, amends=amends, taken_at=at, labelled=labelled)
+        stored[each.sequence] = HeldObservation(
+            revision=each.revision, local=each.local, name=each.name, taken_at=at, labelled=labelled
+        )
+    last = max([each.sequence for each in batch.observations] + [gap.last for gap in batch.gaps])
+    highest = last if numbers is None else max(last, numbers.highest)
+    return SourceUpdate(new=list(new.values()), known=known, highest=highest)
+
+
+def joined(gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same numbers as ranges that neither overlap nor touch, rising."""
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted(gaps):
+        if ranges and first <= ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], max(last, ranges[-1][1])
+        else:
+            ranges.append((first, last))
+    return ranges
+
+
+def check_labels(batch: ObservationBatch, *, coarse: int, fine: int) -> None:
+    """Raise InvalidInput for the first part of a batch that cannot be.
+
+    Args:
+        coarse, fine: numbers of superclasses and classes.
+    """
+    for place, each in enumerate(batch.observations):
+        where = f"observations[{place}] ({each.source} {each.sequence})"
+        if each.local is not None and each.local.label >= coarse:
+            raise InvalidInput(f"{where}: local.label is {each.local.label}, and there are {coarse} superclasses")
+        finer = each.finer
+        if finer is None:
+            continue
+        if finer.label >= fine:
+            raise InvalidInput(f"{where}: finer.label is {finer.label}, and there are {fine} classes")
+        if finer.coarse_label >= coarse:
+            raise InvalidInput(f"{where}: finer.coarse_label is {finer.coarse_label} of {coarse} superclasses")
+        if finer.tier is Tier.END:
+            raise InvalidInput(f"{where}: finer.tier must be edge or cloud")
+    for place, gap in enumerate(batch.gaps):
+        if gap.last < gap.first:
+            raise InvalidInput(f"gaps[{place}] ({gap.source}): last is {gap.last}, and first {gap.first}")

@@ -1,0 +1,1 @@
+"""Observations that the sources of devices send, and how people see them."""

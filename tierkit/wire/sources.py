@@ -1,0 +1,166 @@
+"""Sources of pictures as people see them: their state on a device, and their observations at the scheduler.
+
+The node and the scheduler write these values as JSON, and the client reads them. Unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from tierkit.types import Tier
+from tierkit.wire.api import Sent
+
+__all__ = [
+    "NumberRange",
+    "SeenClass",
+    "SeenGap",
+    "SeenPicture",
+    "SeenSuperclass",
+    "SourceState",
+    "SourcesReport",
+    "SpoolState",
+    "UplinkState",
+]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
+
+
+class SourceState(_Value):
+    """A source on its device."""
+
+    name: str
+    kind: str
+    """stream, camera, folder, snapshot or push."""
+    url: str = ""
+    """Without a user name or password."""
+    state: str
+    """running, paused, or waiting after a failure."""
+    reason: str = ""
+    """Why it does not run."""
+    taken: int = 0
+    """Pictures that were answered, since the node started."""
+    skipped: int = 0
+    """Pictures that hardly differed from the last one taken, or came too fast."""
+    restarts: int = 0
+    last_s: float | None = None
+    """Seconds since the last picture; None before the first."""
+
+
+class SpoolState(_Value):
+    """The spool of a device."""
+
+    bytes: int
+    """On the disk."""
+    size_bytes: int
+    """Limit on `bytes`."""
+    waiting_answers: int = 0
+    """Answers that the scheduler does not have yet."""
+    waiting_pictures: int = 0
+    """Pictures that wait for a better answer, or for the scheduler."""
+    dropped_pictures: int = 0
+    """Pictures that were dropped because the spool was full."""
+    lost_answers: int = 0
+    """Answers that were dropped because the spool was full."""
+    set_aside: str | None = None
+    """Folder of a damaged spool that was set aside; None without one."""
+
+
+class UplinkState(_Value):
+    """The connection of a device to the scheduler and to upstream nodes."""
+
+    online: bool
+    reason: str = ""
+    """Why nothing leaves the device now."""
+    route: str | None = None
+    """Version of the route in force; None before the first."""
+    spent_bytes: int = 0
+    """Bytes sent and received in the last 24 hours."""
+    bytes_per_day: int | None = None
+    """The budget for that; None without one."""
+    open: bool = True
+    """False outside of the hours in which pictures may leave."""
+
+
+class SourcesReport(_Value):
+    """GET /v1/sources of a node: its sources, and what becomes of their pictures."""
+
+    sources: tuple[SourceState, ...]
+    spool: SpoolState | None = None
+    uplink: UplinkState | None = None
+
+
+class SeenSuperclass(_Value):
+    """The answer of the device's network."""
+
+    index: int
+    label: str
+    confidence: float
+    node: str
+    model: str = ""
+    sha256: str = ""
+
+
+class SeenClass(_Value):
+    """The answer of an upstream node, and the superclass that its probabilities add up to."""
+
+    index: int
+    label: str
+    confidence: float
+    coarse_index: int
+    coarse_label: str
+    coarse_confidence: float
+    node: str
+    tier: Tier
+    model: str = ""
+    sha256: str = ""
+    sent: Sent | None = None
+    """The form in which the picture went there, and what that cost."""
+
+
+class SeenPicture(_Value):
+    """An observation: a picture of a source, and its answers."""
+
+    node: str
+    source: str
+    sequence: int
+    """Rises by one with each picture of the source."""
+    revision: int = 0
+    """Rises each time the observation is amended."""
+    taken_at: datetime
+    """By the clock of the device, or by the scheduler's if the device did not know the time."""
+    name: str | None = None
+    """Name of the file, relative to the folder that it was taken from."""
+    label: str | None = None
+    """The answer in force; None if the picture cannot be read."""
+    confidence: float | None = None
+    answered_by: Tier | None = None
+    """Tier of the answer in force."""
+    coarse: SeenSuperclass | None = None
+    fine: SeenClass | None = None
+    unsure: bool = False
+    """True if the answer of the device's network is below the threshold."""
+    waits: bool = False
+    """True while the device still wants a better answer."""
+    reason: str = ""
+    """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
+    picture: bool = False
+    """True if the scheduler has the picture itself."""
+
+
+class NumberRange(_Value):
+    """Sequence numbers of a source."""
+
+    node: str
+    source: str
+    first: int
+    last: int
+
+
+class SeenGap(_Value):
+    """Observations that a device lost because its spool was full."""
+
+    gap: NumberRange
