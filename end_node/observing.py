@@ -28,7 +28,8 @@ from end_node.uplink.pace import Pace, lease_s
 from end_node.uplink.rules import Outcome, fate_of, outcome_of
 from end_node.uplink.sending import Uplink
 from models.escalation import margin
-from models.manifest import Manifest
+from models.hierarchy import Hierarchy
+from models.manifest import Fit
 from models.pictures import decoder
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.http.lifecycle import Lifecycle
@@ -68,8 +69,7 @@ class ObservingNode(EndNode):
     """Answers the pictures of its sources, besides what every end node does.
 
     Args:
-        manifest: of the models.
-        others: as for `EndNode`.
+        fit: the pixels in which images travel; None if they travel as files. The other arguments are those of `EndNode`.
     """
 
     def __init__(
@@ -77,18 +77,21 @@ class ObservingNode(EndNode):
         settings: EndSettings,
         models: Sequence[Model] | ServedModels,
         lifecycle: Lifecycle,
-        manifest: Manifest,
+        hierarchy: Hierarchy,
         encoders: Encoders | None = None,
         *,
+        fit: Fit | None,
         substitutes: Substitutes = NO_SUBSTITUTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(
-            settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes, clock=clock
-        )
-        self._pixels_of = None if manifest.fit is None else decoder(manifest.fit)
+        super().__init__(settings, models, lifecycle, hierarchy, encoders, substitutes=substitutes, clock=clock)
+        self._pixels_of = None if fit is None else decoder(fit)
         """How to get pixels from a picture, where images travel as pixels."""
-        self.pace = Pace(settings.uplink)
+        limits = settings.uplink
+        if settings.scheduler is None:  # nobody says where pictures may go
+            limits = limits.model_copy(update={"escalate": "nothing", "pictures_to_scheduler": "none"})
+        self._limits = limits
+        self.pace = Pace(limits)
         self.keepers: dict[str, SourceKeeper] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -155,7 +158,7 @@ class ObservingNode(EndNode):
                     model=coarse.model, sha256=coarse.sha256, label=coarse.labels[0], confidence=coarse.confidences[0]
                 )
                 sure = float(margin(probabilities)[0])
-            fate = fate_of(sure, self.uplink.route, source, self.settings.uplink)
+            fate = fate_of(sure, self.uplink.route, source, self._limits)
             draft = Draft(
                 source=source.name,
                 age_s=max(0.0, time.monotonic() - picture.taken_s),
@@ -311,7 +314,7 @@ class ObservingNode(EndNode):
         )
 
     def _start(self, source: SourceSettings) -> None:
-        keeper = SourceKeeper(source, _Taker(self, source), self.http, clock=self.clock)
+        keeper = SourceKeeper(source, _Taker(self, source), tls_ca=self.settings.tls_ca, clock=self.clock)
         self.keepers[source.name] = keeper
         self._loops[f"source {source.name}"] = self.lifecycle.own(keeper.run(), name=f"source {source.name}")
 

@@ -144,7 +144,7 @@ class SourceKeeper:
             try:
                 kind, source = await self._opened(self.settings, self._tls_ca)
                 self._kind = kind
-                await source.run(_Counted(self._intake, self._count), self._alive)
+                await source.run(_Counted(self._intake, self.count), self._alive)
                 return
             except TerraceError as exc:
                 error: Exception = exc
@@ -161,7 +161,8 @@ class SourceKeeper:
             cap_s = _LONGEST_POLITE_S if polite else _LONGEST_BACKOFF_S
             await asyncio.sleep(backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=cap_s, chance=random.random()))
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Count a picture that has been taken."""
         self._taken += 1
         self._last_picture = self._clock()
         self._alive(0)

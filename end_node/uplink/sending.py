@@ -60,7 +60,9 @@ _MOST_ERRORS = 3
 _OVERHEAD_BYTES = 1500
 """Headers of a request and of its answer, and the answer itself."""
 
-_delivered = Counter("terrace_delivered_observations_total", "Observations that the scheduler took, amendments included.")
+_delivered = Counter(
+    "terrace_delivered_observations_total", "Observations that the scheduler took, amendments included."
+)
 _amended = Counter(
     "terrace_amended_observations_total",
     "Observations whose better answer came (better), or that keep the answer they have (kept).",
@@ -245,16 +247,14 @@ class Uplink:
             receipt = read_receipt(answer)
         except ValueError as exc:
             raise NotTerrace("the scheduler answers observations with something that is not a receipt") from exc
-        behind = {
-            each.source: receipt.behind[each.source] for each in (*observations, *gaps) if each.source in receipt.behind
-        }
-        if set(receipt.behind) - set(behind):
+        behind = receipt.behind
+        if not behind.keys() <= {each.source for each in observations} | {gap.source for gap in gaps}:
             raise NotTerrace("the scheduler names sources that it was not sent")
         taken = [each for each in observations if each.source not in behind]
-        kept = [gap for gap in gaps if gap.source not in behind]
+        told = [gap for gap in gaps if gap.source not in behind]
         if receipt.stored + receipt.known != len(taken):
             raise NotTerrace("the scheduler confirms another number of observations than it was sent")
-        await self._spool.do(lambda spool: spool.delivered(taken, kept))
+        await self._spool.do(lambda spool: spool.delivered(taken, told))
         for source, above in behind.items():
             if above > _HIGHEST:
                 raise NotTerrace(f"the scheduler says that source '{source}' has come to number {above}")

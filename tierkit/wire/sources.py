@@ -5,12 +5,15 @@ The node and the scheduler write these values as JSON, and the client reads them
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
+import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from tierkit.types import Tier
 from tierkit.wire.api import Sent
+from tierkit.wire.observations import Observation
 
 __all__ = [
     "NumberRange",
@@ -22,6 +25,7 @@ __all__ = [
     "SourcesReport",
     "SpoolState",
     "UplinkState",
+    "seen_picture",
 ]
 
 
@@ -130,8 +134,9 @@ class SeenPicture(_Value):
     """Rises by one with each picture of the source."""
     revision: int = 0
     """Rises each time the observation is amended."""
-    taken_at: datetime
-    """By the clock of the device, or by the scheduler's if the device did not know the time."""
+    taken_at: datetime | None
+    """By the clock of the device, or by the scheduler's if the device did not know the time; None on a device that does
+    not know it."""
     name: str | None = None
     """Name of the file, relative to the folder that it was taken from."""
     label: str | None = None
@@ -149,6 +154,69 @@ class SeenPicture(_Value):
     """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
     picture: bool = False
     """True if the scheduler has the picture itself."""
+
+
+def seen_picture(
+    observation: Observation,
+    *,
+    node: str,
+    taken_at: float | None,
+    fine: Sequence[str],
+    coarse: Sequence[str],
+    picture: bool = False,
+) -> SeenPicture:
+    """An observation with the names of its classes.
+
+    Args:
+        node: id of the device.
+        taken_at: seconds since 1970; None if nobody knows.
+        fine, coarse: names of the classes and of the superclasses.
+        picture: whether the scheduler has the picture itself.
+    """
+    local, finer = observation.local, observation.finer
+    first: SeenSuperclass | None = None
+    better: SeenClass | None = None
+    if local is not None:
+        first = SeenSuperclass(
+            index=local.label,
+            label=coarse[local.label],
+            confidence=local.confidence,
+            node=node,
+            model=local.model,
+            sha256=local.sha256,
+        )
+    if finer is not None:
+        better = SeenClass(
+            index=finer.label,
+            label=fine[finer.label],
+            confidence=finer.confidence,
+            coarse_index=finer.coarse_label,
+            coarse_label=coarse[finer.coarse_label],
+            coarse_confidence=finer.coarse_confidence,
+            node=finer.node_id,
+            tier=finer.tier,
+            model=finer.model,
+            sha256=finer.sha256,
+            sent=None if finer.sent is None else Sent.model_validate(msgspec.to_builtins(finer.sent)),
+        )
+    force = better or first
+    return SeenPicture(
+        node=node,
+        source=observation.source,
+        sequence=observation.sequence,
+        revision=observation.revision,
+        taken_at=None if taken_at is None else datetime.fromtimestamp(taken_at, UTC),
+        name=observation.name or None,
+        label=None if force is None else force.label,
+        confidence=None if force is None else force.confidence,
+        answered_by=better.tier if better else Tier.END if first else None,
+        coarse=first,
+        fine=better,
+        unsure=observation.unsure,
+        waits=observation.waits,
+        reason=observation.reason,
+        picture=picture,
+    )
 
 
 class NumberRange(_Value):
