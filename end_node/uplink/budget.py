@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-__all__ = ["Budget", "lease_s"]
+__all__ = ["DailyBudget", "lease_s"]
 
 DAY_S = 86400.0
 _MINUTE_S = 60.0
@@ -19,7 +19,7 @@ _SHARE = 0.02
 """Share of the budget for heartbeats, and for headers of batches."""
 _BEATS_PER_LEASE = 3
 _SAVED_S, _SAVED_HOURS_S = 6 * 3600.0, DAY_S
-"""How much unused budget pictures may use later: that of six hours, or of a day if they may leave only at some hours."""
+"""Unused budget is saved for pictures for six hours, or for a day if they may leave only at some hours."""
 _LINGER_S = 1.0
 _FULL_BATCH = 500
 _GUESS = 0.1
@@ -45,12 +45,12 @@ def _interval_s(bytes_per_day: int, *, tls: bool, shortest: float, longest: floa
     return min(longest, max(shortest, cost * DAY_S / (_SHARE * bytes_per_day)))
 
 
-class Budget:
+class DailyBudget:
     """Bytes on the wire per 24 hours of elapsed time.
 
     Answers and heartbeats always go. Pictures get the rest, evenly over the day: unused budget is saved for some hours.
-    A picture goes only if the budget still covers all that is forecast besides pictures, for each coming moment of the
-    24 hours after it.
+    A picture goes only if the budget still covers the forecast of answers and heartbeats, at each moment of the next 24
+    hours.
 
     Args:
         bytes_per_day: None for no limit.
@@ -65,7 +65,7 @@ class Budget:
         if bytes_per_day is not None:
             self._batch_s = _interval_s(bytes_per_day, tls=tls, shortest=300.0, longest=900.0)
         self._saved_s = _SAVED_HOURS_S if hours else _SAVED_S
-        self._began = began
+        self._began = self._known_since = began
         self._minutes: deque[tuple[float, int]] = deque()
         """End of a minute, and the bytes spent in it; a minute that begins now ends in the future."""
         self._pictures: deque[tuple[float, int]] = deque()
@@ -77,6 +77,8 @@ class Budget:
             spent: age of the end of each minute and its bytes, the oldest first.
         """
         self._minutes.extendleft(reversed([(now - age, count) for age, count in spent]))
+        if self._minutes:
+            self._known_since = min(self._known_since, self._minutes[0][0])
 
     def spend(self, now: float, count: int, *, pictures: int = 0) -> None:
         """Count bytes on the wire, both directions together.
@@ -121,14 +123,17 @@ class Budget:
         return 0.0 if self._peak(now, forecast) + size <= self._budget else _LOOK_AGAIN_S
 
     def _saved(self, now: float, rate: float) -> float:
-        """Budget that the last 24 hours accrued and did not spend."""
-        saved, at, most = 0.0, now - DAY_S, self._saved_s * rate
+        """Return the budget that the last 24 hours accrued and did not spend.
+
+        The first day begins with nothing: otherwise the first pictures would take what later ones need more.
+        """
+        saved, at, most = 0.0, max(now - DAY_S, self._known_since), self._saved_s * rate
         for end, count in self._minutes:
-            saved, at = min(most, saved + (end - at) * rate) - count, end
+            saved, at = min(most, saved + max(0.0, end - at) * rate) - count, max(at, end)
         return min(most, saved + (now - at) * rate)
 
     def _peak(self, now: float, forecast: float) -> float:
-        """Most bytes in any 24 hours that include this moment, if only answers and heartbeats follow."""
+        """Return the most bytes in any 24 hours that include this moment, if only answers and heartbeats follow."""
         rest, peak = float(sum(count for _, count in self._minutes)), 0.0
         for end, count in self._minutes:
             # Just before this minute leaves the 24 hours.
@@ -137,7 +142,7 @@ class Budget:
         return max(peak, rest + forecast)
 
     def _forecast(self, now: float) -> float:
-        """Bytes of answers and heartbeats in 24 hours."""
+        """Return the bytes of answers and heartbeats in 24 hours."""
         assert self._budget is not None
         period = min(DAY_S, now - self._began)
         first = now - period

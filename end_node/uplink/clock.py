@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from email.utils import parsedate_to_datetime
 
-__all__ = ["WallClock", "system_synchronised"]
+__all__ = ["DeviceClock", "system_synchronised"]
 
 _TIME_ERROR = 5
 """State of an unsynchronised clock, in the answer of adjtimex."""
@@ -13,8 +13,8 @@ _EARLIEST, _LATEST = 1577836800.0, 4102444800.0
 """The years from 2020 to 2099: a date outside them is nonsense."""
 
 
-class WallClock:
-    """Offset between the wall clock and a clock that nobody sets.
+class DeviceClock:
+    """Offset between the wall clock and elapsed time.
 
     The system clock counts while it is synchronised. Otherwise the last date that the scheduler sent counts.
     """
@@ -26,7 +26,7 @@ class WallClock:
         """Take over the `Date` header of a scheduler; nonsense is ignored.
 
         Args:
-            now: reading of the clock that nobody sets, when the header came.
+            now: elapsed time when the header came.
         """
         try:
             wall = parsedate_to_datetime(date).timestamp() + 0.5  # it was cut to a second
@@ -39,7 +39,7 @@ class WallClock:
         """Return the wall clock in seconds since 1970; None if nothing tells it.
 
         Args:
-            now: reading of the clock that nobody sets.
+            now: elapsed time.
             system: the system clock; None while it is not synchronised.
         """
         if system is not None:
