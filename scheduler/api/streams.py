@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
@@ -111,7 +111,7 @@ async def _while(
                 await asyncio.gather(upcoming, return_exceptions=True)
 
 
-async def as_lines(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[bytes, None]:
+async def as_lines(batches: AsyncGenerator[Sequence[object], None]) -> AsyncGenerator[bytes, None]:
     """Objects as NDJSON, batch by batch."""
     async with aclosing(batches):
         async for rows in batches:

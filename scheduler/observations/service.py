@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
 from models.hierarchy import Hierarchy
 from models.pictures import Picture
 from scheduler.core import events
 from scheduler.core.observing import StoredObservation, check_labels
-from scheduler.observations.views import gap_line, observation_line
 from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.picture_files import kind_of
 from tierkit.wire.observations import ObservationBatch, Receipt
+from tierkit.wire.sources import NumberRange, SeenGap, SeenPicture, seen_picture
 
 __all__ = ["Observations"]
 
@@ -115,7 +115,7 @@ class Observations:
 
     async def lines(
         self, node_id: str | None, source: str | None, after: int, hierarchies: Mapping[str, Hierarchy]
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+    ) -> AsyncGenerator[list[SeenPicture | SeenGap], None]:
         """Observations and gaps, by node, source and sequence number, some at a time.
 
         Args:
@@ -130,27 +130,27 @@ class Observations:
 
     async def _of_source(
         self, node_id: str, source: str, after: int, hierarchies: Mapping[str, Hierarchy]
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+    ) -> AsyncGenerator[list[SeenPicture | SeenGap], None]:
         gaps = self._store.gaps(node_id, source, after)
         gap, at = await anext(gaps, None), after
         async for page in self._store.pages(node_id, source, after):
-            lines: list[dict[str, Any]] = []
+            lines: list[SeenPicture | SeenGap] = []
             for stored in page:
                 sequence = stored.content.sequence
                 while gap is not None and gap[0] < sequence:
                     # An observation inside a gap came before the device lost it.
                     first, last = max(gap[0], at + 1), min(gap[1], sequence - 1)
                     if first <= last:
-                        lines.append(gap_line(node_id, source, first, last))
+                        lines.append(_gap(node_id, source, first, last))
                     if gap[1] > sequence:
                         break
                     gap = await anext(gaps, None)
                 at = sequence
-                lines.append(observation_line(node_id, stored, hierarchies.get(stored.hierarchy, self._served)))
+                lines.append(_seen(node_id, stored, hierarchies.get(stored.hierarchy, self._served)))
             yield lines
         while gap is not None:
             if at < gap[1]:
-                yield [gap_line(node_id, source, max(gap[0], at + 1), gap[1])]
+                yield [_gap(node_id, source, max(gap[0], at + 1), gap[1])]
             gap = await anext(gaps, None)
 
     async def put_picture(self, node_id: str, source: str, sequence: int, content: bytes) -> None:
@@ -176,3 +176,13 @@ class Observations:
     async def purge(self, before: float) -> int:
         """Delete what was stored before this moment of elapsed time; returns the number of observations."""
         return await self._store.purge(before)
+
+
+def _seen(node_id: str, stored: StoredObservation, classes: Hierarchy) -> SeenPicture:
+    names = {"fine": classes.fine, "coarse": classes.coarse}
+    seen = seen_picture(stored.content, node=node_id, taken_at=stored.taken_at, **names)
+    return seen.model_copy(update={"picture": True}) if stored.has_picture else seen
+
+
+def _gap(node_id: str, source: str, first: int, last: int) -> SeenGap:
+    return SeenGap(gap=NumberRange(node=node_id, source=source, first=first, last=last))

@@ -134,9 +134,9 @@ class SeenPicture(_Value):
     """Rises by one with each picture of the source."""
     revision: int = 0
     """Rises each time the observation is amended."""
-    taken_at: datetime | None
-    """By the clock of the device, or by the scheduler's if the device did not know the time; None on a device that does
-    not know it."""
+    taken_at: datetime | None = None
+    """By the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the device
+    itself."""
     name: str | None = None
     """Name of the file, relative to the folder that it was taken from."""
     label: str | None = None
@@ -156,69 +156,6 @@ class SeenPicture(_Value):
     """True if the scheduler has the picture itself."""
 
 
-def seen_picture(
-    observation: Observation,
-    *,
-    node: str,
-    taken_at: float | None,
-    fine: Sequence[str],
-    coarse: Sequence[str],
-    picture: bool = False,
-) -> SeenPicture:
-    """An observation with the names of its classes.
-
-    Args:
-        node: id of the device.
-        taken_at: seconds since 1970; None if nobody knows.
-        fine, coarse: names of the classes and of the superclasses.
-        picture: whether the scheduler has the picture itself.
-    """
-    local, finer = observation.local, observation.finer
-    first: SeenSuperclass | None = None
-    better: SeenClass | None = None
-    if local is not None:
-        first = SeenSuperclass(
-            index=local.label,
-            label=coarse[local.label],
-            confidence=local.confidence,
-            node=node,
-            model=local.model,
-            sha256=local.sha256,
-        )
-    if finer is not None:
-        better = SeenClass(
-            index=finer.label,
-            label=fine[finer.label],
-            confidence=finer.confidence,
-            coarse_index=finer.coarse_label,
-            coarse_label=coarse[finer.coarse_label],
-            coarse_confidence=finer.coarse_confidence,
-            node=finer.node_id,
-            tier=finer.tier,
-            model=finer.model,
-            sha256=finer.sha256,
-            sent=None if finer.sent is None else Sent.model_validate(msgspec.to_builtins(finer.sent)),
-        )
-    force = better or first
-    return SeenPicture(
-        node=node,
-        source=observation.source,
-        sequence=observation.sequence,
-        revision=observation.revision,
-        taken_at=None if taken_at is None else datetime.fromtimestamp(taken_at, UTC),
-        name=observation.name or None,
-        label=None if force is None else force.label,
-        confidence=None if force is None else force.confidence,
-        answered_by=better.tier if better else Tier.END if first else None,
-        coarse=first,
-        fine=better,
-        unsure=observation.unsure,
-        waits=observation.waits,
-        reason=observation.reason,
-        picture=picture,
-    )
-
-
 class NumberRange(_Value):
     """Sequence numbers of a source."""
 
@@ -232,3 +169,61 @@ class SeenGap(_Value):
     """Observations that a device lost because its spool was full."""
 
     gap: NumberRange
+
+
+def seen_picture(
+    seen: Observation, *, node: str, taken_at: float | None, fine: Sequence[str], coarse: Sequence[str]
+) -> SeenPicture:
+    """An observation with the names of its classes.
+
+    Args:
+        taken_at: seconds since 1970.
+        fine, coarse: names of the classes and of the superclasses.
+    """
+    first: SeenSuperclass | None = None
+    better: SeenClass | None = None
+    if (local := seen.local) is not None:
+        first = SeenSuperclass(
+            index=local.label,
+            label=_name(coarse, local.label),
+            confidence=local.confidence,
+            node=node,
+            model=local.model,
+            sha256=local.sha256,
+        )
+    if (finer := seen.finer) is not None:
+        better = SeenClass(
+            index=finer.label,
+            label=_name(fine, finer.label),
+            confidence=finer.confidence,
+            coarse_index=finer.coarse_label,
+            coarse_label=_name(coarse, finer.coarse_label),
+            coarse_confidence=finer.coarse_confidence,
+            node=finer.node_id,
+            tier=finer.tier,
+            model=finer.model,
+            sha256=finer.sha256,
+            sent=None if finer.sent is None else Sent(**msgspec.to_builtins(finer.sent)),
+        )
+    answer = better or first
+    return SeenPicture(
+        node=node,
+        source=seen.source,
+        sequence=seen.sequence,
+        revision=seen.revision,
+        taken_at=None if taken_at is None else datetime.fromtimestamp(round(taken_at, 3), UTC),
+        name=seen.name or None,
+        label=None if answer is None else answer.label,
+        confidence=None if answer is None else answer.confidence,
+        answered_by=None if answer is None else Tier.END if better is None else better.tier,
+        coarse=first,
+        fine=better,
+        unsure=seen.unsure,
+        waits=seen.waits,
+        reason=seen.reason,
+    )
+
+
+def _name(names: Sequence[str], label: int) -> str:
+    # An answer of another model set, whose names are not known here.
+    return names[label] if label < len(names) else str(label)
