@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-
 from typing import Any
 
 import numpy as np
-
 from prometheus_client import Counter, Histogram
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,14 +23,15 @@ from end_node.sources.keeper import SourceKeeper
 from end_node.sources.picture import Picture
 from end_node.spool import Draft, Spool
 from end_node.spooling import SpoolThread
-from end_node.uplink.pace import Pace, lease_s
+from end_node.uplink.budget import lease_s
+from end_node.uplink.pace import Pace
 from end_node.uplink.rules import Outcome, fate_of, outcome_of
 from end_node.uplink.sending import Uplink
 from models.escalation import margin
 from models.hierarchy import Hierarchy
 from models.manifest import Fit
 from models.pictures import decoder
-from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SpoolUnavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.files import Decoded
 from tierkit.inference.model import Model
@@ -69,7 +69,9 @@ class ObservingNode(EndNode):
     """Answers the pictures of its sources, besides what every end node does.
 
     Args:
-        fit: the pixels in which images travel; None if they travel as files. The other arguments are those of `EndNode`.
+        fit: the pixels in which images travel; None if they travel as files.
+
+    The other arguments are those of `EndNode`.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class ObservingNode(EndNode):
         if settings.scheduler is None:  # nobody says where pictures may go
             limits = limits.model_copy(update={"escalate": "nothing", "pictures_to_scheduler": "none"})
         self._limits = limits
-        self.pace = Pace(limits)
+        self.pace = Pace(limits, tls=any(url.startswith("https") for url in settings.scheduler or ()))
         self.keepers: dict[str, SourceKeeper] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -133,6 +135,8 @@ class ObservingNode(EndNode):
                     for task in self._loops.values():
                         task.cancel()
                     await asyncio.gather(*self._loops.values(), return_exceptions=True)
+                    with contextlib.suppress(SpoolUnavailable):
+                        await self.pace.note(self.spool)
         finally:
             await self.spool.close()
 
@@ -159,10 +163,11 @@ class ObservingNode(EndNode):
                 )
                 sure = float(margin(probabilities)[0])
             fate = fate_of(sure, self.uplink.route, source, self._limits)
+            age_s = max(0.0, time.monotonic() - picture.taken_s)
             draft = Draft(
                 source=source.name,
-                age_s=max(0.0, time.monotonic() - picture.taken_s),
-                taken_at=self.pace.wall_of(picture.taken_s),
+                age_s=age_s,
+                taken_at=self.pace.wall_of(age_s),
                 name=picture.name[-_MOST_SAID:],
                 local=local,
                 unsure=fate.unsure,

@@ -16,7 +16,8 @@ _EARLIEST, _LATEST = 1577836800.0, 4102444800.0
 class DeviceClock:
     """Offset between the wall clock and elapsed time.
 
-    The system clock counts while it is synchronised. Otherwise the last date that the scheduler sent counts.
+    The last date that the scheduler sent counts, so that a jump of the system clock changes nothing. Before there is
+    one, the system clock counts while it is synchronised.
     """
 
     def __init__(self) -> None:
@@ -42,9 +43,7 @@ class DeviceClock:
             now: elapsed time.
             system: the system clock; None while it is not synchronised.
         """
-        if system is not None:
-            return system
-        return None if self._offset is None else now + self._offset
+        return system if self._offset is None else now + self._offset
 
 
 def system_synchronised() -> bool:

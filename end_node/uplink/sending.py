@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -50,8 +51,6 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 5.0
 _AT_ONCE = 4
 """Pictures that are under way to upstream nodes at a time; one with a budget, so that each is counted before the
 next."""
-_LINGER_S = 0.2
-"""Answers that come within this time leave together."""
 _MOST_ANSWERS = 500
 _HIGHEST = 2**50
 """No source gets to this sequence number."""
@@ -206,7 +205,6 @@ class Uplink:
             if waiting == 0:
                 self.reason = ""
                 await self._news("answers", None)
-                await asyncio.sleep(_LINGER_S)
                 continue
             if (wait_s := self.pace.answers_in_s(waiting)) > 0:
                 await asyncio.sleep(wait_s)
@@ -272,7 +270,7 @@ class Uplink:
 
     async def _send_picture(self) -> float | None:
         """Send one picture; returns the seconds until it makes sense to look again, None until there is news."""
-        route, wait_s = self.route, self.pace.pictures_in_s()
+        route, wait_s = self.route, self.pace.opens_in_s()
         if route is None or not route.upstreams or self._limits.escalate == "nothing":
             return None
         if wait_s > 0:
@@ -293,9 +291,14 @@ class Uplink:
                 await self._settle(key, Outcome(finer=None, waits=False, reason="", unreachable=False))
                 return 0
         wait_s = self.pace.picture_in_s(waiting.size + _OVERHEAD_BYTES)
+        if math.isinf(wait_s):
+            reason = "the picture is larger than the bytes that may leave in a day"
+            await self._settle(key, Outcome(finer=None, waits=False, reason=reason, unreachable=False))
+            return 0
         if wait_s > 0:
             return wait_s
         self._asked.add(key)
+        before = self.pace.counted_bytes
         try:
             content = await self._spool.do(lambda spool: spool.picture(key))
             if content is None:
@@ -311,6 +314,7 @@ class Uplink:
             self.trouble = outcome.reason
         finally:
             self._asked.discard(key)
+            self.pace.count_picture(self.pace.counted_bytes - before)
         return 0
 
     def _judged(self, key: int, outcome: Outcome) -> Outcome:
@@ -341,7 +345,7 @@ class Uplink:
         assert self._scheduler is not None
         failures = 0
         while True:
-            if (wait_s := self.pace.pictures_in_s()) > 0:
+            if (wait_s := self.pace.opens_in_s()) > 0:
                 await self._news("copies", wait_s)
                 continue
             owed = await self._spool.do(lambda spool: spool.owed(1))
@@ -349,9 +353,15 @@ class Uplink:
                 await self._news("copies", None)
                 continue
             (each,) = owed
-            if (wait_s := self.pace.picture_in_s(each.size + _OVERHEAD_BYTES)) > 0:
+            wait_s = self.pace.picture_in_s(each.size + _OVERHEAD_BYTES)
+            if math.isinf(wait_s):
+                log.warning("a picture is larger than the bytes that may leave in a day: the scheduler gets no copy")
+                await self._spool.do(lambda spool: spool.handed_over(each.key))
+                continue
+            if wait_s > 0:
                 await self._news("copies", wait_s)
                 continue
+            before = self.pace.counted_bytes
             try:
                 content = await self._spool.do(lambda spool: spool.picture(each.key))
                 if content is not None:
@@ -367,6 +377,7 @@ class Uplink:
                 await _pause(failures)
                 continue
             failures = 0
+            self.pace.count_picture(self.pace.counted_bytes - before)
             await self._spool.do(lambda spool: spool.handed_over(each.key))
 
     async def _news(self, what: str, timeout_s: float | None) -> None:

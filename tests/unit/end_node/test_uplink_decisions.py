@@ -87,7 +87,7 @@ def test_the_wall_clock_comes_from_the_scheduler_or_a_synchronised_system():
     wall.heard("Sun, 06 Sep 2026 08:49:37 GMT", 100.0)
     expected = datetime(2026, 9, 6, 8, 49, 37, tzinfo=ZoneInfo("UTC")).timestamp()
     assert wall.wall(160.0, None) == pytest.approx(expected + 60, abs=1)
-    assert wall.wall(160.0, 1.7e9) == 1.7e9
+    assert wall.wall(160.0, 1.7e9) == wall.wall(160.0, None)  # whatever somebody sets the system clock to
 
 
 @pytest.mark.parametrize(("state", "expected"), [(0, True), (1, True), (5, False), (-1, False)])
