@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 _SOURCES: TypeAdapter[list[SourceSettings]] = TypeAdapter(list[SourceSettings])
 
-_ADDED = "sources"
-"""Name under which the spool keeps the sources that operators have added, and those that they paused."""
+_ADDED, _PAUSED = "sources", "paused"
+"""Names under which the spool keeps the sources that operators have added, and the names of those they paused."""
 _MOST_SOURCES = 64
 _DAMAGED_MARGIN = 1.0
 _MOST_SAID = 500
@@ -127,8 +127,9 @@ class ObservingNode(EndNode):
                 await self.pace.load(self.spool)
                 loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool)}
                 self._loops = {name: self.lifecycle.own(loop, name=name) for name, loop in loops.items()}
+                paused = await self.spool.do(lambda spool: spool.get(_PAUSED)) or ()
                 for source in (*self.settings.source, *await self._added()):
-                    self._start(source)
+                    self._start(source, paused=source.name in paused and self.settings.remote_sources)
                 try:
                     yield
                 finally:
@@ -318,9 +319,11 @@ class ObservingNode(EndNode):
             ),
         )
 
-    def _start(self, source: SourceSettings) -> None:
+    def _start(self, source: SourceSettings, *, paused: bool = False) -> None:
         keeper = SourceKeeper(source, _Taker(self, source), tls_ca=self.settings.tls_ca, clock=self.clock)
         self.keepers[source.name] = keeper
+        if paused:
+            keeper.pause()
         self._loops[f"source {source.name}"] = self.lifecycle.own(keeper.run(), name=f"source {source.name}")
 
     def _check_remote(self) -> None:
@@ -363,14 +366,17 @@ class ObservingNode(EndNode):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    def pause_source(self, name: str, *, paused: bool) -> None:
-        """Pause a source, or let it continue.
+    async def pause_source(self, name: str, *, paused: bool) -> None:
+        """Pause a source, also over restarts, or let it continue.
 
         Raises:
             NotFound: there is none of this name.
         """
         self._check_remote()
         keeper = self.keeper(name)
+        before = await self.spool.do(lambda spool: spool.get(_PAUSED)) or ()
+        after = sorted({*before, name} if paused else {*before} - {name})
+        await self.spool.do(lambda spool: spool.put(_PAUSED, after))
         if paused:
             keeper.pause()
         else:

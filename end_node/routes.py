@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,10 +17,12 @@ from starlette.types import Receive, Scope, Send
 from end_node.observing import ObservingNode
 from end_node.settings import SourceSettings
 from end_node.sources.picture import Picture
+from end_node.spool import Spool
 from tierkit.access import CALLER, Caller
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, Overloaded
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
+from tierkit.wire.observations import Observation
 
 __all__ = ["source_routes"]
 
@@ -65,7 +68,7 @@ class _Sources:
     async def pause(self, request: Request) -> Response:
         """Pause a source (POST), or let it continue (DELETE)."""
         _check_operator(request)
-        self._node.pause_source(request.path_params["name"], paused=request.method == "POST")
+        await self._node.pause_source(request.path_params["name"], paused=request.method == "POST")
         return Response(status_code=204)
 
     async def push(self, request: Request) -> Response:
@@ -111,7 +114,7 @@ class _Events:
             yield b": the observations of this node\n\n"
             while not node.lifecycle.draining:
                 changed = node.changed
-                found = await node.spool.do(lambda spool: spool.changes(after, _AT_ONCE))
+                found = await node.spool.do(partial(_changes, after))
                 for after, observation in found:
                     if source in (None, observation.source):
                         kind = "amended" if observation.revision else "observation"
@@ -121,6 +124,10 @@ class _Events:
                     yield b": waiting\n\n"
         finally:
             self._readers -= 1
+
+
+def _changes(after: int, spool: Spool) -> list[tuple[int, Observation]]:
+    return spool.changes(after, _AT_ONCE)
 
 
 class _EventStream(StreamingResponse):

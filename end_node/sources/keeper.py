@@ -95,7 +95,7 @@ class SourceKeeper:
         return SourceStatus(
             name=self.settings.name,
             kind=self._kind,
-            state=self._state,
+            state=self._state if self._resumed.is_set() else "paused",
             reason=self._reason,
             taken=self._taken,
             skipped=self._skipped,

@@ -160,7 +160,13 @@ class Spool:
         return self._observation(row, now)
 
     def amend(
-        self, key: int, *, finer: FinerAnswer | None = None, reason: str = "", waits: bool = False
+        self,
+        key: int,
+        *,
+        finer: FinerAnswer | None = None,
+        reason: str = "",
+        waits: bool = False,
+        unsure: bool | None = None,
     ) -> Observation | None:
         """Store a better answer, or why there is none. The picture goes, unless something else needs it.
 
@@ -168,6 +174,7 @@ class Spool:
             key: of a `Held`.
             finer: None leaves an earlier one in force.
             waits: True if a better answer is still wanted.
+            unsure: None leaves it as it was.
 
         Returns:
             The observation, or None if it was dropped in the meantime.
@@ -180,8 +187,15 @@ class Spool:
             before = self._observation(found, self._now())
             body = body_of(before.name, before.local, finer or before.finer, _text(reason))
             connection.execute(
-                "UPDATE observations SET body = ?, waits = ?, revision = revision + 1, change = ? WHERE key = ?",
-                (body, waits and before.waits, self._next_change(), key),
+                "UPDATE observations SET body = ?, waits = ?, unsure = ?, revision = revision + 1, change = ? "
+                "WHERE key = ?",
+                (
+                    body,
+                    waits and before.waits,
+                    before.unsure if unsure is None else unsure,
+                    self._next_change(),
+                    key,
+                ),
             )
             self._drop_unneeded(key)
             after = self._row("WHERE key = ?", key)

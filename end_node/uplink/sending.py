@@ -34,6 +34,8 @@ from tierkit.errors import (
     NotTerrace,
     SpoolUnavailable,
     TerraceError,
+    TooLarge,
+    UnsupportedMedia,
     UpstreamUnavailable,
 )
 from tierkit.inference.heartbeat import HeartbeatSender
@@ -283,17 +285,17 @@ class Uplink:
         if waiting is None:
             return None
         key = waiting.key
+        unsure = is_unsure(waiting.margin, route)
         if self._limits.escalate == "unsure":
-            unsure = is_unsure(waiting.margin, route)
             if unsure is None:
                 return None
             if not unsure:  # taken before this node had a route
-                await self._settle(key, Outcome(finer=None, waits=False, reason="", unreachable=False))
+                await self._settle(key, Outcome(finer=None, waits=False, reason="", unreachable=False), unsure)
                 return 0
         wait_s = self.pace.picture_in_s(waiting.size + _OVERHEAD_BYTES)
         if math.isinf(wait_s):
             reason = "the picture is larger than the bytes that may leave in a day"
-            await self._settle(key, Outcome(finer=None, waits=False, reason=reason, unreachable=False))
+            await self._settle(key, Outcome(finer=None, waits=False, reason=reason, unreachable=False), unsure)
             return 0
         if wait_s > 0:
             return wait_s
@@ -307,7 +309,7 @@ class Uplink:
             outcome = await self._ask(content, route, stages_left(route, reached, self._limits))
             if not outcome.unreachable:
                 self._failures, self.trouble = 0, ""
-                await self._settle(key, self._judged(key, outcome))
+                await self._settle(key, self._judged(key, outcome), unsure)
                 return 0
             self._failures += 1
             self._rest_until = time.monotonic() + _backoff_s(self._failures)
@@ -330,9 +332,11 @@ class Uplink:
         del self._errors[key]
         return replace(outcome, waits=False)
 
-    async def _settle(self, key: int, outcome: Outcome) -> None:
+    async def _settle(self, key: int, outcome: Outcome, unsure: bool | None) -> None:
         observation = await self._spool.do(
-            lambda spool: spool.amend(key, finer=outcome.finer, reason=outcome.reason, waits=outcome.waits)
+            lambda spool: spool.amend(
+                key, finer=outcome.finer, reason=outcome.reason, waits=outcome.waits, unsure=unsure is True
+            )
         )
         if observation is not None:
             _amended.labels("better" if outcome.finer else "kept").inc()
@@ -345,40 +349,43 @@ class Uplink:
         assert self._scheduler is not None
         failures = 0
         while True:
-            if (wait_s := self.pace.opens_in_s()) > 0:
-                await self._news("copies", wait_s)
-                continue
-            owed = await self._spool.do(lambda spool: spool.owed(1))
-            if not owed or not self._scheduler.registered:
-                await self._news("copies", None)
-                continue
-            (each,) = owed
-            wait_s = self.pace.picture_in_s(each.size + _OVERHEAD_BYTES)
-            if math.isinf(wait_s):
-                log.warning("a picture is larger than the bytes that may leave in a day: the scheduler gets no copy")
-                await self._spool.do(lambda spool: spool.handed_over(each.key))
-                continue
-            if wait_s > 0:
-                await self._news("copies", wait_s)
-                continue
-            before = self.pace.counted_bytes
             try:
-                content = await self._spool.do(lambda spool: spool.picture(each.key))
-                if content is not None:
-                    seen = each.observation
-                    target = f"/v1/observations/{self._settings.node_id}/{seen.source}/{seen.sequence}/picture"
-                    headers = {"Content-Type": "application/octet-stream"}
-                    await self._scheduler.ask("PUT", target, budget_s=_BUDGET_S, body=content, headers=headers)
-            except (InvalidInput, Forbidden) as exc:
-                log.warning("the scheduler does not take a picture of source '%s': %s", each.observation.source, exc)
+                wait_s = await self._hand_over_one(self._scheduler)
             except TerraceError as exc:
                 failures += 1
                 log.debug("copies of pictures wait: %s", exc)
                 await _pause(failures)
                 continue
             failures = 0
-            self.pace.count_picture(self.pace.counted_bytes - before)
-            await self._spool.do(lambda spool: spool.handed_over(each.key))
+            if wait_s != 0:
+                await self._news("copies", wait_s)
+
+    async def _hand_over_one(self, scheduler: HeartbeatSender) -> float | None:
+        """Send one copy; returns the seconds until it makes sense to look again, None until there is news."""
+        if (wait_s := self.pace.opens_in_s()) > 0:
+            return wait_s
+        owed = await self._spool.do(lambda spool: spool.owed(1))
+        if not owed or not scheduler.registered:
+            return None
+        key, seen = owed[0].key, owed[0].observation
+        wait_s = self.pace.picture_in_s(owed[0].size + _OVERHEAD_BYTES)
+        if 0 < wait_s < math.inf:
+            return wait_s
+        content = await self._spool.do(lambda spool: spool.picture(key))
+        if math.isinf(wait_s):
+            log.warning("a picture is larger than the bytes that may leave in a day: the scheduler gets no copy")
+        elif content is not None:
+            target = f"/v1/observations/{self._settings.node_id}/{seen.source}/{seen.sequence}/picture"
+            headers = {"Content-Type": "application/octet-stream"}
+            before = self.pace.counted_bytes
+            try:
+                await scheduler.ask("PUT", target, budget_s=_BUDGET_S, body=content, headers=headers)
+            except (InvalidInput, TooLarge, UnsupportedMedia, Forbidden) as exc:
+                log.warning("the scheduler does not take a picture of source '%s': %s", seen.source, exc)
+            finally:
+                self.pace.count_picture(self.pace.counted_bytes - before)
+        await self._spool.do(lambda spool: spool.handed_over(key))
+        return 0
 
     async def _news(self, what: str, timeout_s: float | None) -> None:
         """Wait for something new, at most so long."""
