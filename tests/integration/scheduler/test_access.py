@@ -140,6 +140,11 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("DELETE", "/v1/devices/x?forget=true", 403, 404, 404, 403, 403),
     ("DELETE", "/v1/devices/x?incarnation=1", 403, 403, 403, 404, 403),
     ("PUT", "/v1/devices/x/trust?trusted=yes", 403, 403, 404, 403, 403),
+    ("GET", "/v1/devices/x/route", 403, 403, 403, 404, 403),
+    ("GET", "/v1/observations", 200, 200, 200, 403, 403),
+    ("POST", "/v1/observations", 403, 403, 403, 400, 403),
+    ("PUT", "/v1/observations/x/y/1/picture", 403, 403, 403, 415, 403),
+    ("GET", "/v1/observations/x/y/1/picture", 404, 404, 404, 403, 403),
     ("GET", "/v1/tokens", 403, 403, 200, 403, 403),
     ("POST", "/v1/tokens", 403, 403, 422, 403, 403),
     ("POST", "/v1/tokens/nobody/rotate", 403, 403, 422, 403, 403),
@@ -161,6 +166,21 @@ async def test_roles(closed: Any) -> None:
             assert answer.status_code == status, (method, path, role, answer.text)
             if status == 403:
                 assert f"has the role {role}; this takes " in answer.json()["error"]
+
+
+async def test_a_node_sends_observations_and_asks_for_a_route_under_its_own_name_only(closed: Any) -> None:
+    own, other = registration("pi", sources=True), registration("pi2", sources=True)
+    assert (await closed.http.post("/v1/devices", json=own, headers=bearer(PI))).status_code == 200
+    assert (await closed.http.post("/v1/devices", json=other, headers=bearer(ANY))).status_code == 200
+    for place, code in ((own, 200), (other, 403)):
+        name = place["node_id"]
+        seen = {"source": "gate", "sequence": 1, "age_s": 1.0}
+        batch = {"node_id": name, "incarnation": place["incarnation"], "spool": "a" * 16, "observations": [seen]}
+        sent = await closed.http.post("/v1/observations", json=batch, headers=bearer(PI))
+        route = await closed.http.get(f"/v1/devices/{name}/route", headers=bearer(PI))
+        put = await closed.http.put(f"/v1/observations/{name}/gate/1/picture", content=b"", headers=bearer(PI))
+        assert (sent.status_code, route.status_code, put.status_code) == (code, code, 415 if code == 200 else 403)
+    assert (await closed.http.get("/v1/observations?node=pi2", headers=bearer(ALICE))).text == ""
 
 
 async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:

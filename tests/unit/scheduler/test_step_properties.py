@@ -298,6 +298,7 @@ class Play:
             mine = [each for each in owed if each.facts.incarnation == device.incarnation]
             assert device.given == len(mine), "each charge is given back"
             if device.listed:
+                assert device.takes_tasks
                 able.append(node_id)
                 if max(len(owed), sum(not attempt.facts.planned for attempt in here)) < ledger.assigned.window:
                     room.append(node_id)
@@ -314,7 +315,7 @@ class Play:
         ends = self.alive([Tier.END])
         tasks = job.next_tasks()
         if job.facts.policy.recovery is Recovery.REASSIGN:
-            ends = [device for device in map(self.ledger.find, ENDS) if device is not None]
+            ends = [device for device in map(self.ledger.find, ENDS) if device is not None and device.takes_tasks]
         elif not ends:
             ends = self.ledger.last_resort(Tier.END, self.now)
         elif job.facts.keeps_window:
@@ -468,7 +469,7 @@ def routed(facts: AttemptFacts, losses: Sequence[Tier]) -> RoutedEvent:
 USUAL = ["send", "send", "answer", "answer", "line", "end", "due", "tick"]
 NODES = [
     *("up", "probe", "lose", "start", "restart_node", "move_node", "register_again", "rival", "stale"),
-    *("silence", "draining", "leave", "forget", "refuse", "intend"),
+    *("silence", "draining", "leave", "forget", "refuse", "intend", "long_lease", "observe"),
 ]
 UNUSUAL = ["tick", "die", "die", "hedge", "move", "time", "late", "stop", "gone", "restart", "restart", *NODES]
 
@@ -572,6 +573,10 @@ def of_a_node(play: Play, what: str, picks: Picks) -> None:
             play.register(process)
         case "rival":
             play.register(play.process(node_id, "http://rival:1"))
+        case "long_lease":
+            play.register(play.process(node_id).model_copy(update={"lease_s": picks.of([1.0, 60.0])}))
+        case "observe" if process is not None:
+            play.feed(events.Heard(node_id, picks.of([process.incarnation, "f" * 16])))
         case "stale":
             stale = Heartbeat(incarnation="f" * 16, in_flight=0, queued_images=0, images_done=0)
             assert play.feed(events.Beat(node_id, stale)) is None
