@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ class SpoolFile:
         """
         try:
             yield self.connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._fail(error)
 
     @contextlib.contextmanager
@@ -132,24 +133,22 @@ class SpoolFile:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._fail(error)
         self._note_last(change)
 
     def damaged(self, error: Exception) -> SpoolUnavailable:
         """Set the file aside, begin a new one, and return the error to raise."""
-        self.connection.close()
         message = f"the spool {self.path} is damaged ({error}): it was set aside, and a new one has begun"
         try:
-            self._set_aside(str(error))
+            self._set_aside(str(error), self.connection)
             self.connection, self.id = self._begin()
         except (sqlite3.Error, OSError) as further:
             message = f"the spool {self.path} is damaged ({error}), and no new one can begin ({further})"
         return SpoolUnavailable(message)
 
-    def _fail(self, error: sqlite3.Error) -> None:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code in _DAMAGE or "no such table" in str(error):
+    def _fail(self, error: sqlite3.Error | UnicodeDecodeError) -> None:
+        if _is_damage(error):
             raise self.damaged(error) from error
         raise SpoolUnavailable(f"the spool {self.path} cannot be used now: {error}") from error
 
@@ -171,22 +170,20 @@ class SpoolFile:
         try:
             connection = self._connect()
             return connection, self._checked(connection)
-        except (sqlite3.DatabaseError, _NotASpool) as error:
+        except (sqlite3.Error, UnicodeDecodeError, _NotASpool) as error:
+            if isinstance(error, _NotASpool) or _is_damage(error):
+                self._set_aside(str(error), connection)
+                return self._begin()
             if connection is not None:
                 connection.close()
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            if code not in (*_DAMAGE, sqlite3.SQLITE_ERROR):
-                raise
-            self._set_aside(str(error))
-            return self._begin()
+            raise
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *first: str) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
         try:
             for pragma in (
+                *first,
                 "locking_mode = EXCLUSIVE",  # needs no shared memory, which a full disk would break
-                f"page_size = {PAGE_BYTES}",
-                "auto_vacuum = INCREMENTAL",
                 "secure_delete = OFF",  # or each picture that goes would be written once more, as zeros
                 "journal_mode = WAL",
                 "synchronous = FULL",
@@ -206,13 +203,15 @@ class SpoolFile:
             row = connection.execute(query).fetchone()
             return row[0] if row else None
 
-        if not single("SELECT count(*) FROM sqlite_master"):
+        if not single("SELECT count(*) FROM sqlite_master") and not single("PRAGMA application_id"):
             return self._prepare(connection)  # a crash came before its tables
         if single("PRAGMA application_id") != _APPLICATION:
             raise _NotASpool("it is not a spool")
         version = single("PRAGMA user_version")
         if version != SCHEMA_VERSION:
             raise _NotASpool(f"it has version {version}, and this Terrace knows version {SCHEMA_VERSION}")
+        if self._size("") % PAGE_BYTES and not self._size("-wal"):
+            raise _NotASpool("its end is missing")
         # Pictures are not read: they may be gigabytes.
         for table in ("state", "sources", "observations", "gaps"):
             trouble = single(f"PRAGMA quick_check({table})")
@@ -222,6 +221,8 @@ class SpoolFile:
         if row is None:
             raise _NotASpool("its state is missing")
         spool, change = str(row[0]), int(row[1])
+        if not re.fullmatch("[0-9a-f]{16}", spool):
+            raise _NotASpool("its id is damaged")
         with contextlib.suppress(ValueError):  # a witness that cannot be read proves nothing
             witness, last = os.pread(self._witness, _WITNESS_BYTES, 0).decode("ascii").split()
             if witness == spool and int(last) > change:
@@ -232,7 +233,7 @@ class SpoolFile:
 
     def _begin(self) -> tuple[sqlite3.Connection, str]:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = self._connect()
+        connection = self._connect(f"page_size = {PAGE_BYTES}", "auto_vacuum = INCREMENTAL")
         try:
             return connection, self._prepare(connection)
         except BaseException:
@@ -248,18 +249,27 @@ class SpoolFile:
         )
         return spool
 
-    def _set_aside(self, why: str) -> None:
+    def _set_aside(self, why: str, connection: sqlite3.Connection | None) -> None:
         number = next(n for n in itertools.count(1) if not (self.folder / f"{_SET_ASIDE}{n}.db").exists())
         name = f"{_SET_ASIDE}{number}.db"
         for suffix in ("-wal", ""):  # the journal first: the file never gets that of another one
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_name(_NAME + suffix).rename(self.folder / (name + suffix))
+        if connection is not None:  # only now: SQLite removes the journal, if it finds it under its name
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
         _log.error("the spool %s cannot be used: %s. It is kept as %s, and a new one begins", self.path, why, name)
 
     def _note_last(self, change: int) -> None:
         """Note the last change outside the file, where a damaged journal cannot hide it."""
         with contextlib.suppress(OSError):
             os.pwrite(self._witness, f"{self.id} {change}".ljust(_WITNESS_BYTES - 1).encode() + b"\n", 0)
+
+
+def _is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith("no such"):
+        return True
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DAMAGE
 
 
 class _NotASpool(Exception):

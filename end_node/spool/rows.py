@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,18 +149,31 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-def body_of(name: str, local: LocalAnswer | None, finer: FinerAnswer | None, reason: str) -> bytes:
-    """Return the column `body`."""
-    return _encode(_Body(name=name, local=local, finer=finer, reason=reason))
+def body_of(observation: Observation, given: int) -> bytes:
+    """Return the column `body` for an observation in the row with the number `given`.
+
+    SQLite checks no content. So the body ends with a checksum, which covers the source and the number too.
+    """
+    body = _encode(
+        _Body(name=observation.name, local=observation.local, finer=observation.finer, reason=observation.reason)
+    )
+    return body + _checksum(body, observation.source, given)
+
+
+def _checksum(body: bytes, source: str, given: int) -> bytes:
+    return zlib.crc32(body, zlib.crc32(f"{source} {given}".encode())).to_bytes(4, "big")
 
 
 def read_row(row: Row, sequence: int, now: float) -> Observation:
     """Return the observation of a row under its present sequence number, with its age at elapsed time `now`.
 
     Raises:
-        msgspec.DecodeError: the row is damaged.
+        ValueError: the row is damaged.
     """
-    _, source, _, revision, taken, taken_at, unsure, waits, _, _, body = row
+    _, source, given, revision, taken, taken_at, unsure, waits, _, _, stored = row
+    body = stored[:-4]
+    if stored[-4:] != _checksum(body, source, given):
+        raise ValueError("an answer has the wrong checksum")
     read = _decode(body)
     return Observation(
         source=source,

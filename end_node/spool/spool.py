@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from end_node.spool.file import PAGE_BYTES, SLACK_PAGES, SpoolFile
 from end_node.spool.numbers import Numbers
@@ -141,11 +142,20 @@ class Spool:
             )
             given = self._file.value("SELECT last FROM sources WHERE source = ?", draft.source)
             key = self._next_change()
-            now = self._noted.elapsed
+            added = Observation(
+                source=draft.source,
+                sequence=given + self._numbers.shift(draft.source, given),
+                age_s=max(0.0, draft.age_s),
+                taken_at=draft.taken_at,
+                name=_text(draft.name),
+                local=draft.local,
+                unsure=draft.unsure,
+                waits=draft.waits and picture is not None,
+                reason=_text(reason),
+            )
             row = (
-                *(key, draft.source, given, 0, now - max(0.0, draft.age_s), draft.taken_at, draft.unsure),
-                *(draft.waits and picture is not None, draft.margin, len(picture or b"")),
-                body_of(_text(draft.name), draft.local, None, _text(reason)),
+                *(key, draft.source, given, 0, self._noted.elapsed - added.age_s, draft.taken_at, draft.unsure),
+                *(added.waits, draft.margin, len(picture or b""), body_of(added, given)),
             )
             connection.execute(
                 f"INSERT INTO observations ({COLUMNS}, change, keeps, owed) VALUES ({'?, ' * 13}?)",
@@ -157,7 +167,7 @@ class Spool:
                 mark = _digest(draft.source, draft.mark)
                 marked = connection.execute("INSERT OR IGNORE INTO marks VALUES (?)", (mark,)).rowcount
         self._marks += marked
-        return self._observation(row, now)
+        return added
 
     def amend(
         self,
@@ -185,7 +195,7 @@ class Spool:
             if found is None:
                 return None
             before = self._observation(found, self._now())
-            body = body_of(before.name, before.local, finer or before.finer, _text(reason))
+            body = body_of(replace(before, finer=finer or before.finer, reason=_text(reason)), found[2])
             connection.execute(
                 "UPDATE observations SET body = ?, waits = ?, unsure = ?, revision = revision + 1, change = ? "
                 "WHERE key = ?",
@@ -457,7 +467,7 @@ class Spool:
         source, given = row[1], row[2]
         try:
             return read_row(row, given + self._numbers.shift(source, given), now)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise self._damaged(error) from error
 
     def _next_change(self) -> int:
@@ -510,10 +520,10 @@ class Spool:
             if waits:
                 row = self._row("WHERE key = ?", key)
                 assert row is not None
-                before = self._observation(row, 0.0)
+                before = replace(self._observation(row, 0.0), reason=_FULL)
                 connection.execute(
                     "UPDATE observations SET waits = 0, body = ?, revision = revision + 1, change = ? WHERE key = ?",
-                    (body_of(before.name, before.local, before.finer, _FULL), self._next_change(), key),
+                    (body_of(before, given), self._next_change(), key),
                 )
             return True
         connection.execute("DELETE FROM observations WHERE key = ?", (key,))
