@@ -10,16 +10,16 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from pydantic import TypeAdapter, ValidationError
 
 from encryption.heads import Encoders
 from end_node.node import EndNode, Task
 from end_node.settings import EndSettings, SourceSettings
-from end_node.sources.keeper import SourceKeeper
+from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
 from end_node.sources.picture import Picture
 from end_node.spool import Draft, Spool
 from end_node.spooling import SpoolThread
@@ -55,12 +55,25 @@ _ADDED, _PAUSED = "sources", "paused"
 _MOST_SOURCES = 64
 _DAMAGED_MARGIN = 1.0
 _MOST_SAID = 500
+_SHOW_S = 5.0
 
 _seconds = Histogram(
     "terrace_observation_seconds",
     "From a picture in hand to its local answer, stored.",
     ["source"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+_spool_bytes = Gauge("terrace_spool_bytes", "Size of the spool on the disk.")
+_waiting = Gauge("terrace_spool_waiting", "Answers and pictures in the spool that are to leave this device.", ["what"])
+_dropped = Gauge(
+    "terrace_spool_dropped",
+    "Dropped because the spool was full, since it began: sure_picture, unsure_picture or answer.",
+    ["what"],
+)
+_spent = Gauge("terrace_uplink_day_bytes", "Bytes sent and received in the last 24 hours.")
+_sources = Gauge("terrace_sources", "Sources of this node by their state.", ["state"])
+_pictures = Gauge(
+    "terrace_source_pictures", "Pictures of a source since the node started: taken or skipped.", ["source", "fate"]
 )
 _damaged = Counter("terrace_damaged_pictures_total", "Pictures of sources that could not be read.", ["source"])
 
@@ -125,7 +138,7 @@ class ObservingNode(EndNode):
                 )
                 await self.uplink.load()
                 await self.pace.load(self.spool)
-                loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool)}
+                loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool), "gauges": self._show()}
                 self._loops = {name: self.lifecycle.own(loop, name=name) for name, loop in loops.items()}
                 paused = await self.spool.do(lambda spool: spool.get(_PAUSED)) or ()
                 for source in (*self.settings.source, *await self._added()):
@@ -219,6 +232,29 @@ class ObservingNode(EndNode):
             event = await self.finer(task, None)
             span.says(answer=event.event)
         return outcome_of(event)
+
+    async def _show(self) -> None:
+        """Set the gauges from time to time, until cancelled."""
+        while True:
+            with contextlib.suppress(SpoolUnavailable):
+                stats = await self.spool.do(Spool.stats)
+                _spool_bytes.set(stats.bytes_used)
+                _waiting.labels("answer").set(stats.undelivered)
+                _waiting.labels("picture").set(stats.waiting + stats.owed)
+                for what, count in (
+                    ("sure_picture", stats.dropped_sure),
+                    ("unsure_picture", stats.dropped_unsure),
+                    ("answer", stats.lost),
+                ):
+                    _dropped.labels(what).set(count)
+            _spent.set(self.pace.spent_bytes)
+            statuses = [keeper.status for keeper in self.keepers.values()]
+            for state in get_args(KeeperState):
+                _sources.labels(state).set(sum(status.state == state for status in statuses))
+            for status in statuses:
+                _pictures.labels(status.name, "taken").set(status.taken)
+                _pictures.labels(status.name, "skipped").set(status.skipped)
+            await asyncio.sleep(_SHOW_S)
 
     def _announce(self, _: Observation) -> None:
         """Wake those who follow the observations."""

@@ -236,10 +236,9 @@ async def test_a_frame_that_claims_to_be_huge_costs_no_memory(intake: KeepingInt
     content = bytearray(jpeg())
     at = content.index(b"\xff\xc0") + 5
     content[at : at + 4] = b"\xfd\xe8\xfd\xe8"  # 65,000 x 65,000
-    async with http_camera(showing(lambda number: bytes(content))) as url:
-        async with kept(intake, url, rate=100) as keeper:
-            await wait_for(lambda: keeper.status.state == "waiting", what="the refusal")
-            assert any(text in keeper.status.reason for text in ("65000 x 65000", "MiB of memory", "cannot be decoded"))
+    async with http_camera(showing(lambda number: bytes(content))) as url, kept(intake, url, rate=100) as keeper:
+        await wait_for(lambda: keeper.status.state == "waiting", what="the refusal")
+        assert any(text in keeper.status.reason for text in ("65000 x 65000", "MiB of memory", "cannot be decoded"))
 
 
 async def test_a_playlist_names_no_files_of_the_device(intake: KeepingIntake, tmp_path: Path) -> None:
@@ -259,7 +258,7 @@ async def test_a_playlist_names_no_files_of_the_device(intake: KeepingIntake, tm
             writer.write(b"HTTP/1.1 200 OK\r\n%s\r\nContent-Length: %d\r\n\r\n%s" % (kind, len(body), body))
 
         async with http_camera(show) as url, kept(intake, f"{url}/a.m3u8") as keeper:
-            await wait_for(lambda: keeper.status.state == "waiting", what="the refusal")  # noqa: B023  # awaited here
+            await wait_for(lambda: keeper.status.state == "waiting", what="the refusal")  # awaited here
     assert not intake.pictures
 
 
