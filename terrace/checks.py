@@ -25,7 +25,7 @@ from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
 from terrace.console import node_order, percent
 from tierkit.access import client_context, tls_trouble
-from tierkit.client import Client, Device
+from tierkit.client import Client, Device, SourcesReport
 from tierkit.distribution import DISTRIBUTION, install_command
 from tierkit.errors import (
     CertificateError,
@@ -249,6 +249,7 @@ def check_fleet(
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     yield from _check_lists(devices)
+    yield from _check_sources(client, devices)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
         yield Check(_FLEET, "end nodes", CheckVerdict.FAIL, "none is alive, so no job can run", advice)
@@ -296,6 +297,50 @@ def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
             known = ",".join(end.allowed_upstreams)
             advice = f"its answers stay coarse; if that is not wanted, add URLs to --allowed-upstreams (now {known})"
             yield Check(_FLEET, name, CheckVerdict.NOTE, detail, advice)
+
+
+def _check_sources(client: Client, devices: Sequence[Device]) -> Iterator[Check]:
+    """Sources that do not run, and pictures and answers that devices have lost."""
+    for device in devices:
+        if not device.sources or device.health in (Health.DEAD, Health.REMOVED):
+            continue  # reported by the check of the node
+        name = f"{device.node_id}, sources"
+        try:
+            report = client.sources(device.node_id)
+        except TerraceError as exc:
+            advice = "look at its log, and at the firewall between the scheduler and the device"
+            yield Check(_FLEET, name, CheckVerdict.NOTE, f"cannot be listed: {exc}", advice)
+            continue
+        running = 0
+        for source in report.sources:
+            if source.state not in ("waiting", "paused"):
+                running += source.state != "finished"
+                continue
+            detail = f"{source.kind} {source.state}" + (f": {source.reason}" if source.reason else "")
+            paused = source.state == "paused"
+            advice = (
+                f"terrace sources resume {device.node_id} {source.name}" if paused else "look at its url and its log"
+            )
+            verdict = CheckVerdict.NOTE if paused else CheckVerdict.FAIL
+            yield Check(_FLEET, f"{device.node_id}, {source.name}", verdict, detail, advice)
+        yield _check_spool(name, f"{running} of {len(report.sources)} run", report)
+
+
+def _check_spool(name: str, running: str, report: SourcesReport) -> Check:
+    if (spool := report.spool) is None:
+        return Check(_FLEET, name, CheckVerdict.OK, running)
+    if spool.set_aside:
+        advice = "its observations can only be read with SQLite tools; delete the folder if nobody needs them"
+        detail = f"{running}; a damaged spool was set aside: {spool.set_aside}"
+        return Check(_FLEET, name, CheckVerdict.FAIL, detail, advice)
+    if spool.dropped_pictures or spool.lost_answers:
+        detail = f"{running}; {spool.dropped_pictures:,} pictures dropped, {spool.lost_answers:,} answers lost"
+        advice = (
+            f"its spool was full ({spool.size_bytes:,} bytes): give it more (spool.size), or let more leave the device"
+        )
+        return Check(_FLEET, name, CheckVerdict.NOTE, detail, advice)
+    waiting = f"{spool.waiting_answers:,} answers and {spool.waiting_pictures:,} pictures wait"
+    return Check(_FLEET, name, CheckVerdict.OK, f"{running}; {waiting}")
 
 
 def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None) -> Check:

@@ -25,6 +25,7 @@ from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
 from scheduler.api.sessions import sessions
 from scheduler.api.snapshot import Snapshots
+from scheduler.api.sources import sources
 from scheduler.api.tokens import tokens
 from scheduler.jobs.service import Scheduler
 from scheduler.runtime.leadership import leading
@@ -67,7 +68,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.authenticator = lifecycle.authenticator
-    routers = (jobs, runs, devices, observations, mapping, history, privacy, tokens, networks, about, sessions, pages)
+    of_the_fleet = (devices, sources, observations, mapping, history, privacy)
+    routers = (jobs, runs, *of_the_fleet, tokens, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 

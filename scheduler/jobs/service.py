@@ -21,6 +21,7 @@ from scheduler.core.job import Answer, ImageFacts, JobImages, JobRow
 from scheduler.core.policy import JobPolicy, PolicyRequest, PrivacyRules, settle
 from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.devices.operators import Operators
+from scheduler.devices.sources import RemoteSources
 from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.ingest.inputs import ImageWriter, InputFiles
@@ -66,6 +67,7 @@ class Scheduler:
     store: JobStore
     runs: Runs
     observations: Observations
+    remote_sources: RemoteSources
     inputs: InputFiles
     copies: InputCopies | None
     """Copies of the input files for other schedulers; None where no other scheduler shares the database."""

@@ -19,6 +19,7 @@ from models.manifest import Manifest
 from scheduler.core import events
 from scheduler.core.fleet import Ledger
 from scheduler.devices.operators import Operators
+from scheduler.devices.sources import RemoteSources
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.transport import HttpTransport
@@ -134,6 +135,7 @@ async def open_scheduler(
             store=store,
             runs=runs,
             observations=observations,
+            remote_sources=RemoteSources(devices, http),
             inputs=InputFiles(settings.inputs, manifest.fit),
             copies=InputCopies(engine, commit) if settings.shares_database else None,
             tuning=_tuning(settings.models, manifest),

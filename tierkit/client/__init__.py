@@ -31,6 +31,7 @@ from tierkit.wire.api import (
     StateChange,
 )
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
+from tierkit.wire.sources import SeenGap, SeenPicture, SourcesReport
 
 __all__ = [
     "DEFAULT_URL",
@@ -65,6 +66,9 @@ __all__ = [
     "RunState",
     "RunSummary",
     "RunWorker",
+    "SeenGap",
+    "SeenPicture",
+    "SourcesReport",
     "StateChange",
     "gather",
     "shortened",

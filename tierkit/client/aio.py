@@ -50,11 +50,15 @@ from tierkit.wire.runs import (
     WorkerOffer,
     WorkerWish,
 )
+from tierkit.wire.sources import SeenGap, SeenPicture, SourceFields, SourcesReport
 
 __all__ = ["AsyncClient"]
 
 # The scheduler sends a comment every 15 s; after two that did not come the connection is dead.
 _STREAM_SILENCE_S = 35.0
+
+_GAP = b'{"gap"'
+"""The beginning of a line about lost observations."""
 
 T = TypeVar("T")
 
@@ -389,6 +393,47 @@ class AsyncClient(SchedulerConnection):
         said = {True: "yes", False: "no", None: "default"}[trusted]
         await self._request("PUT", f"{_device_path(node_id)}/trust", repeatable=True, params={"trusted": said})
 
+    async def sources(self, node_id: str) -> SourcesReport:
+        """The sources of a node, its spool and its uplink; `NotFound` if it has none."""
+        return await self._get(SourcesReport, f"{_device_path(node_id)}/sources")
+
+    async def add_source(self, node_id: str, name: str, url: str = "", **fields: Unpack[SourceFields]) -> None:
+        """Add a source to a node; `Forbidden` if the node does not allow it.
+
+        Args:
+            fields: the others of the `[[source]]` table.
+        """
+        upload = json_upload({"name": name, **({"url": url} if url else {}), **fields})
+        await self._request("POST", f"{_device_path(node_id)}/sources", repeatable=False, upload=upload)
+
+    async def remove_source(self, node_id: str, name: str) -> None:
+        """Remove a source from a node. Its observations stay."""
+        await self._request("DELETE", _source_path(node_id, name), repeatable=False)
+
+    async def pause_source(self, node_id: str, name: str) -> None:
+        """Let a source take no pictures until it is resumed."""
+        await self._request("POST", f"{_source_path(node_id, name)}/pause", repeatable=True)
+
+    async def resume_source(self, node_id: str, name: str) -> None:
+        """Let a paused source continue."""
+        await self._request("DELETE", f"{_source_path(node_id, name)}/pause", repeatable=True)
+
+    async def observations(
+        self, *, source: str | None = None, node: str | None = None, after: int = 0
+    ) -> AsyncGenerator[SeenPicture | SeenGap, None]:
+        """The pictures that sources have seen, with their answers, by node, source and sequence number. A `SeenGap`
+        names numbers that a device has lost.
+
+        Args:
+            source, node: only theirs.
+            after: only higher sequence numbers.
+        """
+        given = {"source": source, "node": node, "after": after or None}
+        params = {name: value for name, value in given.items() if value is not None}
+        async with self._stream("GET", "/v1/observations", params=params) as chunks:
+            async for line in iter_lines(chunks):
+                yield parse(SeenGap, line) if line.startswith(_GAP) else parse(SeenPicture, line)
+
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
         return await self._get(dict[str, Any], "/v1/mapping")
@@ -450,6 +495,10 @@ def _run_id(run: RunSummary | str) -> str:
 
 def _device_path(node_id: str) -> str:
     return f"/v1/devices/{_segment('node', node_id)}"
+
+
+def _source_path(node_id: str, name: str) -> str:
+    return f"{_device_path(node_id)}/sources/{_segment('source', name)}"
 
 
 def _segment(kind: str, name: str) -> str:

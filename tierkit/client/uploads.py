@@ -20,6 +20,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from tierkit.client.files import File, Files, gather, named_files
 from tierkit.errors import InvalidInput
@@ -92,9 +93,9 @@ class UploadBody:
     chunks: Callable[[], AsyncIterator[bytes]]
 
 
-def json_upload(message: BaseModel) -> UploadBody:
+def json_upload(message: BaseModel | Mapping[str, Any]) -> UploadBody:
     """A message as a JSON body."""
-    content = message.model_dump_json().encode()
+    content = to_json(message)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield content

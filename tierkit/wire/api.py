@@ -321,6 +321,10 @@ class Device(_Value):
     """Its power budget; None: no limit."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images or features there; empty: anywhere."""
+    sources: bool = False
+    """True if it has sources of pictures."""
+    lease_s: float | None = None
+    """The long lease that it asked for: it takes no tasks. None for other nodes."""
 
 
 class DeviceList(_Value):

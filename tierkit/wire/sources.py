@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Literal, TypedDict
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,7 @@ __all__ = [
     "SeenGap",
     "SeenPicture",
     "SeenSuperclass",
+    "SourceFields",
     "SourceState",
     "SourcesReport",
     "SpoolState",
@@ -33,6 +35,17 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
+class SourceFields(TypedDict, total=False):
+    """Fields of a `[[source]]` table besides `name` and `url`. See the settings of the end node."""
+
+    kind: Literal["stream", "camera", "folder", "snapshot", "push"]
+    rate: float
+    changed: float
+    keep: Literal["none", "unsure", "all"]
+    after: Literal["leave", "move", "delete"]
+    move_to: str
+
+
 class SourceState(_Value):
     """A source on its device."""
 
@@ -42,7 +55,7 @@ class SourceState(_Value):
     url: str = ""
     """Without a user name or password."""
     state: str
-    """running, paused, or waiting after a failure."""
+    """starting, running, paused, finished, or waiting after a failure."""
     reason: str = ""
     """Why it does not run."""
     taken: int = 0

@@ -35,6 +35,7 @@ from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, talking
 from tierkit.types import Health, Tier
+from tierkit.wire.sources import SourcesReport
 
 
 class FakeClient:
@@ -48,7 +49,9 @@ class FakeClient:
         error: TerraceError | None = None,
         who: dict[str, Any] | None = None,
         standbys: Sequence[str] = (),
+        report: SourcesReport | None = None,
     ) -> None:
+        self._report = report
         self.urls = (*standbys, self.url)
         self._devices = devices
         self._error = error
@@ -70,6 +73,11 @@ class FakeClient:
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
+    def sources(self, node_id: str) -> SourcesReport:
+        if self._report is None:
+            raise UpstreamError(f"{node_id} cannot be reached")
+        return self._report
+
 
 def examine(
     *devices: Device,
@@ -78,8 +86,9 @@ def examine(
     asked_for: bool = True,
     tls_ca: Path | None = None,
     standbys: Sequence[str] = (),
+    report: SourcesReport | None = None,
 ) -> dict[str, Check]:
-    client = cast(Client, FakeClient(*devices, error=error, who=who, standbys=standbys))
+    client = cast(Client, FakeClient(*devices, error=error, who=who, standbys=standbys, report=report))
     return {check.name: check for check in check_fleet(client, asked_for=asked_for, tls_ca=tls_ca)}
 
 
@@ -92,6 +101,40 @@ def closed_url() -> Iterator[str]:
 
 
 DEVICE = Device(node_id="end-1", tier=Tier.END, url="http://127.0.0.1:1", health=Health.ALIVE, version=__version__)
+
+
+@pytest.mark.parametrize(
+    ("source", "spool", "name", "verdict", "words"),
+    [
+        ({}, {"waiting_answers": 1200}, "end-1, sources", CheckVerdict.OK, "1 of 1 run; 1,200 answers and 0 pictures"),
+        ({"state": "finished"}, {}, "end-1, sources", CheckVerdict.OK, "0 of 1 run"),
+        ({"state": "waiting", "reason": "no route"}, {}, "end-1, gate", CheckVerdict.FAIL, "stream waiting: no route"),
+        ({"state": "paused"}, {}, "end-1, gate", CheckVerdict.NOTE, "stream paused"),
+        ({}, {"dropped_pictures": 7}, "end-1, sources", CheckVerdict.NOTE, "7 pictures dropped, 0 answers lost"),
+        ({}, {"lost_answers": 2}, "end-1, sources", CheckVerdict.NOTE, "0 pictures dropped, 2 answers lost"),
+        ({}, {"set_aside": "/var/x"}, "end-1, sources", CheckVerdict.FAIL, "a damaged spool was set aside: /var/x"),
+    ],
+)
+def test_sources_and_their_spool(
+    source: dict[str, Any], spool: dict[str, Any], name: str, verdict: CheckVerdict, words: str
+) -> None:
+    report = SourcesReport.model_validate(
+        {
+            "sources": [{"name": "gate", "kind": "stream", "state": "running", **source}],
+            "spool": {"bytes": 1, "size_bytes": 2, **spool},
+        }
+    )
+    found = examine(DEVICE.model_copy(update={"sources": True}), report=report)
+    assert (found[name].verdict, words in found[name].detail) == (verdict, True)
+    assert bool(found[name].advice) == (verdict is not CheckVerdict.OK)
+
+
+def test_sources_that_cannot_be_listed() -> None:
+    devices = [DEVICE.model_copy(update={"sources": True}), DEVICE.model_copy(update={"node_id": "end-2"})]
+    found = examine(*devices)
+    assert found["end-1, sources"].verdict is CheckVerdict.NOTE
+    assert "end-1 cannot be reached" in found["end-1, sources"].detail
+    assert "end-2, sources" not in found
 
 
 async def test_a_healthy_node() -> None:
