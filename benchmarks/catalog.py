@@ -12,11 +12,12 @@ from benchmarks.peers.experiment import PEERS
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.rivals.experiment import RIVALS
 from benchmarks.road.experiment import ROAD
+from benchmarks.sources import SOURCES
 from experiments.harness import Experiment
 
 __all__ = ["BENCHMARKS"]
 
 BENCHMARKS: dict[str, Experiment] = {
     benchmark.name: benchmark
-    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS, ROAD)
+    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS, ROAD, SOURCES)
 }

@@ -378,7 +378,7 @@ async def test_a_folder_is_taken_once_even_over_a_restart(tmp_path: Path, http: 
     pictures.mkdir()
     source = [{"name": "files", "url": str(pictures)}]
 
-    async def take(count: int) -> list[str | None]:
+    async def take(count: int) -> list[str]:
         async with observing(tmp_path / "spool", http, source=source) as node:
 
             async def taken() -> bool:
