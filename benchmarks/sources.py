@@ -1,8 +1,8 @@
 """Pictures that begin at the device, measured: the CIFAR-100 test images as a folder of an end node.
 
-The node answers each picture and sends up those of which it is unsure, by the thresholds that were tuned on held-out
-images. The accuracy of the answers that stand is compared with that of the cloud's network for all images, computed in
-this process. Both are about superclasses: those are what a sure answer of the device tells.
+The node answers each picture and sends up the unsure ones, by the thresholds that were tuned on held-out images. The
+table compares the accuracy of the answers that stand with the cloud network's accuracy on all images, computed in this
+process. Both count superclasses, because a sure answer of the device has nothing finer.
 """
 
 from __future__ import annotations

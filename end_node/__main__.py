@@ -33,15 +33,8 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
                 from end_node.observing import ObservingNode
                 from end_node.routes import source_routes
 
-                node = ObservingNode(
-                    settings,
-                    models,
-                    lifecycle,
-                    manifest.hierarchy,
-                    encoders,
-                    fit=manifest.fit,
-                    substitutes=substitutes,
-                )
+                node = ObservingNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
+                node.fit = manifest.fit
                 return create_app(node, source_routes(node))
             return create_app(
                 EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)

@@ -1,4 +1,4 @@
-"""An end node that has pictures of its own: it answers each at once, and keeps what is to go up in its spool."""
+"""An end node with sources: it answers each picture at once, and its spool keeps whatever is to leave the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
@@ -16,7 +16,6 @@ import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import TypeAdapter, ValidationError
 
-from encryption.heads import Encoders
 from end_node.node import EndNode, Task
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
@@ -25,17 +24,13 @@ from end_node.spool import Draft, Spool
 from end_node.spooling import SpoolThread
 from end_node.uplink.budget import lease_s
 from end_node.uplink.pace import Pace
-from end_node.uplink.rules import Outcome, fate_of, outcome_of
+from end_node.uplink.rules import Amendment, fate_of, outcome_of
 from end_node.uplink.sending import Uplink
 from models.escalation import margin
-from models.hierarchy import Hierarchy
 from models.manifest import Fit
 from models.pictures import decoder
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SpoolUnavailable
-from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.files import Decoded
-from tierkit.inference.model import Model
-from tierkit.inference.node import NO_SUBSTITUTES, ServedModels, Substitutes
 from tierkit.pacing import TokenBucket
 from tierkit.plaintext import without_passwords
 from tierkit.spans import Span, new_root
@@ -79,29 +74,15 @@ _damaged = Counter("terrace_damaged_pictures_total", "Pictures of sources that c
 
 
 class ObservingNode(EndNode):
-    """Answers the pictures of its sources, besides what every end node does.
+    """End node that answers the pictures of its sources, and tasks like every end node.
 
-    Args:
-        fit: the pixels in which images travel; None if they travel as files.
-
-    The other arguments are those of `EndNode`.
+    Its arguments are those of `EndNode`.
     """
 
-    def __init__(
-        self,
-        settings: EndSettings,
-        models: Sequence[Model] | ServedModels,
-        lifecycle: Lifecycle,
-        hierarchy: Hierarchy,
-        encoders: Encoders | None = None,
-        *,
-        fit: Fit | None,
-        substitutes: Substitutes = NO_SUBSTITUTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, models, lifecycle, hierarchy, encoders, substitutes=substitutes, clock=clock)
-        self._pixels_of = None if fit is None else decoder(fit)
-        """How to get pixels from a picture, where images travel as pixels."""
+    def __init__(self, settings: EndSettings, *others: Any, **options: Any) -> None:
+        super().__init__(settings, *others, **options)
+        self.fit: Fit | None = None
+        """The pixels in which images travel; None if they travel as files. Set it before the node runs."""
         limits = settings.uplink
         if settings.scheduler is None:  # nobody says where pictures may go
             limits = limits.model_copy(update={"escalate": "nothing", "pictures_to_scheduler": "none"})
@@ -133,9 +114,7 @@ class ObservingNode(EndNode):
         self.spool = SpoolThread(await asyncio.to_thread(Spool.open, folder, size_bytes=size_bytes))
         try:
             async with super().running():
-                self.uplink = Uplink(
-                    self.settings, self.spool, self._ask_up, self.scheduler, amended=self._announce, pace=self.pace
-                )
+                self.uplink = Uplink(self.settings, self.spool, self, self.scheduler, self.pace)
                 await self.uplink.load()
                 await self.pace.load(self.spool)
                 loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool), "gauges": self._show()}
@@ -161,7 +140,7 @@ class ObservingNode(EndNode):
 
         Raises:
             SpoolUnavailable: the disk is full or broken; the picture has not been taken.
-            TerraceError: as `ModelRunner.infer`.
+            TerraceError: the network cannot answer now.
         """
         images, read = await self._open(picture.content)
         with Span("observation", new_root()) as span:
@@ -197,7 +176,7 @@ class ObservingNode(EndNode):
             span.says(source=source.name, sequence=stored.sequence)
         _seconds.labels(source.name).observe(max(0.0, time.monotonic() - picture.taken_s))
         self.uplink.stored()
-        self._announce(stored)
+        self.announce(stored)
         return stored
 
     async def _open(self, content: bytes) -> tuple[Array, Decoded]:
@@ -205,9 +184,9 @@ class ObservingNode(EndNode):
         (spec,) = self.default_runner.model.inputs
         files = np.empty(1, object)
         files[0] = content
-        if self._pixels_of is None:
+        if self.fit is None:
             return files, await self.read(files)
-        read = await self.files.decode(dataclasses.replace(spec, decode=self._pixels_of), files)
+        read = await self.files.decode(dataclasses.replace(spec, decode=decoder(self.fit)), files)
         return read.rows, read
 
     def _task(self, images: Array, read: Decoded, task_id: str, span: Span, **route: Any) -> Task:
@@ -223,7 +202,7 @@ class ObservingNode(EndNode):
             **{"upstreams": (), **route},
         )
 
-    async def _ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Outcome:
+    async def ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Amendment:
         images, read = await self._open(content)
         with Span("escalation", new_root()) as span:
             tiers = {stage.tier for stage in stages}
@@ -256,8 +235,8 @@ class ObservingNode(EndNode):
                 _pictures.labels(status.name, "skipped").set(status.skipped)
             await asyncio.sleep(_SHOW_S)
 
-    def _announce(self, _: Observation) -> None:
-        """Wake those who follow the observations."""
+    def announce(self, observation: Observation) -> None:
+        """Wake the readers of events."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -308,7 +287,7 @@ class ObservingNode(EndNode):
             bucket.take(self.clock())
 
     async def push(self, name: str, picture: Picture) -> Observation:
-        """Answer a picture that a program has posted. Raises as `take`."""
+        """Answer a picture that a program has posted; see `take`."""
         keeper = self.keeper(name)
         observation = await self.take(keeper.settings, picture)
         keeper.count()
@@ -365,8 +344,8 @@ class ObservingNode(EndNode):
     def _check_remote(self) -> None:
         if not self.settings.remote_sources:
             raise Forbidden(
-                f"{self.settings.node_id} lets nobody change its sources over the network: set remote_sources on the "
-                "device to allow it"
+                f"{self.settings.node_id} does not let its sources be changed over the network: set remote_sources "
+                "on the device to allow it"
             )
 
     async def add_source(self, source: SourceSettings) -> None:
@@ -389,12 +368,12 @@ class ObservingNode(EndNode):
 
         Raises:
             NotFound: there is none of this name.
-            Conflict: it stands in the settings of the device.
+            Conflict: the settings of the device name it.
         """
         self._check_remote()
         self.keeper(name)
         if any(name == source.name for source in self.settings.source):
-            raise Conflict(f"the source {name!r} stands in the settings of the device: pause it, or remove it there")
+            raise Conflict(f"the settings of the device name the source {name!r}: pause it, or remove it there")
         await self._keep([source for source in await self._added() if source.name != name])
         del self.keepers[name]
         self._rates.pop(name, None)
@@ -403,7 +382,7 @@ class ObservingNode(EndNode):
         await asyncio.gather(task, return_exceptions=True)
 
     async def pause_source(self, name: str, *, paused: bool) -> None:
-        """Pause a source, also over restarts, or let it continue.
+        """Pause a source, even across restarts, or let it continue.
 
         Raises:
             NotFound: there is none of this name.

@@ -97,7 +97,7 @@ class SourceSettings(_Table):
 
     kind: SourceKind | None = None
     """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll) or `push` (programs
-    post pictures to the node). Default: as `url` and what it answers say."""
+    post pictures to the node). Default: what `url` names."""
 
     url: str = Field(default="", repr=False)
     """URL, folder, file or device of the source. A `push` source has none."""
@@ -180,7 +180,8 @@ class EndSettings(NodeSettings):
     may be repeated, and the environment variable separates them by spaces."""
 
     uplink: Annotated[UplinkSettings, BeforeValidator(_read_json)] = UplinkSettings()
-    """What may leave the device, and when: the table [uplink] of the TOML file. The environment variable is JSON."""
+    """Limits on what leaves the device, and when: the table [uplink] of the TOML file. The environment variable is
+    JSON."""
 
     spool: Annotated[SpoolSettings, BeforeValidator(_read_json)] = SpoolSettings()
     """Storage for pictures and answers that wait: the table [spool] of the TOML file. The environment variable is
@@ -201,7 +202,7 @@ class EndSettings(NodeSettings):
 
     @property
     def has_sources(self) -> bool:
-        """True if the node has pictures of its own, or may get some."""
+        """True if the node has sources, or may get some."""
         return bool(self.source) or self.remote_sources
 
     @property

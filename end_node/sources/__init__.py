@@ -1,1 +1,1 @@
-"""Where pictures come from on this device: streams, cameras, folders and snapshots."""
+"""Sources of pictures on this device: streams, cameras, folders and snapshots."""

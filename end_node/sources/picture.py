@@ -26,13 +26,13 @@ class Picture(Struct, frozen=True, kw_only=True):
 
 
 class Intake(Protocol):
-    """What a source hands its pictures to."""
+    """The receiver of the pictures of a source."""
 
     async def take(self, picture: Picture) -> None:
         """Answer a picture and store the answer, durably. The source may then forget it."""
 
     async def known(self, marks: Collection[str]) -> Collection[str]:
-        """Those of the marks whose pictures have been taken, now or before a restart."""
+        """The marks whose pictures have been taken, now or before a restart."""
 
 
 class PictureSource(Protocol):

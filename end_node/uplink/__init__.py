@@ -1,1 +1,1 @@
-"""What leaves a device: answers to the scheduler, pictures to upstream nodes; when, and how much."""
+"""The uplink of a device: answers to the scheduler, pictures to upstream nodes; when, and how much."""

@@ -72,7 +72,7 @@ class Pace:
 
     @property
     def wall(self) -> float | None:
-        """Seconds since 1970; None if nobody has told this device the time."""
+        """Seconds since 1970; None if this device does not know the time."""
         return self._wall.wall(self._clock(), time.time() if system_synchronised() else None)
 
     def wall_of(self, age_s: float) -> float | None:

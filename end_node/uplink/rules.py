@@ -12,13 +12,13 @@ from tierkit.wire.events import FallbackEvent, FineEvent, RoutedEvent, StageAnsw
 from tierkit.wire.messages import DeviceRoute, Stage
 from tierkit.wire.observations import FinerAnswer
 
-__all__ = ["Fate", "Outcome", "fate_of", "is_unsure", "outcome_of", "stages_left"]
+__all__ = ["Amendment", "PictureFate", "fate_of", "is_unsure", "outcome_of", "stages_left"]
 
 _FINAL = ("forbidden", "damaged")
 """Reasons of a fallback that trying again cannot change."""
 
 
-class Fate(Struct, frozen=True, kw_only=True):
+class PictureFate(Struct, frozen=True, kw_only=True):
     """The future of a picture that has its local answer."""
 
     unsure: bool
@@ -42,15 +42,15 @@ def is_unsure(margin: float, route: DeviceRoute | None) -> bool | None:
     return below is None or margin < below
 
 
-def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, uplink: UplinkSettings) -> Fate:
-    """The fate of a picture. While the device has no route, pictures wait for one: nobody knows yet which are unsure.
+def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, uplink: UplinkSettings) -> PictureFate:
+    """The fate of a picture. While the device has no route, pictures wait for one, which tells which are unsure.
 
     Args:
         margin: of the local answer; 1 for a picture that cannot be read.
     """
     unsure = is_unsure(margin, route)
     perhaps = route is None if unsure is None else unsure
-    return Fate(
+    return PictureFate(
         unsure=unsure is True,
         waits={"nothing": False, "unsure": perhaps, "all": True}[uplink.escalate],
         keeps={"none": False, "unsure": perhaps, "all": True}[source.keep],
@@ -74,8 +74,8 @@ def stages_left(route: DeviceRoute, reached: Tier | None, uplink: UplinkSettings
     return (first, *left[1:])
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
-    """What asking the upstream nodes about a picture came to."""
+class Amendment(Struct, frozen=True, kw_only=True):
+    """Result of asking the upstream nodes about a picture."""
 
     finer: FinerAnswer | None
     waits: bool
@@ -85,10 +85,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """True if no upstream node could be reached, so that others will fail too."""
 
 
-def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Outcome:
+def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Amendment:
     """The outcome for the only picture of a task."""
     if isinstance(event, FineEvent):
-        return Outcome(finer=_finer(event), waits=False, reason="", unreachable=False)
+        return Amendment(finer=_finer(event), waits=False, reason="", unreachable=False)
     losses: Sequence[tuple[str, str]]
     answer: StageAnswer | None = None
     if isinstance(event, RoutedEvent):
@@ -98,9 +98,9 @@ def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Outcome:
         losses = [(event.reason, event.detail)]
     # The last loss is the one of the highest tier: below it may lie an answer that came in its place.
     if not losses or (isinstance(event, RoutedEvent) and answer is not None and not _lost_above(event, answer)):
-        return Outcome(finer=None if answer is None else _finer(answer), waits=False, reason="", unreachable=False)
+        return Amendment(finer=None if answer is None else _finer(answer), waits=False, reason="", unreachable=False)
     reason, detail = losses[-1]
-    return Outcome(
+    return Amendment(
         finer=None if answer is None else _finer(answer),
         waits=reason not in _FINAL,
         reason=f"{reason}: {detail}"[:500],

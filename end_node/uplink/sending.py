@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from end_node.settings import EndSettings
 from end_node.spool import Spool
 from end_node.spooling import SpoolThread
 from end_node.uplink.pace import Pace
-from end_node.uplink.rules import Outcome, is_unsure, stages_left
+from end_node.uplink.rules import Amendment, is_unsure, stages_left
 from tierkit.errors import (
     Conflict,
     Forbidden,
@@ -43,7 +43,7 @@ from tierkit.pacing import backoff_s
 from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
 from tierkit.wire.observations import Observation, ObservationBatch, read_receipt, write_batch
 
-__all__ = ["Uplink", "UpstreamAsker"]
+__all__ = ["Answerer", "Uplink"]
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +71,14 @@ _amended = Counter(
 )
 
 
-class UpstreamAsker(Protocol):
-    """Asks upstream nodes about a picture."""
+class Answerer(Protocol):
+    """The node that the uplink belongs to."""
 
-    async def __call__(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Outcome: ...
+    async def ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Amendment:
+        """Ask upstream nodes about a picture."""
+
+    def announce(self, observation: Observation) -> None:
+        """Tell local programs that an observation has changed."""
 
 
 class Uplink:
@@ -83,9 +87,8 @@ class Uplink:
     Args:
         settings: of the node.
         spool: holds what waits.
-        ask: asks upstream nodes about a picture.
+        node: asks upstream nodes, and hears of each better answer.
         scheduler: the way there; None if the node has none.
-        amended: called with each observation that got a better answer, or can get none.
         pace: decides when pictures and answers may leave.
     """
 
@@ -93,18 +96,15 @@ class Uplink:
         self,
         settings: EndSettings,
         spool: SpoolThread,
-        ask: UpstreamAsker,
+        node: Answerer,
         scheduler: HeartbeatSender | None,
-        *,
-        amended: Callable[[Observation], None],
         pace: Pace,
     ) -> None:
         self._settings = settings
         self._limits = settings.uplink
         self._spool = spool
-        self._ask = ask
+        self._node = node
         self._scheduler = scheduler
-        self._amended = amended
         self.pace = pace
         self.route: DeviceRoute | None = None
         self._route_wanted = asyncio.Event()
@@ -145,7 +145,7 @@ class Uplink:
         self.stored()  # what waited for the scheduler may go now
 
     def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """The background loops, for the node to own."""
+        """The background loops, which the node owns."""
         loops = {f"uplink: pictures {n}": self._send_pictures() for n in range(self._workers)}
         if self._scheduler is None:
             return loops
@@ -290,12 +290,12 @@ class Uplink:
             if unsure is None:
                 return None
             if not unsure:  # taken before this node had a route
-                await self._settle(key, Outcome(finer=None, waits=False, reason="", unreachable=False), unsure)
+                await self._settle(key, Amendment(finer=None, waits=False, reason="", unreachable=False), unsure)
                 return 0
         wait_s = self.pace.picture_in_s(waiting.size + _OVERHEAD_BYTES)
         if math.isinf(wait_s):
             reason = "the picture is larger than the bytes that may leave in a day"
-            await self._settle(key, Outcome(finer=None, waits=False, reason=reason, unreachable=False), unsure)
+            await self._settle(key, Amendment(finer=None, waits=False, reason=reason, unreachable=False), unsure)
             return 0
         if wait_s > 0:
             return wait_s
@@ -306,7 +306,7 @@ class Uplink:
             if content is None:
                 return 0
             reached = None if waiting.observation.finer is None else waiting.observation.finer.tier
-            outcome = await self._ask(content, route, stages_left(route, reached, self._limits))
+            outcome = await self._node.ask_up(content, route, stages_left(route, reached, self._limits))
             if not outcome.unreachable:
                 self._failures, self.trouble = 0, ""
                 await self._settle(key, self._judged(key, outcome), unsure)
@@ -319,7 +319,7 @@ class Uplink:
             self.pace.count_picture(self.pace.counted_bytes - before)
         return 0
 
-    def _judged(self, key: int, outcome: Outcome) -> Outcome:
+    def _judged(self, key: int, outcome: Amendment) -> Amendment:
         """An outcome that counts errors: a picture that upstream nodes cannot answer is not sent for ever."""
         if not outcome.waits:
             self._errors.pop(key, None)
@@ -332,7 +332,7 @@ class Uplink:
         del self._errors[key]
         return replace(outcome, waits=False)
 
-    async def _settle(self, key: int, outcome: Outcome, unsure: bool | None) -> None:
+    async def _settle(self, key: int, outcome: Amendment, unsure: bool | None) -> None:
         observation = await self._spool.do(
             lambda spool: spool.amend(
                 key, finer=outcome.finer, reason=outcome.reason, waits=outcome.waits, unsure=unsure is True
@@ -340,7 +340,7 @@ class Uplink:
         )
         if observation is not None:
             _amended.labels("better" if outcome.finer else "kept").inc()
-            self._amended(observation)
+            self._node.announce(observation)
             self._new["answers"].set()
 
     # --- copies of pictures to the scheduler -----------------------------------------------------------------------

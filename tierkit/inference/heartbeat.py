@@ -105,20 +105,21 @@ class HeartbeatSender:
     async def ask(
         self, method: str, target: str, *, budget_s: float, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> bytes:
-        """Send a request to the scheduler that leads, and return the body of its answer.
+        """Send a request to the leading scheduler, and return the body of its answer.
 
         Args:
             target: path and query.
-            headers: in addition to those of every request; by default the body is JSON.
+            headers: further ones; by default the body is JSON.
 
         Raises:
-            TerraceError: no scheduler took it, or the one that leads refused it.
+            TerraceError: no scheduler took it, or the leader refused it.
         """
         asked = Round(self._ring)
         while True:
             scheduler = self._ring.current
             try:
-                return await self._send(method, target, budget_s, body, headers)
+                said, _ = await self._send(method, target, budget_s, body, headers)
+                return said
             except TerraceError as exc:
                 trouble = asked.failed(scheduler, exc)
                 if trouble is not None:
@@ -239,14 +240,14 @@ class HeartbeatSender:
         registration = await self._offer()
         self._node_id = registration.node_id
         self._asked_lease_s = registration.lease_s or 0.0
-        answer = await self._send(
-            "POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json().encode(), heard=True
-        )
+        body = registration.model_dump_json().encode()
+        answer, headers = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, body)
         try:
             self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
             raise NotTerrace(f"{self._ring.current} answers a registration with something that is no lease") from exc
         self._said_draining = False
+        self._heard(headers)
         return registration
 
     async def _beat(self, registration: Registration) -> None:
@@ -255,7 +256,8 @@ class HeartbeatSender:
         # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
         budget_s = max(0.5, self._lease.lease_s / 2.0)
         target = f"/v1/devices/{registration.node_id}/heartbeat"
-        await self._send("POST", target, budget_s, beat.model_dump_json().encode(), heard=True)
+        _, headers = await self._send("POST", target, budget_s, beat.model_dump_json().encode())
+        self._heard(headers)
 
     async def _send(
         self,
@@ -264,9 +266,8 @@ class HeartbeatSender:
         budget_s: float,
         body: bytes = b"",
         more: Mapping[str, str] = NO_HEADERS,
-        *,
-        heard: bool = False,
-    ) -> bytes:
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """The body and the headers of the answer."""
         url, pieces = self._ring.current + target, [body] if body else ()
         headers = {
             "Content-Type": "application/json",
@@ -281,9 +282,7 @@ class HeartbeatSender:
             said = await read_at_most(answer, _MAX_ANSWER_BYTES)
         if not 200 <= answer.status < 300:
             raise error_of("the scheduler", answer.status, said)
-        if heard:
-            self._heard(answer.headers)
-        return said
+        return said, answer.headers
 
     def _tell(self, level: int, news: str) -> None:
         """Log what has changed since the last time."""

@@ -91,7 +91,7 @@ NODE_HEADER = "Terrace-Node"
 has to refuse for its token."""
 
 ROUTE_HEADER = "Terrace-Route"
-"""Version of the `DeviceRoute` of a node with sources of its own, in the answer to its heartbeat."""
+"""Version of the `DeviceRoute` of a node with sources, in the answer to its heartbeat."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -242,7 +242,7 @@ class Registration(_Message):
     key: NodeKey = ""
     """Token that the node accepts from the scheduler, and from the end nodes that it sends there."""
     sources: bool = False
-    """True if it has pictures of its own: the scheduler keeps a route for it."""
+    """True if it has sources: the scheduler keeps a route for their pictures."""
     lease_s: Period | None = None
     """The lease that it asks for, because each heartbeat costs it bytes: it then takes no tasks. None: the scheduler's
     own."""
@@ -342,7 +342,7 @@ class DeviceRoute(_Message):
     """Tiers to which unsure pictures go, one after the other, with their thresholds. Empty: there are no thresholds for
     the network of this device."""
     reason: str = ""
-    """Where it comes from, or why it leads nowhere."""
+    """Origin of the route, or why it leads nowhere."""
 
 
 ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])

@@ -72,7 +72,7 @@ class FinerAnswer(_Message, frozen=True, kw_only=True):
 
 
 class Observation(_Message, frozen=True, kw_only=True):
-    """What a source saw at one moment. The answer in force is `finer` if there is one, otherwise `local`."""
+    """One picture of a source and its answers. The answer in force is `finer` if there is one, otherwise `local`."""
 
     source: SourceName
     """Unique on its node."""
@@ -142,10 +142,10 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 read_batch: Callable[[bytes], ObservationBatch] = _reader(ObservationBatch)
-"""Reads a batch. Raises ValueError where it is none."""
+"""Reads a batch. Raises ValueError for anything else."""
 
 read_receipt: Callable[[bytes], Receipt] = _reader(Receipt)
-"""Reads a receipt. Raises ValueError where it is none."""
+"""Reads a receipt. Raises ValueError for anything else."""
 
 write_batch: Callable[[ObservationBatch], bytes] = msgspec.json.Encoder().encode
 """Writes a batch as JSON."""

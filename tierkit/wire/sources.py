@@ -36,7 +36,7 @@ class _Value(BaseModel):
 
 
 class SourceFields(TypedDict, total=False):
-    """Fields of a `[[source]]` table besides `name` and `url`. See the settings of the end node."""
+    """Fields of a `[[source]]` table other than `name` and `url`. See the settings of the end node."""
 
     kind: Literal["stream", "camera", "folder", "snapshot", "push"]
     rate: float

@@ -176,7 +176,8 @@ async def observing(
     )
 
     def build(lifecycle: Lifecycle) -> Starlette:
-        nodes.append(ObservingNode(settings, [own], lifecycle, HIERARCHY, fit=FIT))
+        nodes.append(ObservingNode(settings, [own], lifecycle, HIERARCHY))
+        nodes[0].fit = FIT
         return create_app(nodes[0], source_routes(nodes[0]))
 
     async with serve_app(build, settings) as lifecycle:

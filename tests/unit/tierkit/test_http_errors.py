@@ -33,6 +33,8 @@ TABLE = {
     errors.Draining: 503,
     errors.UpstreamUnavailable: 503,
     errors.NoNodeAvailable: 503,
+    errors.SourceUnavailable: 503,
+    errors.SpoolUnavailable: 503,
     errors.DeadlineExceeded: 504,
     errors.UpstreamTimeout: 504,
     errors.UpstreamError: 502,
