@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,24 @@ def test_age_counts_the_time_since_a_new_start_of_the_machine(device: Device) ->
     device.boot, device.uptime = 1, 10.0
     spool = device.open()
     assert spool.undelivered(1)[0][0].age_s == pytest.approx(60.0)
+    spool.close()
+
+
+@pytest.mark.parametrize("by_s", [21 * 86400.0, -21 * 86400.0])
+def test_a_clock_that_is_set_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    spool = Spool.open(tmp_path, size_bytes=4 * MIB)
+    spool.add(draft())
+    spool.spend(100, 20)
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() + by_s)
+    spool.add(draft())
+    spool.close()
+    spool = Spool.open(tmp_path, size_bytes=4 * MIB)
+    spool.add(draft())
+    found = spool.undelivered(10)[0]
+    assert [each.sequence for each in found] == [1, 2, 3]
+    assert all(0.0 <= each.age_s < 60.0 for each in found)
+    assert [count for _, count in spool.spent()] == [120]
     spool.close()
 
 
