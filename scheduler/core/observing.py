@@ -53,7 +53,7 @@ class HeldObservation(Struct, frozen=True, kw_only=True):
 
 
 class NewObservation(Struct, frozen=True, kw_only=True):
-    """An observation to store, for the first time or again."""
+    """An observation to store: a new one, or a higher revision."""
 
     observation: Observation
     amends: bool

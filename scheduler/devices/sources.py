@@ -30,7 +30,7 @@ class RemoteSources:
         self._http = http
 
     async def report(self, node_id: str) -> SourcesReport:
-        """The sources of a node and what becomes of their pictures. Raises as `change`."""
+        """The sources of a node and what becomes of their pictures. Raises the errors of `change`."""
         said = await self.change(node_id, "GET", "")
         try:
             return SourcesReport.model_validate_json(said)

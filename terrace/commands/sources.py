@@ -25,8 +25,9 @@ SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSource:
-    """Options of a new source."""
+    """Arguments and options of a new source."""
 
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="URL, folder, file or device.", show_default=False)] = ""
     kind: Annotated[
         Literal["stream", "camera", "folder", "snapshot", "push"] | None,
         typer.Option(help="Kind of source. Default: by its URL.", show_default=False),
@@ -124,8 +125,6 @@ def add(
     client: Client,
     node: NodeId,
     source: SourceName,
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="URL, folder, file or device.", show_default=False)] = "",
-    *,
     fields: NewSource,
     json: Json = False,
 ) -> None:
@@ -139,7 +138,7 @@ def add(
         given["changed"] = fields.changed
     if fields.keep is not None:
         given["keep"] = fields.keep
-    client.add_source(node, source, url, **given)
+    client.add_source(node, source, fields.url, **given)
     _say(node, source, "added", json=json)
 
 

@@ -36,7 +36,7 @@ class _Value(BaseModel):
 
 
 class SourceFields(TypedDict, total=False):
-    """Fields of a `[[source]]` table other than `name` and `url`. See the settings of the end node."""
+    """The optional fields of a `[[source]]` table. See the settings of the end node."""
 
     kind: Literal["stream", "camera", "folder", "snapshot", "push"]
     rate: float
