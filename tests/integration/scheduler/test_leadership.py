@@ -285,3 +285,44 @@ async def test_what_operators_said_outlasts_a_leader_and_one_that_leaves_gives_i
         assert await second.exit_code() == 0
         assert await pair.leader() == leader
         assert "cannot be given back" not in second.log
+
+
+async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_repeats_none(
+    kit: Any, settings: Any, database_url: str, tmp_path: Path
+) -> None:
+    pair = Pair(kit, settings, database_url, tmp_path)
+    async with pair.http, pair.stack:
+        for port in pair.ports:
+            await pair.start(port)
+        place = {**kit.registration("end-0"), "sources": True, "lease_s": 60.0}
+        seen = [{"source": "gate", "sequence": number, "age_s": 1.0} for number in range(1, 2001)]
+        parts = [seen[first : first + 20] for first in range(0, len(seen), 20)]
+        confirmed: list[int] = []
+
+        async def send(part: list[dict[str, Any]]) -> None:
+            """Until it is confirmed, as a device does."""
+            batch = {"node_id": "end-0", "incarnation": place["incarnation"], "spool": "a" * 16, "observations": part}
+
+            async def sent() -> bool:
+                with contextlib.suppress(httpx.HTTPError):
+                    url = pair.url(await pair.leader())
+                    reply = await pair.http.post(f"{url}/v1/observations", json=batch, timeout=5.0)
+                    if reply.status_code == 404:
+                        await pair.http.post(f"{url}/v1/devices", json=place, timeout=5.0)
+                    return reply.status_code == 200
+                return False
+
+            await wait_for(sent, timeout_s=60.0, what="a batch to be confirmed")
+            confirmed.extend(each["sequence"] for each in part)
+            if len(confirmed) in (200, 900):
+                leader = await pair.leader()
+                pair.processes[leader].kill()
+                await pair.processes[leader].exit_code()
+                await pair.start(leader)
+
+        # Several at a time, so that some are under way when the leader ends.
+        for first in range(0, len(parts), 5):
+            await asyncio.gather(*[send(part) for part in parts[first : first + 5]])
+        reply = await pair.http.get(f"{pair.url(await pair.leader())}/v1/observations")
+        assert [json.loads(line)["sequence"] for line in reply.text.splitlines()] == list(range(1, 2001))
+        assert sorted(confirmed) == list(range(1, 2001))
