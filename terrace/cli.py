@@ -51,6 +51,7 @@ _COMMANDS = {
     "doctor": _Command("terrace.commands.doctor:app", "Find out what is wrong, and what to do.", _START),
     "sample": _Command("terrace.commands.sample:app", "Write pictures to try it with.", _START),
     "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
+    "watch": _Command("terrace.commands.watch:app", "Classify a camera, a stream or a folder, right here.", _USE),
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
     "top": _Command("terrace.commands.top:app", "Watch the nodes and jobs of a fleet.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),

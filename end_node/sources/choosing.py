@@ -10,6 +10,7 @@ from typing import NamedTuple
 from end_node.settings import SourceKind, SourceSettings
 from end_node.sources.picture import PictureSource
 from tierkit.errors import InvalidInput, SourceUnavailable
+from tierkit.picture_files import SUFFIXES
 
 __all__ = ["Opened", "open_source_of"]
 
@@ -93,6 +94,8 @@ def _kind_of_path(url: str) -> SourceKind:
         raise SourceUnavailable(f"cannot find {path}: {reason}") from exc
     if stat.S_ISDIR(mode):
         return "folder"
+    if path.suffix.lower() in SUFFIXES and path.suffix.lower() != ".gif":
+        raise InvalidInput(f"{path} is a single picture: name its folder, or a video")
     if stat.S_ISREG(mode):
         return "stream"
     raise InvalidInput(f"{path} is neither a folder nor a file")

@@ -6,6 +6,7 @@ ready and the rate allows it.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -38,7 +39,7 @@ _ALIVE_S = 0.5
 _LONGEST_PAUSE_S = 0.25
 _MOST_JUMP_S = 60.0
 """A file whose frames are further apart is not waited for."""
-_MOST_DAMAGED = 500
+_MOST_DAMAGED = 100
 """Packets in a row that cannot be decoded."""
 
 _CONTAINERS = (
@@ -184,7 +185,7 @@ class _Reader:
 def _opened(order: ReaderOrder) -> InputContainer:
     scheme, is_url, _ = order.url.lower().partition("://")
     timeout_us = str(int(_TIMEOUT_S * 1e6))
-    options = {"analyzeduration": "1000000", "fpsprobesize": "0", "fflags": "nobuffer+discardcorrupt"}
+    options = {"analyzeduration": "1000000", "fpsprobesize": "0", "fflags": "discardcorrupt"}
     if order.camera:
         return av.open(order.url, format="v4l2", timeout=_TIMEOUT_S)
     if not is_url:
@@ -196,6 +197,7 @@ def _opened(order: ReaderOrder) -> InputContainer:
             "protocol_whitelist": "rtsp,rtsps,rtp,srtp,tcp,tls",
             "format_whitelist": f"rtsp,rtp,sdp,{_CONTAINERS}",
             "rtsp_transport": "tcp",
+            "fflags": "nobuffer+discardcorrupt",
             "timeout": timeout_us,
         }
     elif scheme in ("http", "https"):
@@ -248,8 +250,8 @@ def _fault(error: Exception) -> str:
             return f"its pictures need more than {_MEMORY_BYTES // 2**20} MiB of memory"
         case av.error.ExitError() | TimeoutError():
             return f"it sends nothing for {_TIMEOUT_S:g} s"
-        case av.error.InvalidDataError():
-            return "it is not a video, or it is damaged"
+        case av.error.InvalidDataError() | av.error.FFmpegError(errno=errno.EIO | errno.EINVAL):
+            return f"it is not a video that can be read: {error.strerror}"
         case av.error.FFmpegError():
             return f"it cannot be read: {error.strerror}"
         case _:

@@ -55,9 +55,14 @@ class VideoSource:
         settings: their `url` is an RTSP or HTTP URL, a file or a device.
         camera: it is a device.
         tls_ca: file with the certificates to trust.
+
+    Raises:
+        MissingExtra: PyAV is not installed.
     """
 
     def __init__(self, settings: SourceSettings, *, camera: bool, tls_ca: Path | None = None) -> None:
+        if find_spec("av") is None:
+            raise MissingExtra("video", "a stream or a camera")
         is_path = "://" not in settings.url
         self._order = ReaderOrder(
             url=os.path.abspath(os.path.expanduser(settings.url)) if is_path else settings.url,
@@ -71,12 +76,9 @@ class VideoSource:
         """Take frames until cancelled, or until the end of a file.
 
         Raises:
-            MissingExtra: PyAV is not installed.
             SourceUnavailable: the video cannot be read, or its reader hangs or has crashed.
             TerraceError: a picture was not taken.
         """
-        if find_spec("av") is None:
-            raise MissingExtra("video", "a stream or a camera")
         process = await asyncio.create_subprocess_exec(
             *_READER, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment()
         )

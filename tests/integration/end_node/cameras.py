@@ -47,7 +47,7 @@ def showing(pictures: Callable[[int], bytes], fps: float = 50.0) -> Show:
     async def show(writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD)
         number = 0
-        while True:
+        while not writer.is_closing():
             writer.write(part(pictures(number)))
             await writer.drain()
             await asyncio.sleep(1 / fps)

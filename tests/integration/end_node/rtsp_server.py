@@ -1,15 +1,17 @@
-"""An RTSP server of GStreamer, for Debian's own Python: `/usr/bin/python3 rtsp_server.py PORT WIDTH HEIGHT [USER PASSWORD]`.
+"""An RTSP server of GStreamer, for Debian's own Python.
+
+/usr/bin/python3 rtsp_server.py PORT WIDTH HEIGHT [USER PASSWORD]
 
 It says "ready" on standard output once it listens.
 """
 
 import sys
 
-import gi
+import gi  # type: ignore[import-not-found]  # of Debian's Python
 
 gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
-from gi.repository import GLib, Gst, GstRtspServer  # noqa: E402  # versions come first
+from gi.repository import GLib, Gst, GstRtspServer  # type: ignore[import-not-found]  # noqa: E402  # versions come first
 
 port, width, height, *credentials = sys.argv[1:]
 Gst.init(None)

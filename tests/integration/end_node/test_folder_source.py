@@ -94,11 +94,13 @@ async def test_a_file_is_taken_once_across_restarts_and_again_when_its_content_i
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF"])
-async def test_a_file_that_grows_is_taken_when_it_is_whole(kind: str, folder: Path, intake: KeepingIntake) -> None:
+async def test_a_file_that_grows_is_taken_when_it_is_whole(
+    kind: str, folder: Path, intake: KeepingIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = picture(kind)
     path = folder / f"a.{kind.lower()}"
     # Much longer than the test takes: only the end of the file may let it be taken.
-    folders._INCOMPLETE_S = 1000.0  # type: ignore[attr-defined]  # the fixture restores it
+    monkeypatch.setattr(folders, "_INCOMPLETE_S", 1000.0)
     async with kept(intake, folder) as keeper:
         await wait_for(lambda: keeper.status.state == "running", what="the source")
         with path.open("wb") as file:
