@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from cloud_node.settings import CloudSettings
 from edge_node.settings import EdgeSettings
-from end_node.settings import EndSettings
+from end_node.settings import EndSettings, SourceSettings, SpoolSettings, UplinkSettings
 from scheduler.settings import SchedulerSettings
 from tierkit.settings import NodeSettings, ServiceSettings, UpperSettings, description
 
@@ -22,6 +23,9 @@ SECTIONS: dict[str, type[ServiceSettings]] = {
 }
 
 
+TABLES = {"Table source": SourceSettings, "Table uplink": UplinkSettings, "Table spool": SpoolSettings}
+
+
 def own_fields(settings_class: type[ServiceSettings]) -> list[str]:
     """Fields that the class adds, or whose default it changes."""
     base = settings_class.__bases__[0]
@@ -35,7 +39,7 @@ def own_fields(settings_class: type[ServiceSettings]) -> list[str]:
 
 def shown(default: object) -> str:
     match default:
-        case None | "" | ():
+        case None | "" | () | BaseModel():
             return ""
         case tuple():
             return f"`{','.join(default)}`"
@@ -44,9 +48,12 @@ def shown(default: object) -> str:
     return f"`{default}`"
 
 
-def row(settings_class: type[ServiceSettings], name: str) -> str:
-    default = settings_class.model_fields[name].default
-    return f"| `{name}` | {shown(default)} | {description(settings_class, name)} |"
+def row(settings_class: type[BaseModel], name: str) -> str:
+    field = settings_class.model_fields[name]
+    text = " ".join((field.description or "").split())
+    if issubclass(settings_class, ServiceSettings):
+        text = description(settings_class, name)
+    return f"| `{name}` | {'' if field.is_required() else shown(field.default)} | {text} |"
 
 
 def section(title: str) -> str:
@@ -62,6 +69,15 @@ def test_every_setting_is_documented(title: str) -> None:
     missing = [line for name in own_fields(settings_class) if (line := row(settings_class, name)) not in text]
     assert missing == [], "\n".join(["these rows are not on the page:", *missing])
     assert text.count("\n| `") == len(own_fields(settings_class)), "the page has rows for settings that are gone"
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_every_key_of_a_table_is_documented(title: str) -> None:
+    """A failure shows the rows to paste."""
+    text, kind = section(title), TABLES[title]
+    missing = [line for name in kind.model_fields if (line := row(kind, name)) not in text]
+    assert missing == [], "\n".join(["these rows are not on the page:", *missing])
+    assert text.count("\n| `") == len(kind.model_fields), "the page has rows for keys that are gone"
 
 
 @pytest.mark.parametrize("settings_class", SECTIONS.values(), ids=SECTIONS)
