@@ -11,10 +11,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from end_node.settings import UplinkSettings
+from models.data import read_sample
 from scheduler.core.policy import PolicyRequest
 from tierkit import errors
 from tierkit.client import DEFAULT_URL
@@ -104,6 +108,79 @@ def test_the_fleet_with_tls_works_as_written(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert len(services) == 2
         assert re.search(r"^coarse +10 ", done.stdout, re.MULTILINE), done.stdout
+    finally:
+        for service in services:
+            service.terminate()
+        for service in services:
+            service.wait(20)
+
+
+def film(path: Path) -> None:
+    """A video of pictures that ship with Terrace, two a second for half a minute."""
+    av = pytest.importorskip("av", reason="needs the extra 'video'")
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=2)
+        stream.width = stream.height = 128
+        stream.pix_fmt = "yuv420p"
+        for pixels in read_sample().images[:60]:
+            large = np.repeat(np.repeat(pixels, 4, axis=0), 4, axis=1)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(large, "rgb24")))
+        file.mux(stream.encode())
+
+
+def test_the_camera_works_as_written(tmp_path: Path) -> None:
+    """The tutorial on one machine, with a video file for the camera."""
+    film(tmp_path / "gate.mp4")
+    page = (ROOT / "docs/camera.md").read_text(encoding="utf-8")
+    port, end_port, cloud_port = free_port(), free_port(), free_port()
+    ports = {":8070": f":{port}", ":8071": f":{end_port}", ":8073": f":{cloud_port}"}
+
+    def local(text: str) -> str:
+        text = text.replace("rtsp://10.0.0.9/main", str(tmp_path / "gate.mp4"))
+        for before, after in ports.items():
+            text = text.replace(before, after)
+        return re.sub(r"10\.0\.0\.\d+|0\.0\.0\.0", "127.0.0.1", text)
+
+    settings, budget = (local(text) for text in re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert UplinkSettings.model_validate(tomllib.loads(budget)["uplink"]).bytes_per_day == 5_000_000
+    settings = settings.replace("[end]", f"[end]\nport = {end_port}")
+    (tmp_path / "pi.toml").write_text(settings.replace("[spool]", f'[spool]\nfolder = "{tmp_path / "spool"}"'))
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TERRACE_SCHEDULER": f"http://127.0.0.1:{port}",
+    }
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    lines = [local(line) for heading in headings for line in commands("docs/camera.md", heading)]
+    services: list[subprocess.Popen[bytes]] = []
+    listening = {"scheduler": port, "cloud": cloud_port, "end": end_port}
+
+    def output(line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    try:
+        for line in lines:
+            words = line.split()
+            if words[0] == "pip":
+                assert re.search(r"terrace-inference\[cpu,video\]", line)
+            elif words[1] in listening:
+                own = ["--port", str(listening[words[1]])] if words[1] != "end" else []
+                services.append(subprocess.Popen([*words, *own], env=environment, cwd=tmp_path))
+                wait_for_listener(services[-1], listening[words[1]])
+            elif words[0] == "curl":
+                assert '"source":"gate"' in output(f"timeout 20 {line} -H 'Last-Event-ID: 0' | grep -m 1 '^data: '")
+            elif words[1] == "watch":
+                assert len(output(line).splitlines()) == 5
+            elif words[:2] == ["terrace", "sources"]:
+                assert "gate" in output(line)
+            else:
+                assert words[:2] == ["terrace", "observations"]
+                seen = output(f"for i in $(seq 100); do {line} > seen; test -s seen && break; done; cat seen")
+                assert "gate" in seen
     finally:
         for service in services:
             service.terminate()
