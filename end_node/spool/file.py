@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from end_node.spool.rows import SCHEMA, SCHEMA_VERSION
+from end_node.spool.rows import SCHEMA, SCHEMA_VERSION, DamagedRow
 from tierkit.atomic import alone_in, private_folder
 from tierkit.errors import SetupError, SpoolUnavailable
 
@@ -30,6 +30,7 @@ SLACK_PAGES = 48
 """Free pages that a transaction may need in addition to its picture: each of a dozen trees may grow at two levels."""
 _WITNESS_BYTES = 64
 
+_TROUBLE = (sqlite3.Error, UnicodeDecodeError, DamagedRow)
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -55,6 +56,7 @@ class SpoolFile:
         self._max_journal_bytes = journal
         self.max_pages = (size_bytes - journal) // PAGE_BYTES
         self._witness = -1
+        self._lost = False
         self._closing = contextlib.ExitStack()
         try:
             private_folder(folder, of=_NAME)
@@ -105,9 +107,10 @@ class SpoolFile:
         Raises:
             SpoolUnavailable: it cannot be read. If it is damaged, it is set aside, and a new one begins.
         """
+        self._begin_again()
         try:
             yield self.connection
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except _TROUBLE as error:
             self._fail(error)
 
     @contextlib.contextmanager
@@ -121,6 +124,7 @@ class SpoolFile:
             SpoolUnavailable: it cannot be written: the disk is full or broken. If the file is damaged, it is set aside,
                 and a new one begins.
         """
+        self._begin_again()
         try:
             if self._size("-wal") + 2 * size + SLACK_PAGES * PAGE_BYTES > self._max_journal_bytes:
                 self._empty_journal()
@@ -133,24 +137,35 @@ class SpoolFile:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except _TROUBLE as error:
             self._fail(error)
         self._note_last(change)
 
-    def damaged(self, error: Exception) -> SpoolUnavailable:
-        """Set the file aside, begin a new one, and return the error to raise."""
-        message = f"the spool {self.path} is damaged ({error}): it was set aside, and a new one has begun"
-        try:
-            self._set_aside(str(error), self.connection)
-            self.connection, self.id = self._begin()
-        except (sqlite3.Error, OSError) as further:
-            message = f"the spool {self.path} is damaged ({error}), and no new one can begin ({further})"
-        return SpoolUnavailable(message)
+    def next_change(self) -> int:
+        """Count a change, and return its number."""
+        self.connection.execute("UPDATE state SET change = change + 1")
+        return self.value("SELECT change FROM state")
 
-    def _fail(self, error: sqlite3.Error | UnicodeDecodeError) -> None:
+    def _fail(self, error: Exception) -> None:
         if _is_damage(error):
-            raise self.damaged(error) from error
+            self._lost = True
+            with contextlib.suppress(OSError):
+                self._set_aside(str(error), self.connection)
+            self._begin_again()
+            raise SpoolUnavailable(
+                f"the spool {self.path} was damaged ({error}): it was set aside, and a new one has begun"
+            ) from error
         raise SpoolUnavailable(f"the spool {self.path} cannot be used now: {error}") from error
+
+    def _begin_again(self) -> None:
+        """Begin a new file, if the last one was set aside. Its disk may have been full since."""
+        if not self._lost:
+            return
+        try:
+            self.connection, self.id = self._open_or_begin()
+        except (sqlite3.Error, OSError) as error:
+            raise SpoolUnavailable(f"the spool {self.path} was damaged, and no new one can begin: {error}") from error
+        self._lost = False
 
     def _size(self, suffix: str) -> int:
         try:
@@ -170,8 +185,8 @@ class SpoolFile:
         try:
             connection = self._connect()
             return connection, self._checked(connection)
-        except (sqlite3.Error, UnicodeDecodeError, _NotASpool) as error:
-            if isinstance(error, _NotASpool) or _is_damage(error):
+        except (*_TROUBLE, _NotASpool) as error:
+            if _is_damage(error):
                 self._set_aside(str(error), connection)
                 return self._begin()
             if connection is not None:
@@ -252,12 +267,14 @@ class SpoolFile:
     def _set_aside(self, why: str, connection: sqlite3.Connection | None) -> None:
         number = next(n for n in itertools.count(1) if not (self.folder / f"{_SET_ASIDE}{n}.db").exists())
         name = f"{_SET_ASIDE}{number}.db"
-        for suffix in ("-wal", ""):  # the journal first: the file never gets that of another one
-            with contextlib.suppress(FileNotFoundError):
-                self.path.with_name(_NAME + suffix).rename(self.folder / (name + suffix))
-        if connection is not None:  # only now: SQLite removes the journal, if it finds it under its name
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+        try:
+            for suffix in ("-wal", ""):  # the journal first: the file never gets the journal of another one
+                with contextlib.suppress(FileNotFoundError):
+                    self.path.with_name(_NAME + suffix).rename(self.folder / (name + suffix))
+        finally:
+            if connection is not None:  # only now: SQLite removes the journal, if it finds it under its name
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
         _log.error("the spool %s cannot be used: %s. It is kept as %s, and a new one begins", self.path, why, name)
 
     def _note_last(self, change: int) -> None:
@@ -266,8 +283,8 @@ class SpoolFile:
             os.pwrite(self._witness, f"{self.id} {change}".ljust(_WITNESS_BYTES - 1).encode() + b"\n", 0)
 
 
-def _is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
-    if isinstance(error, UnicodeDecodeError) or str(error).startswith("no such"):
+def _is_damage(error: Exception) -> bool:
+    if not isinstance(error, sqlite3.Error) or str(error).startswith("no such"):
         return True
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DAMAGE
 

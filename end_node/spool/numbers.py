@@ -1,11 +1,11 @@
-"""Sequence numbers of the sources, which the scheduler may move up."""
+"""Sequence numbers of the sources: those that the scheduler has moved up, and those that were lost."""
 
 from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
 
-__all__ = ["Numbers"]
+__all__ = ["Numbers", "close_gap", "open_gap"]
 
 
 class Numbers:
@@ -41,3 +41,28 @@ class Numbers:
             if sequence > shift and self.shift(source, sequence - shift) == shift:
                 return sequence - shift
         return None
+
+
+def open_gap(connection: sqlite3.Connection, source: str, given: int) -> None:
+    """Add a number to the gaps, joined with its neighbours."""
+    first = last = given
+    below = connection.execute("SELECT first FROM gaps WHERE source = ? AND last = ?", (source, given - 1)).fetchone()
+    above = connection.execute("SELECT last FROM gaps WHERE source = ? AND first = ?", (source, given + 1)).fetchone()
+    if below is not None:
+        first = below[0]
+    if above is not None:
+        last = above[0]
+        connection.execute("DELETE FROM gaps WHERE source = ? AND first = ?", (source, given + 1))
+    connection.execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", (source, first, last))
+
+
+def close_gap(connection: sqlite3.Connection, source: str, first: int, last: int) -> None:
+    """Remove the numbers from `first` to `last` from the gaps."""
+    touched = connection.execute(
+        "SELECT first, last FROM gaps WHERE source = ? AND first <= ? AND last >= ?", (source, last, first)
+    ).fetchall()
+    for begins, ends in touched:
+        connection.execute("DELETE FROM gaps WHERE source = ? AND first = ?", (source, begins))
+        for part in ((begins, first - 1), (last + 1, ends)):
+            if part[0] <= part[1]:
+                connection.execute("INSERT INTO gaps VALUES (?, ?, ?)", (source, *part))

@@ -12,7 +12,18 @@ from msgspec import Struct
 
 from tierkit.wire.observations import FinerAnswer, LocalAnswer, Observation
 
-__all__ = ["COLUMNS", "SCHEMA", "SCHEMA_VERSION", "Draft", "Held", "Row", "SpoolStats", "body_of", "read_row"]
+__all__ = [
+    "COLUMNS",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "DamagedRow",
+    "Draft",
+    "Held",
+    "Row",
+    "SpoolStats",
+    "body_of",
+    "read_row",
+]
 
 SCHEMA_VERSION = 1
 
@@ -68,6 +79,9 @@ CREATE TABLE marks (mark INTEGER PRIMARY KEY);  -- digest of a source and a mark
 CREATE TABLE traffic (minute INTEGER PRIMARY KEY, sent INTEGER NOT NULL, received INTEGER NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
 """
+
+_OLDEST_S = 1e10
+"""Highest age that a message may have."""
 
 Row = tuple[Any, ...]
 """A row of `observations`, with `COLUMNS`."""
@@ -138,6 +152,10 @@ class SpoolStats:
     """Damaged or foreign files in the folder of the spool, renamed and otherwise untouched."""
 
 
+class DamagedRow(Exception):
+    """A row cannot be read, although SQLite sees no fault in the file."""
+
+
 class _Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     local: LocalAnswer | None = None
@@ -168,18 +186,22 @@ def read_row(row: Row, sequence: int, now: float) -> Observation:
     """Return the observation of a row under its present sequence number, with its age at elapsed time `now`.
 
     Raises:
-        ValueError: the row is damaged.
+        DamagedRow: its checksum is wrong, or it has values of another kind.
     """
     _, source, given, revision, taken, taken_at, unsure, waits, _, _, stored = row
-    body = stored[:-4]
-    if stored[-4:] != _checksum(body, source, given):
-        raise ValueError("an answer has the wrong checksum")
-    read = _decode(body)
+    try:
+        body = stored[:-4]
+        if stored[-4:] != _checksum(body, source, given):
+            raise DamagedRow("an answer has the wrong checksum")
+        read = _decode(body)
+        age_s = min(max(0.0, now - taken), _OLDEST_S)
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise DamagedRow(f"an answer cannot be read: {error}") from error
     return Observation(
         source=source,
         sequence=sequence,
         revision=revision,
-        age_s=max(0.0, now - taken),
+        age_s=age_s,
         taken_at=taken_at,
         name=read.name,
         local=read.local,

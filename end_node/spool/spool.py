@@ -11,29 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 from msgspec.structs import replace
 
-from end_node.spool.file import PAGE_BYTES, SLACK_PAGES, SpoolFile
-from end_node.spool.numbers import Numbers
-from end_node.spool.rows import COLUMNS, Draft, Held, Row, SpoolStats, body_of, read_row
+from end_node.spool.file import PAGE_BYTES, SpoolFile
+from end_node.spool.numbers import Numbers, close_gap
+from end_node.spool.room import SPOOL_FULL, Room
+from end_node.spool.rows import COLUMNS, DamagedRow, Draft, Held, Row, SpoolStats, body_of, read_row
 from tierkit.elapsed import Elapsed, Kept, boot_id, continued, since_boot
 from tierkit.errors import SetupError, SpoolUnavailable
 from tierkit.wire.observations import FinerAnswer, Gap, Observation
 
 __all__ = ["Spool"]
 
-_FULL = "the spool was full"
 _TOO_LARGE = "the picture is too large for the spool"
 
-_RANK_ANSWER = 3
 _MARK_BYTES = 32
 """Room for one mark, with what its tree adds."""
 _HIGHEST = 2**52
 """Above it, a scheduler answers nonsense."""
 _TRAFFIC_MINUTES = 48 * 60
 _CHUNK = 200
-"""Rows or pages that one transaction changes, where there may be millions."""
+"""Rows that one transaction changes, where there may be millions."""
 _TEXT = 500
 """Characters of a text that the scheduler takes."""
 
@@ -59,6 +57,7 @@ class Spool:
 
     def __init__(self, file: SpoolFile, resume: Callable[[Kept | None], Elapsed]) -> None:
         self._file = file
+        self._room = Room(file)
         with file.reading() as connection:
             elapsed, boot, since, began = connection.execute(
                 "SELECT elapsed, boot, since_boot, boot_began FROM state"
@@ -131,17 +130,17 @@ class Spool:
             )
         marked = 0
         with self._writing(len(picture or b"")) as connection:
-            if picture is not None and not self._room_for_picture(len(picture), unsure=draft.unsure):
-                picture, reason = None, _FULL if draft.waits else reason
+            if picture is not None and not self._room.for_picture(len(picture), unsure=draft.unsure):
+                picture, reason = None, SPOOL_FULL if draft.waits else reason
             if picture is None:
-                self._room(0, _RANK_ANSWER)
+                self._room.make()
                 if wanted and draft.picture:
-                    self._count_dropped(unsure=draft.unsure)
+                    self._room.count_dropped(unsure=draft.unsure)
             connection.execute(
                 "INSERT INTO sources VALUES (?, 1) ON CONFLICT DO UPDATE SET last = last + 1", (draft.source,)
             )
             given = self._file.value("SELECT last FROM sources WHERE source = ?", draft.source)
-            key = self._next_change()
+            key = self._file.next_change()
             added = Observation(
                 source=draft.source,
                 sequence=given + self._numbers.shift(draft.source, given),
@@ -190,7 +189,7 @@ class Spool:
             The observation, or None if it was dropped in the meantime.
         """
         with self._writing() as connection:
-            self._room(0, _RANK_ANSWER)
+            self._room.make()
             found = self._row("WHERE key = ?", key)
             if found is None:
                 return None
@@ -203,7 +202,7 @@ class Spool:
                     body,
                     waits and before.waits,
                     before.unsure if unsure is None else unsure,
-                    self._next_change(),
+                    self._file.next_change(),
                     key,
                 ),
             )
@@ -235,7 +234,7 @@ class Spool:
             for key, taken in keys:
                 connection.execute(
                     "UPDATE observations SET taken_at = ?, revision = revision + 1, change = ? WHERE key = ?",
-                    (max(0.0, taken + offset), self._next_change(), key),
+                    (max(0.0, taken + offset), self._file.next_change(), key),
                 )
         return len(keys)
 
@@ -301,7 +300,7 @@ class Spool:
             for gap in gaps:
                 first = self._numbers.given(gap.source, gap.first)
                 if first is not None:
-                    self._close_gap(gap.source, first, first + gap.last - gap.first)
+                    close_gap(connection, gap.source, first, first + gap.last - gap.first)
 
     def renumber(self, source: str, above: int) -> None:
         """Move all undelivered observations and gaps of a source above a number, in order; the next ones follow.
@@ -324,7 +323,7 @@ class Spool:
             if shift <= before:
                 return
             connection.execute("INSERT OR REPLACE INTO moves VALUES (?, ?, ?)", (source, first, shift))
-            self._next_change()
+            self._file.next_change()
         self._numbers.move(source, first, shift)
 
     # What local programs and sources need.
@@ -348,7 +347,7 @@ class Spool:
     def spend(self, sent_bytes: int, received_bytes: int) -> None:
         """Count bytes on the wire, and note elapsed time. Call it about once a minute, not for each message."""
         with self._writing() as connection:
-            self._room(0, _RANK_ANSWER)
+            self._room.make()
             minute = int(self._noted.elapsed // 60)
             connection.execute(
                 "INSERT INTO traffic VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET sent = sent + excluded.sent, "
@@ -372,7 +371,7 @@ class Spool:
         """Store a small JSON document under a name; None removes it."""
         body = json.dumps(document)
         with self._writing(len(body)) as connection:
-            self._room(len(body), _RANK_ANSWER)
+            self._room.make(len(body))
             if document is None:
                 connection.execute("DELETE FROM documents WHERE name = ?", (name,))
             else:
@@ -382,10 +381,10 @@ class Spool:
         """Return a document; None if there is none."""
         with self._reading() as connection:
             row = connection.execute("SELECT body FROM documents WHERE name = ?", (name,)).fetchone()
-        try:
-            return None if row is None else json.loads(row[0])
-        except ValueError as error:
-            raise self._damaged(error) from error
+            try:
+                return None if row is None else json.loads(row[0])
+            except ValueError as error:
+                raise DamagedRow(f"document '{name}': {error}") from error
 
     def stats(self) -> SpoolStats:
         count = self._file.value
@@ -443,11 +442,6 @@ class Spool:
             self._began = 0.0
             self._load()
 
-    def _damaged(self, error: Exception) -> SpoolUnavailable:
-        failed = self._file.damaged(error)
-        self._follow()
-        return failed
-
     def _rows(self, where: str, *parameters: Any) -> list[Row]:
         with self._reading() as connection:
             return connection.execute(f"SELECT {COLUMNS} FROM observations {where}", parameters).fetchall()
@@ -465,14 +459,16 @@ class Spool:
 
     def _observation(self, row: Row, now: float) -> Observation:
         source, given = row[1], row[2]
-        try:
+        with self._reading():
             return read_row(row, given + self._numbers.shift(source, given), now)
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
-            raise self._damaged(error) from error
 
-    def _next_change(self) -> int:
-        self._file.connection.execute("UPDATE state SET change = change + 1")
-        return self._file.value("SELECT change FROM state")
+    def _shrink(self) -> None:
+        """Drop what is too much since the size was set lower, and give the disk back."""
+        while self._room.excess_pages:
+            with self._writing():
+                shrunk = self._room.shrink()
+            if not shrunk:
+                break
 
     def _drop_unneeded(self, key: int) -> None:
         """Drop a picture that nothing needs."""
@@ -482,103 +478,6 @@ class Spool:
         )
         if dropped.rowcount:
             connection.execute("DELETE FROM pictures WHERE key = ?", (key,))
-
-    # Room.
-
-    def _room_for_picture(self, size: int, *, unsure: bool) -> bool:
-        """Make room for a picture, or return False and change nothing."""
-        connection = self._file.connection
-        connection.execute("SAVEPOINT room")
-        fits = self._room(size, 2 if unsure else 1)
-        if not fits:
-            connection.execute("ROLLBACK TO room")
-        connection.execute("RELEASE room")
-        return fits
-
-    def _room(self, size: int, worst: int) -> bool:
-        """Drop what has at most rank `worst` until there is room; return False if that does not suffice."""
-        needed = size // (PAGE_BYTES - 4) + 1 + SLACK_PAGES
-        while self._file.free_pages < needed:
-            if not self._drop_next(worst):
-                return False
-        return True
-
-    def _drop_next(self, worst: int) -> bool:
-        connection = self._file.connection
-        found = connection.execute(
-            "SELECT key, rank, source, sequence, acked, waits FROM observations WHERE rank <= ? ORDER BY rank, key"
-            " LIMIT 1",
-            (worst,),
-        ).fetchone()
-        if found is None:
-            return False
-        key, rank, source, given, acked, waits = found
-        if rank in (1, 2):
-            self._count_dropped(unsure=rank == 2)
-            connection.execute("DELETE FROM pictures WHERE key = ?", (key,))
-            connection.execute("UPDATE observations SET size = 0, owed = 0, keeps = 0 WHERE key = ?", (key,))
-            if waits:
-                row = self._row("WHERE key = ?", key)
-                assert row is not None
-                before = replace(self._observation(row, 0.0), reason=_FULL)
-                connection.execute(
-                    "UPDATE observations SET waits = 0, body = ?, revision = revision + 1, change = ? WHERE key = ?",
-                    (body_of(before, given), self._next_change(), key),
-                )
-            return True
-        connection.execute("DELETE FROM observations WHERE key = ?", (key,))
-        if rank == _RANK_ANSWER:
-            connection.execute("UPDATE state SET lost = lost + 1")
-            if acked < 0:
-                self._open_gap(source, given)
-        return True
-
-    def _count_dropped(self, *, unsure: bool) -> None:
-        column = "dropped_unsure" if unsure else "dropped_sure"
-        self._file.connection.execute(f"UPDATE state SET {column} = {column} + 1")
-
-    def _open_gap(self, source: str, given: int) -> None:
-        """Add a number to the gaps, joined with its neighbours if they are under the same shift."""
-        connection = self._file.connection
-        first = last = given
-        below = connection.execute(
-            "SELECT first FROM gaps WHERE source = ? AND last = ?", (source, given - 1)
-        ).fetchone()
-        above = connection.execute(
-            "SELECT first, last FROM gaps WHERE source = ? AND first = ?", (source, given + 1)
-        ).fetchone()
-        if below is not None:
-            first = below[0]
-        if above is not None:
-            last = above[1]
-            connection.execute("DELETE FROM gaps WHERE source = ? AND first = ?", (source, above[0]))
-        connection.execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", (source, first, last))
-
-    def _close_gap(self, source: str, first: int, last: int) -> None:
-        """Remove the numbers from `first` to `last` from the gaps."""
-        connection = self._file.connection
-        touched = connection.execute(
-            "SELECT first, last FROM gaps WHERE source = ? AND first <= ? AND last >= ?", (source, last, first)
-        ).fetchall()
-        for begins, ends in touched:
-            connection.execute("DELETE FROM gaps WHERE source = ? AND first = ?", (source, begins))
-            for part in ((begins, first - 1), (last + 1, ends)):
-                if part[0] <= part[1]:
-                    connection.execute("INSERT INTO gaps VALUES (?, ?, ?)", (source, *part))
-
-    def _shrink(self) -> None:
-        """Drop what is too much since the size was set lower, and give the disk back."""
-        pages = self._file.value("PRAGMA page_count")
-        while pages > self._file.max_pages:
-            with self._writing() as connection:
-                for _ in range(_CHUNK):
-                    if self._file.free_pages >= SLACK_PAGES or not self._drop_next(_RANK_ANSWER):
-                        break
-                connection.execute(f"PRAGMA incremental_vacuum({_CHUNK})").fetchall()
-            before, pages = pages, self._file.value("PRAGMA page_count")
-            if pages == before and self._file.free_pages >= SLACK_PAGES:
-                break
-        self._file.value(f"PRAGMA max_page_count = {self._file.max_pages}")
 
 
 def _digest(source: str, mark: str) -> int:

@@ -245,6 +245,29 @@ def test_a_full_disk(small_disk: Path) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def test_damage_on_a_full_disk(small_disk: Path) -> None:
+    """A new file begins as soon as there is room for it."""
+    spool = Device(small_disk / "spool").open()
+    for _ in range(20):
+        spool.add(unsure(picture=b"u" * 20_000))
+    (held,) = spool.waiting(1)
+    spool.close()
+    spool = Device(small_disk / "spool").open()
+    path = small_disk / "spool" / "spool.db"
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    fill(small_disk / "ballast")
+    for _ in range(2):
+        with pytest.raises(SpoolUnavailable, match="damaged, and no new one can begin"):
+            spool.picture(held.key)
+    (small_disk / "ballast").unlink()
+    assert spool.picture(held.key) is None
+    assert spool.add(draft()).sequence == 1
+    assert len(spool.stats().set_aside) == 1
+    spool.close()
+
+
 def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
     fill(small_disk / "ballast")
     with pytest.raises(SetupError, match="cannot use the"):
