@@ -29,7 +29,7 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
     """Make the source that the settings describe.
 
     Raises:
-        InvalidInput: its URL is none that Terrace reads, or it does not fit the kind.
+        InvalidInput: Terrace does not read such a URL, or it does not fit the kind.
         SourceUnavailable: it is not there now.
         MissingExtra: a stream or camera, without PyAV.
     """

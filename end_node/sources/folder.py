@@ -67,7 +67,7 @@ class _Found(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Digest that differs from those of all other files and of this file's other states."""
+        """Digest that no other file has, nor another state of this file."""
         text = f"{self.name}\0{self.size}\0{self.mtime_ns}"
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 

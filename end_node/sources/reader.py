@@ -242,7 +242,7 @@ def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFra
 
 
 def _fault(error: Exception) -> str:
-    """Say what is wrong, without the URL."""
+    """The fault as a sentence, without the URL."""
     match error:
         case VideoFault():
             return str(error)

@@ -34,7 +34,7 @@ class SnapshotSource:
     """Polls a URL. A picture that the server reports as unchanged is not taken again.
 
     Args:
-        settings: their `url` may hold a user and a password, for basic or digest authentication.
+        settings: their `url` may hold a user and a password. Basic and digest authentication use them.
         tls_ca: file with the certificates to trust.
         clock: monotonic time in seconds.
     """

@@ -1,4 +1,4 @@
-"""A stream, a video file or a camera as a source. A process of its own decodes it: `end_node.sources.reader`.
+"""A stream, a video file or a camera as a source. A separate process decodes it: `end_node.sources.reader`.
 
 A codec that hangs or crashes takes only that process with it. The node asks for each picture, and the process keeps
 only the latest frame meanwhile.

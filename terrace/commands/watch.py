@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -24,7 +25,7 @@ from models.pictures import decoder
 from models.session import OnnxModel, load_model
 from models.source import chosen_entries
 from terrace.console import percent, screen
-from terrace.options import Json, ModelSet
+from terrace.options import Json, ModelSet, with_options
 from terrace.stoppable import run_stoppable
 from tierkit.errors import InvalidInput, SourceUnavailable
 from tierkit.plaintext import one_line, without_passwords
@@ -57,7 +58,32 @@ def _read_until(text: str) -> _Until:
     return _Until(seconds=float(found[2]) * _SECONDS[found[3]])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """Options of `terrace watch`: the pictures to take, and the network that answers them."""
+
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1000, help="Most pictures per second. Default: 1, and no limit for folders."),
+    ] = None
+    changed: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Skip a picture that differs by less than this share from the last one taken."),
+    ] = 0.0
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="END",
+            help="End after so many answers (20), after a time (30s, 5m, 2h), or at the first answer of a class"
+            " (label=fish). Default: at Ctrl-C, or at the end of a video file.",
+        ),
+    ] = None
+    models: ModelSet = None
+    model: Annotated[str | None, typer.Option(help="Network to use. Default: the end network of the set.")] = None
+
+
 @app.command()
+@with_options
 def watch(
     source: Annotated[
         str,
@@ -68,35 +94,18 @@ def watch(
             show_default=False,
         ),
     ],
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=1000, help="Most pictures per second. Default: 1, and no limit for folders."),
-    ] = None,
-    changed: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Skip a picture that differs by less than this share from the last one taken."),
-    ] = 0.0,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="END",
-            help="End after so many answers (20), after a time (30s, 5m, 2h), or at the first answer of a class"
-            " (label=fish). Default: at Ctrl-C, or at the end of a video file.",
-        ),
-    ] = None,
-    models: ModelSet = None,
-    model: Annotated[str | None, typer.Option(help="Network to use. Default: the end network of the set.")] = None,
+    options: WatchOptions,
     json: Json = False,
 ) -> None:
     """Classify the pictures of a source on this machine, and print one line for each. No service is needed."""
-    end = _Until() if until is None else _read_until(until)
-    manifest = load_manifest(models)
-    (entry,) = chosen_entries(manifest, () if model is None else (model,), Tier.END)
+    end = _Until() if options.until is None else _read_until(options.until)
+    manifest = load_manifest(options.models)
+    (entry,) = chosen_entries(manifest, () if options.model is None else (options.model,), Tier.END)
     labels = manifest.labels(entry)
     if end.label is not None and end.label not in labels:
         raise typer.BadParameter(f"{entry.name} has no class {end.label!r}", param_hint="--until")
-    network = load_model(entry, models, labels=labels, decode=decoder(entry.fit))
-    settings = SourceSettings(name="watch", url=source, rate=rate, changed=changed)
+    network = load_model(entry, options.models, labels=labels, decode=decoder(entry.fit))
+    settings = SourceSettings(name="watch", url=source, rate=options.rate, changed=options.changed)
     _show_news()
     run_stoppable(lambda: _watch(settings, network, end, json=json))
 
