@@ -34,7 +34,7 @@ _STEADY_S = 5.0
 
 
 class SourceStatus(Struct, frozen=True, kw_only=True):
-    """State of a source, for people and programs."""
+    """State of a source."""
 
     name: str
     kind: str
@@ -136,14 +136,16 @@ class SourceKeeper:
     async def _read(self) -> None:
         """Read, and start again after each fault; return at the end of a file."""
         failures = 0
+        settings = self.settings
         while True:
             self._heard = False
             began = self._clock()
             if not failures:
                 self._enter("starting")
             try:
-                kind, source = await self._opened(self.settings, self._tls_ca)
+                kind, source = await self._opened(settings, self._tls_ca)
                 self._kind = kind
+                settings = settings.model_copy(update={"kind": kind})  # known from now on
                 await source.run(_Counted(self._intake, self.count), self._alive)
                 return
             except TerraceError as exc:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from end_node.settings import SourceSettings
 from end_node.sources.keeper import SourceKeeper
@@ -34,10 +35,12 @@ class KeepingIntake:
 
 
 @asynccontextmanager
-async def kept(intake: KeepingIntake, url: object, **values: object) -> AsyncIterator[SourceKeeper]:
+async def kept(
+    intake: KeepingIntake, url: object, *, tls_ca: Path | None = None, **values: object
+) -> AsyncIterator[SourceKeeper]:
     """A source that runs until the end of the context."""
     settings = SourceSettings.model_validate({"name": "gate", "url": str(url), **values})
-    keeper = SourceKeeper(settings, intake)
+    keeper = SourceKeeper(settings, intake, tls_ca=tls_ca)
     running = asyncio.create_task(keeper.run())
     try:
         yield keeper

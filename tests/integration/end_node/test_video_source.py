@@ -1,16 +1,19 @@
 """Streams and video files as sources: real readers, real servers, and servers that misbehave."""
 
 import asyncio
+import contextlib
 import io
 import os
 import shutil
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
 from PIL import Image
 
 from end_node.sources import keeper as keepers, video as videos
@@ -28,6 +31,8 @@ from tests.integration.end_node.cameras import (
 from tests.integration.end_node.intakes import KeepingIntake, kept
 from tierkit.http.address import free_port
 from tierkit.testing import wait_for
+
+SNAPSHOT = b"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\nConnection: close\r\n\r\n" + jpeg()
 
 pytest.importorskip("av", reason="the extra 'video' is not installed")
 needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
@@ -348,3 +353,30 @@ async def test_the_decoder_is_never_loaded_into_the_node() -> None:
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", script)
     assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["stream", "snapshot"])
+async def test_a_camera_with_a_certificate_that_is_not_trusted_gets_no_password(
+    kind: str, intake: KeepingIntake, tmp_path: Path
+) -> None:
+    authority, ca_file = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca_file))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    asked = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(HEAD + part(jpeg()) * 50 if kind == "stream" else SNAPSHOT)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
+    url = f"https://me:hidden@127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server:
+        async with kept(intake, url, kind=kind) as keeper:
+            await wait_for(lambda: keeper.status.restarts >= 2, what="some tries")
+        assert not asked
+        async with kept(intake, url, kind=kind, tls_ca=ca_file):
+            await wait_for(lambda: bool(intake.pictures), what="a picture")
