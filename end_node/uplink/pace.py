@@ -85,6 +85,11 @@ class Pace:
             return max(0.0, _LINGER_S - (self._clock() - self._last_batch))
         return self._budget.answers_in_s(waiting, self._clock() - self._last_batch)
 
+    @property
+    def batch_s(self) -> float:
+        """Longest time between two tries to deliver a batch that is refused."""
+        return 5.0 if self._limits.bytes_per_day is None else 300.0
+
     def answers_sent(self) -> None:
         """A batch of answers has gone."""
         self._last_batch = self._clock()

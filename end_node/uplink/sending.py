@@ -220,7 +220,9 @@ class Uplink:
                     log.info("answers wait on this node: %s", exc)
                 if isinstance(exc, NotFound | Conflict):
                     self._scheduler.hurry()  # it has forgotten this node, or takes it for another process
-                await _pause(failures)
+                # A batch that was refused has cost its bytes.
+                costly = failures > 1 and not isinstance(exc, UpstreamUnavailable)
+                await _pause(failures, longest_s=self.pace.batch_s if costly else _LONGEST_BACKOFF_S)
             else:
                 failures = 0
                 self.reason = ""
@@ -230,8 +232,7 @@ class Uplink:
         """Deliver what there is, up to one batch."""
         if not scheduler.registered:
             raise UpstreamUnavailable("the scheduler does not know this node yet")
-        observations, gaps = await self._spool.do(lambda spool: spool.undelivered(_MOST_ANSWERS))
-        spool_id = await self._spool.do(lambda spool: spool.id)
+        spool_id, observations, gaps = await self._spool.do(lambda spool: (spool.id, *spool.undelivered(_MOST_ANSWERS)))
         batch = ObservationBatch(
             node_id=self._settings.node_id,
             incarnation=scheduler.incarnation,
@@ -400,9 +401,10 @@ def _renumber(source: str, above: int, spool: Spool) -> None:
     spool.renumber(source, above)
 
 
-async def _pause(failures: int) -> None:
-    await asyncio.sleep(_backoff_s(failures))
+async def _pause(failures: int, *, longest_s: float = _LONGEST_BACKOFF_S) -> None:
+    await asyncio.sleep(_backoff_s(failures, longest_s))
 
 
-def _backoff_s(failures: int) -> float:
-    return backoff_s(max(1, failures), first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=random.random())
+def _backoff_s(failures: int, longest_s: float = _LONGEST_BACKOFF_S) -> float:
+    first_s = _FIRST_BACKOFF_S * longest_s / _LONGEST_BACKOFF_S
+    return backoff_s(max(1, failures), first_s=first_s, cap_s=longest_s, chance=random.random())

@@ -23,7 +23,7 @@ SECTIONS: dict[str, type[ServiceSettings]] = {
 }
 
 
-TABLES = {"Table source": SourceSettings, "Table uplink": UplinkSettings, "Table spool": SpoolSettings}
+TABLES: dict[str, type[BaseModel]] = {"Table source": SourceSettings, "Table uplink": UplinkSettings, "Table spool": SpoolSettings}
 
 
 def own_fields(settings_class: type[ServiceSettings]) -> list[str]:
