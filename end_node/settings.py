@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import time
 from pathlib import Path
@@ -157,7 +158,8 @@ class SpoolSettings(_Table):
     answers, answers last."""
 
     folder: UserPath | None = None
-    """Folder of the spool. Default: ~/.local/share/terrace/NODE_ID."""
+    """Folder of the spool. Default: the one in $STATE_DIRECTORY, which systemd sets, or
+    ~/.local/share/terrace/NODE_ID."""
 
 
 class EndSettings(NodeSettings):
@@ -208,4 +210,7 @@ class EndSettings(NodeSettings):
     @property
     def spool_folder(self) -> Path:
         """Folder of the spool, the default filled in."""
-        return self.spool.folder or Path("~/.local/share/terrace").expanduser() / self.node_id
+        if self.spool.folder is not None:
+            return self.spool.folder
+        state = os.environ.get("STATE_DIRECTORY")
+        return Path(state) / "spool" if state else Path("~/.local/share/terrace").expanduser() / self.node_id
