@@ -196,7 +196,7 @@ class FolderSource:
     async def _take_ready(self, intake: Intake) -> bool:
         """Take some files that are whole. Returns True if there are others."""
         now = self._clock()
-        ready = sorted(found for found, wait in self._waiting.items() if wait.look_at <= now)
+        ready = heapq.nsmallest(_IN_A_ROW + 1, (found for found, wait in self._waiting.items() if wait.look_at <= now))
         for found in ready[:_IN_A_ROW]:
             wait = self._waiting[found]
             read = await asyncio.to_thread(self._read, found, now - wait.since >= _INCOMPLETE_S)

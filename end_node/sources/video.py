@@ -100,8 +100,10 @@ class VideoSource:
                 else:
                     raise SourceUnavailable(body.decode(errors="replace")[:_MOST_SAID])
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                # Not `process.kill`: it would take the exit code of a process that has just ended from asyncio.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             await process.wait()
 
 
