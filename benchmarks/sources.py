@@ -37,7 +37,7 @@ _POLL_S = 1.0
 _SPOOL = "TERRACE_END_SPOOL"
 
 
-class Chosen(Options):
+class SourceOptions(Options):
     """Images, and the scheme of the scheduler."""
 
     images: int = option(10_000, "Test images that the folder holds.", quick=500, min=10, max=10_000)
@@ -86,12 +86,12 @@ class Sources(Experiment):
     """The test images as a source of an end node: what stands, what it cost."""
 
     name = "sources"
-    options = Chosen
+    options = SourceOptions
     quick = "500 images"
     ignores = frozenset({"seed", "share"})
     profile = None
 
-    async def measure(self, run: Run, chosen: Chosen) -> None:
+    async def measure(self, run: Run, chosen: SourceOptions) -> None:
         everything = await asyncio.to_thread(lambda: run.images)
         count = min(chosen.images, len(everything.images))
         data = everything.take(np.arange(count))

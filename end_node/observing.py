@@ -76,7 +76,7 @@ _damaged = Counter("terrace_damaged_pictures_total", "Pictures of sources that c
 class ObservingNode(EndNode):
     """End node that answers the pictures of its sources, and tasks like every end node.
 
-    Its arguments are those of `EndNode`.
+    It takes the arguments of `EndNode`.
     """
 
     def __init__(self, settings: EndSettings, *others: Any, **options: Any) -> None:

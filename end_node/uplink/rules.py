@@ -43,7 +43,7 @@ def is_unsure(margin: float, route: DeviceRoute | None) -> bool | None:
 
 
 def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, uplink: UplinkSettings) -> PictureFate:
-    """The fate of a picture. While the device has no route, pictures wait for one, which tells which are unsure.
+    """The fate of a picture. Without a route the device has no threshold, so its pictures wait for one.
 
     Args:
         margin: of the local answer; 1 for a picture that cannot be read.
