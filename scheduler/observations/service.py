@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -29,11 +29,11 @@ class _Store(Protocol):
         self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
     ) -> Sequence[Receipt | InvalidInput]: ...
 
-    def sources(self, node_id: str | None, source: str | None) -> AsyncIterator[tuple[str, str]]: ...
+    def sources(self, node_id: str | None, source: str | None) -> AsyncGenerator[tuple[str, str], None]: ...
 
-    def pages(self, node_id: str, source: str, after: int) -> AsyncIterator[Sequence[StoredObservation]]: ...
+    def pages(self, node_id: str, source: str, after: int) -> AsyncGenerator[Sequence[StoredObservation], None]: ...
 
-    def gaps(self, node_id: str, source: str, after: int) -> AsyncIterator[tuple[int, int]]: ...
+    def gaps(self, node_id: str, source: str, after: int) -> AsyncGenerator[tuple[int, int], None]: ...
 
     async def put_picture(
         self, node_id: str, source: str, sequence: int, content: bytes, *, elapsed: float
@@ -123,35 +123,39 @@ class Observations:
             after: only higher sequence numbers.
             hierarchies: classes by digest.
         """
-        async for node, name in self._store.sources(node_id, source):
-            async with aclosing(self._of_source(node, name, after, hierarchies)) as pages:
-                async for page in pages:
-                    yield page
+        async with aclosing(self._store.sources(node_id, source)) as sources:
+            async for node, name in sources:
+                async with aclosing(self._of_source(node, name, after, hierarchies)) as pages:
+                    async for page in pages:
+                        yield page
 
     async def _of_source(
         self, node_id: str, source: str, after: int, hierarchies: Mapping[str, Hierarchy]
     ) -> AsyncGenerator[list[SeenPicture | SeenGap], None]:
-        gaps = self._store.gaps(node_id, source, after)
-        gap, at = await anext(gaps, None), after
-        async for page in self._store.pages(node_id, source, after):
-            lines: list[SeenPicture | SeenGap] = []
-            for stored in page:
-                sequence = stored.content.sequence
-                while gap is not None and gap[0] < sequence:
-                    # An observation inside a gap came before the device lost it.
-                    first, last = max(gap[0], at + 1), min(gap[1], sequence - 1)
-                    if first <= last:
-                        lines.append(_gap(node_id, source, first, last))
-                    if gap[1] > sequence:
-                        break
-                    gap = await anext(gaps, None)
-                at = sequence
-                lines.append(_seen(node_id, stored, hierarchies.get(stored.hierarchy, self._served)))
-            yield lines
-        while gap is not None:
-            if at < gap[1]:
-                yield [_gap(node_id, source, max(gap[0], at + 1), gap[1])]
-            gap = await anext(gaps, None)
+        async with (
+            aclosing(self._store.gaps(node_id, source, after)) as gaps,
+            aclosing(self._store.pages(node_id, source, after)) as pages,
+        ):
+            gap, at = await anext(gaps, None), after
+            async for page in pages:
+                lines: list[SeenPicture | SeenGap] = []
+                for stored in page:
+                    sequence = stored.content.sequence
+                    while gap is not None and gap[0] < sequence:
+                        # An observation inside a gap came before the device lost it.
+                        first, last = max(gap[0], at + 1), min(gap[1], sequence - 1)
+                        if first <= last:
+                            lines.append(_gap(node_id, source, first, last))
+                        if gap[1] > sequence:
+                            break
+                        gap = await anext(gaps, None)
+                    at = sequence
+                    lines.append(_seen(node_id, stored, hierarchies.get(stored.hierarchy, self._served)))
+                yield lines
+            while gap is not None:
+                if at < gap[1]:
+                    yield [_gap(node_id, source, max(gap[0], at + 1), gap[1])]
+                gap = await anext(gaps, None)
 
     async def put_picture(self, node_id: str, source: str, sequence: int, content: bytes) -> None:
         """Keep the picture of an observation as one of the latest of its source.

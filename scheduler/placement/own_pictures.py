@@ -30,8 +30,7 @@ def route_of_sources(
         scheme: of the scheduler; `mapping` replaces `adaptive`, which decides for each task.
         tuning: the tuned thresholds, or why there are none.
     """
-    placement.alive_ends(now)
-    return placement.once(("sources", device.node_id), lambda: _computed(placement, device, scheme, tuning, now))
+    return placement.once(("sources", device.node_id), lambda: _computed(placement, device, scheme, tuning, now), now)
 
 
 def _computed(

@@ -120,8 +120,14 @@ class Placement:
         """Accuracy of the network that a node is asked for, by the manifest; None if the file is not in it."""
         return self._accuracy.get(self.node(device).sha256)
 
-    def once(self, key: Hashable, make: Callable[[], Known]) -> Known:
-        """The result of `make`, computed once for each state of the device list."""
+    def once(self, key: Hashable, make: Callable[[], Known], now: float | None = None) -> Known:
+        """The result of `make`, computed once for each state of the device list.
+
+        Args:
+            now: bring the list up to this time first; None if that was just done.
+        """
+        if now is not None:
+            self._devices.alive(Tier.END, now)
         if self._known_at != self._devices.version:
             self._known.clear()
             self._known_at = self._devices.version

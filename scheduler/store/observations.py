@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ class ObservationStore:
             its = [observations.c[name] == bindparam(f"its_{name}") for name in ("node_id", "source", "sequence")]
             await connection.execute(update(observations).where(*its), rows[True])
 
-    async def pages(self, node_id: str, source: str, after: int) -> AsyncIterator[Sequence[StoredObservation]]:
+    async def pages(self, node_id: str, source: str, after: int) -> AsyncGenerator[Sequence[StoredObservation], None]:
         """The observations of a source with higher numbers than `after`, in order, some at a time."""
         its = {name: observations.c[name] == observation_pictures.c[name] for name in ("node_id", "source", "sequence")}
         query = (
@@ -147,18 +148,19 @@ class ObservationStore:
             .where(observations.c.node_id == node_id, observations.c.source == source)
             .order_by(observations.c.sequence)
         )
-        async for rows in self._paged(query, observations.c.sequence, after):
-            yield [
-                StoredObservation(
-                    taken_at=row.taken_at,
-                    hierarchy=row.hierarchy,
-                    has_picture=bool(row.has_picture),
-                    content=_read(row.content),
-                )
-                for row in rows
-            ]
+        async with aclosing(self._paged(query, observations.c.sequence, after)) as pages:
+            async for rows in pages:
+                yield [
+                    StoredObservation(
+                        taken_at=row.taken_at,
+                        hierarchy=row.hierarchy,
+                        has_picture=bool(row.has_picture),
+                        content=_read(row.content),
+                    )
+                    for row in rows
+                ]
 
-    async def gaps(self, node_id: str, source: str, after: int) -> AsyncIterator[tuple[int, int]]:
+    async def gaps(self, node_id: str, source: str, after: int) -> AsyncGenerator[tuple[int, int], None]:
         """First and last number of each gap of a source that ends after `after`, in order."""
         query = (
             select(observation_gaps.c.first, observation_gaps.c.last)
@@ -166,18 +168,21 @@ class ObservationStore:
             .order_by(observation_gaps.c.first)
         )
         # They do not overlap, so one order is the other.
-        async for rows in self._paged(query, observation_gaps.c.last, after):
-            for row in rows:
-                yield row.first, row.last
+        async with aclosing(self._paged(query, observation_gaps.c.last, after)) as pages:
+            async for rows in pages:
+                for row in rows:
+                    yield row.first, row.last
 
-    async def _paged(self, query: Select[Any], by: ColumnElement[int], after: int) -> AsyncIterator[Sequence[Row[Any]]]:
+    async def _paged(
+        self, query: Select[Any], by: ColumnElement[int], after: int
+    ) -> AsyncGenerator[Sequence[Row[Any]], None]:
         while rows := await self._reader.rows(query.where(by > after).limit(_PAGE)):
             yield rows
             if len(rows) < _PAGE:
                 return
             after = rows[-1]._mapping[by]
 
-    async def sources(self, node_id: str | None, source: str | None) -> AsyncIterator[tuple[str, str]]:
+    async def sources(self, node_id: str | None, source: str | None) -> AsyncGenerator[tuple[str, str], None]:
         """Node id and name of each source that has observations or gaps, in order."""
         key = tuple_(observation_sources.c.node_id, observation_sources.c.source)
         query = select(observation_sources.c.node_id, observation_sources.c.source).order_by(*key.clauses).limit(_PAGE)
