@@ -101,7 +101,8 @@ class ObservationStore:
                 assert numbers is not None
                 behind[source] = numbers.highest
                 continue
-            stored, known = stored + len(change.new), known + change.known
+            # Of one that comes twice in a batch, both count.
+            stored, known = stored + len(part.observations) - change.known, known + change.known
             await self._write(connection, own, change.new, elapsed)
             if part.gaps:
                 await _add_gaps(connection, own, part.gaps, elapsed)

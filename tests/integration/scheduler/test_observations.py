@@ -149,8 +149,9 @@ async def test_a_batch_that_comes_again_changes_nothing_and_an_amended_one_count
     amended = seen(7, revision=1, finer=finer(), age_s=400.0)
     assert await either.send(amended, seen(51)) == {"stored": 2, "known": 0, "behind": {}}
     assert await either.send(seen(7), amended) == {"stored": 0, "known": 2, "behind": {}}
+    assert await either.send(seen(52), seen(52, revision=1)) == {"stored": 2, "known": 0, "behind": {}}
     after = await either.lines()
-    assert [line["sequence"] for line in after] == list(range(1, 52))
+    assert [line["sequence"] for line in after] == list(range(1, 53))
     assert (after[6]["label"], after[6]["revision"]) == (FINE[7], 1)
     assert after[6]["taken_at"] == before[6]["taken_at"]
     assert after[:6] + after[7:50] == before[:6] + before[7:]
