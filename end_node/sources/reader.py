@@ -1,7 +1,8 @@
 """Process that reads one video for a node: `python -m end_node.sources.reader`. See `end_node.sources.pipe`.
 
-It decodes all frames as they come, and keeps only the latest one. A second thread hands that one over when the node is
-ready and the rate allows it.
+It decodes the frames as they come, and keeps only the latest one. A second thread hands that one over when the node is
+ready and the rate allows it. If the machine is too slow to decode all frames of a live stream, it decodes key frames
+until it has caught up.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from end_node.sources.change import GREY_SIDE, ChangeFilter
+from end_node.sources.lag import Backlog
 from end_node.sources.pipe import ALIVE, DONE, ERROR, HEAD, PICTURE, PROGRESS, TAKEN, ReaderOrder
 from tierkit.orphan import die_with_parent
 
@@ -89,19 +91,42 @@ class _Reader:
         with _opened(self._order) as container:
             stream = _video_of(container)
             finite = not self._order.url.startswith("rtsp") and container.duration is not None
+            live = Backlog() if self._order.url.startswith("rtsp") else None
             zero = last = -math.inf
-            for frame in _frames(container, stream):
+            for frame in self._frames(container, stream):
                 _check_size(frame.width, frame.height)
                 if finite and frame.time is not None:
                     if not 0 <= frame.time - last <= _MOST_JUMP_S:
                         zero = time.monotonic() - frame.time
                     last = frame.time
                     self._pause_until(zero + frame.time)
+                elif live is not None and frame.time is not None:
+                    live.decoded(frame.time, time.monotonic())
+                    # The end of a backlog is noticed at a key frame, which the frames after it build on.
+                    stream.codec_context.skip_frame = "NONKEY" if live.long else "DEFAULT"
                 self._show(frame)
         if not finite:
             raise VideoFault("the stream has ended")
         with self._changed:  # a file so short that the node was not ready before its end
             self._changed.wait_for(lambda: self._taken or self._latest is None, timeout=_TIMEOUT_S)
+
+    def _frames(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+        """Frames that are whole; damaged packets are skipped."""
+        damaged = 0
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except av.error.InvalidDataError as exc:
+                damaged += 1
+                if damaged > _MOST_DAMAGED:
+                    raise VideoFault("its pictures cannot be decoded") from exc
+                continue
+            if stream.codec_context.skip_frame == "NONKEY":
+                self._beats += 1  # the next key frame may be far away
+            for frame in frames:
+                if isinstance(frame, VideoFrame) and not frame.is_corrupt:
+                    damaged = 0
+                    yield frame
 
     def _pause_until(self, due: float) -> None:
         """Play a file at its own speed."""
@@ -224,21 +249,6 @@ def _video_of(container: InputContainer) -> VideoStream:
 def _check_size(width: int, height: int) -> None:
     if max(width, height) > _LARGEST:
         raise VideoFault(f"its pictures have {width} x {height} pixels, and at most {_LARGEST} x {_LARGEST} are read")
-
-
-def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """Frames that are whole; damaged packets are skipped."""
-    damaged = 0
-    for packet in container.demux(stream):
-        try:
-            for frame in packet.decode():
-                if isinstance(frame, VideoFrame) and not frame.is_corrupt:
-                    damaged = 0
-                    yield frame
-        except av.error.InvalidDataError as exc:
-            damaged += 1
-            if damaged > _MOST_DAMAGED:
-                raise VideoFault("its pictures cannot be decoded") from exc
 
 
 def _fault(error: Exception) -> str:
