@@ -401,13 +401,16 @@ class Play:
         self.feed(events.LineCame(facts.id, picks.of(said), "line"))
 
     def let_end(self, *, answering: bool) -> None:
-        """From now on all nodes are there and answer, or none ever answers. Whatever has happened, all ends."""
+        """From now on all nodes are there, take tasks and answer, or none ever answers. Whatever has happened, all
+        ends."""
         self.silent.clear()
         for node_id in (*ENDS, *UPPERS):
             if (device := self.ledger.find(node_id)) is not None and device.intent != NO_INTENT:
                 self.feed(events.Intended(node_id, NO_INTENT))
             if node_id not in self.processes:
                 self.register(self.process(node_id))
+            elif self.processes[node_id].lease_s is not None:
+                self.register(self.processes[node_id].model_copy(update={"lease_s": None}))
         patience = 60 if answering else 2000
         last = self.now + patience
         while self.state.jobs or self.ledger.assigned.attempts:
