@@ -17,7 +17,7 @@ __all__ = [
     "SourceNumbers",
     "SourceUpdate",
     "StoredObservation",
-    "check_labels",
+    "check_batch",
     "joined",
     "sort_out",
     "taken_at",
@@ -138,16 +138,19 @@ def joined(gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return ranges
 
 
-def check_labels(batch: ObservationBatch, *, coarse: int, fine: int) -> None:
+def check_batch(batch: ObservationBatch, *, coarse: int, fine: int) -> None:
     """Raise InvalidInput for the first part of a batch that cannot be.
 
     Args:
         coarse, fine: numbers of superclasses and classes.
     """
+    pictures: dict[tuple[str, int], tuple[LocalAnswer | None, str]] = {}
     for place, each in enumerate(batch.observations):
         where = f"observations[{place}] ({each.source} {each.sequence})"
         if each.local is not None and each.local.label >= coarse:
             raise InvalidInput(f"{where}: local.label is {each.local.label}, and there are {coarse} superclasses")
+        if pictures.setdefault((each.source, each.sequence), (each.local, each.name)) != (each.local, each.name):
+            raise InvalidInput(f"{where}: the batch has another picture with this number")
         finer = each.finer
         if finer is None:
             continue

@@ -11,7 +11,7 @@ from typing import Protocol
 from models.hierarchy import Hierarchy
 from models.pictures import Picture
 from scheduler.core import events
-from scheduler.core.observing import StoredObservation, check_labels
+from scheduler.core.observing import StoredObservation, check_batch
 from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.picture_files import kind_of
 from tierkit.wire.observations import ObservationBatch, Receipt
@@ -78,11 +78,11 @@ class Observations:
         Raises:
             NotFound: the node is unknown, or was given up: it must register again.
             Conflict: another process has this node id.
-            InvalidInput: a label is out of range; nothing of the batch is stored.
+            InvalidInput: a label is out of range, or the batch contradicts itself; nothing of it is stored.
             Unavailable: the database refuses it.
         """
         self._handle(events.Heard(batch.node_id, batch.incarnation))
-        check_labels(batch, coarse=len(self._served.coarse), fine=len(self._served.fine))
+        check_batch(batch, coarse=len(self._served.coarse), fine=len(self._served.fine))
         receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         self._waiting.append((batch, receipt))
         try:
@@ -104,7 +104,6 @@ class Observations:
                 break
             taken.append(each)
         receipts = await self._store.add([batch for batch, _ in taken], wall=time.time(), elapsed=self._elapsed())
-        self._waiting = self._waiting[len(taken) :]
         for (_, future), receipt in zip(taken, receipts, strict=True):
             if future.done():
                 continue
@@ -112,6 +111,7 @@ class Observations:
                 future.set_result(receipt)
             else:
                 future.set_exception(receipt)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
 
     async def lines(
         self, node_id: str | None, source: str | None, after: int, hierarchies: Mapping[str, Hierarchy]

@@ -98,8 +98,7 @@ class ObservationStore:
             held = await _held(connection, own, part.observations, numbers)
             change = sort_out(part, numbers=numbers, held=held, wall=wall)
             if change is None:
-                assert numbers is not None
-                behind[source] = numbers.highest
+                behind[source] = 0 if numbers is None else numbers.highest
                 continue
             # Of one that comes twice in a batch, both count.
             stored, known = stored + len(part.observations) - change.known, known + change.known

@@ -214,6 +214,7 @@ async def test_wrong_batches_are_refused_whole(gate: Camera) -> None:
         (seen(2, local=local(20)), "observations[1] (gate 2): local.label is 20, and there are 20 superclasses"),
         (seen(2, finer=finer(100)), "observations[1] (gate 2): finer.label is 100, and there are 100 classes"),
         (seen(2, finer={**finer(), "tier": "end"}), "finer.tier must be edge or cloud"),
+        (seen(1, name="other.jpg"), "observations[1] (gate 1): the batch has another picture with this number"),
         (seen(0), "sequence"),
         (seen(2**60), "sequence"),
         (seen(2, source="Gate\n"), "source"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.core.observing import (
     HeldObservation,
     SourceBatch,
     SourceNumbers,
     SourceUpdate,
-    check_labels,
+    check_batch,
     joined,
     sort_out,
     taken_at,
@@ -140,7 +141,15 @@ def test_the_first_wrong_label_is_named() -> None:
     given = ObservationBatch(
         node_id="end-0", incarnation="1" * 8, spool=OWN, observations=(seen(1), seen(2, finer=finer))
     )
-    check_labels(given, coarse=20, fine=100)
+    check_batch(given, coarse=20, fine=100)
     for classes, part in (((3, 100), "local.label"), ((20, 99), "finer.label"), ((19, 100), "finer.coarse_label")):
         with pytest.raises(InvalidInput, match=part):
-            check_labels(given, coarse=classes[0], fine=classes[1])
+            check_batch(given, coarse=classes[0], fine=classes[1])
+
+
+def test_a_number_stands_for_one_picture_in_a_batch() -> None:
+    given = ObservationBatch(node_id="end-0", incarnation="1" * 8, spool=OWN, observations=(seen(1), seen(1)))
+    check_batch(given, coarse=20, fine=100)
+    for other in (seen(1, local=BETTER, revision=1), seen(1, name="a.jpg"), seen(1, local=None)):
+        with pytest.raises(InvalidInput, match="another picture with this number"):
+            check_batch(replace(given, observations=(seen(1), other)), coarse=20, fine=100)
