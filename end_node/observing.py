@@ -106,7 +106,7 @@ class ObservingNode(EndNode):
 
     def registration(self, scheduler: str) -> Registration:
         asked_s = lease_s(self.settings.uplink.bytes_per_day, tls=scheduler.startswith("https"))
-        return super().registration(scheduler).model_copy(update={"sources": True, "lease_s": asked_s})
+        return super().registration(scheduler).model_copy(update={"spool": self.spool.id, "lease_s": asked_s})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

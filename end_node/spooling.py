@@ -18,6 +18,8 @@ class SpoolThread:
     """Calls of the spool, one after the other."""
 
     def __init__(self, spool: Spool) -> None:
+        self.id = spool.id
+        """Id of the spool when it was opened."""
         self._spool = spool
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spool")
 

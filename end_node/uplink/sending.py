@@ -53,6 +53,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 5.0
 _AT_ONCE = 4
 """Pictures that are under way to upstream nodes at a time; one with a budget, so that each is counted before the
 next."""
+_FIRST_LOOK_S = 5.0
+"""Seconds after which a route that leads nowhere is fetched again; each time twice as many."""
 _MOST_ANSWERS = 500
 _HIGHEST = 2**50
 """No source gets to this sequence number."""
@@ -137,12 +139,13 @@ class Uplink:
             event.set()
 
     def heard(self, headers: Mapping[str, str]) -> None:
-        """The scheduler has answered a registration or a heartbeat."""
+        """The scheduler has answered a request."""
         self.pace.tell_date(headers.get("Date", ""))
         version = headers.get(ROUTE_HEADER)
-        if version is None or self.route is None or version != self.route.version:
+        if version is not None and (self.route is None or version != self.route.version):
             self._route_wanted.set()
-        self.stored()  # what waited for the scheduler may go now
+        if not self.online:
+            self.stored()  # what waited for the scheduler may go now
 
     def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """The background loops, which the node owns."""
@@ -162,9 +165,14 @@ class Uplink:
 
     async def _follow_route(self) -> None:
         assert self._scheduler is not None
-        failures = 0
+        failures, again_s = 0, _FIRST_LOOK_S
         while True:
-            await self._route_wanted.wait()
+            nowhere = self.route is not None and not self.route.upstreams and self._limits.escalate != "nothing"
+            with contextlib.suppress(TimeoutError):
+                # A scheduler that has just started may know the upstream nodes soon, and heartbeats may be rare.
+                async with asyncio.timeout(again_s if nowhere else None):
+                    await self._route_wanted.wait()
+            again_s = _FIRST_LOOK_S if self._route_wanted.is_set() else min(2 * again_s, self.pace.batch_s)
             self._route_wanted.clear()
             target = f"/v1/devices/{self._settings.node_id}/route"
             try:

@@ -46,6 +46,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
                 {
                     **(view.device.load.model_dump() if view.device.load else {}),
                     **view.device.registration.model_dump(),
+                    "sources": view.device.registration.sources,
                     "health": view.health,
                     "reason": view.reason,
                     "trusted": scheduler.placement.trusts(view.device),
@@ -70,9 +71,12 @@ async def list_devices(scheduler: Service) -> DeviceList:
     summary="Register a node",
     dependencies=NODES,
 )
-async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+async def register(
+    request: Request, response: Response, scheduler: Service, caller: CallerOf, registration: Registration
+) -> Lease:
+    """A node with sources gets the version of its route in `Terrace-Route`."""
     try:
-        return await _register(request, scheduler, caller, registration)
+        lease = await _register(request, scheduler, caller, registration)
     except (Conflict, Forbidden) as exc:
         # A node whose token is for other names has proved nothing.
         claim = registration if isinstance(exc, Conflict) else None
@@ -81,6 +85,9 @@ async def register(request: Request, scheduler: Service, caller: CallerOf, regis
         reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
         REFUSED.labels(registration.tier, reason).inc()
         raise
+    if registration.sources:
+        response.headers[ROUTE_HEADER] = scheduler.route_of_sources(registration.node_id).version
+    return lease
 
 
 async def _register(request: Request, scheduler: Scheduler, caller: Caller | None, registration: Registration) -> Lease:

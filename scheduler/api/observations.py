@@ -12,7 +12,7 @@ from scheduler.api.routing import CHECKS, MISSING, NDJSON, NODES, NOSNIFF, USERS
 from scheduler.api.streams import NO_STORE, Stream, as_lines
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
-from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
+from tierkit.wire.messages import NODE_ID_PATTERN, ROUTE_HEADER, NodeId
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
 from tierkit.wire.sources import SeenGap, SeenPicture
@@ -63,7 +63,7 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
 )
 async def post_observations(request: Request, scheduler: Service, caller: CallerOf) -> Response:
     """Stored when this answers. The same again changes nothing. 404 or 409: register again. May be packed
-    (`Content-Encoding: gzip`)."""
+    (`Content-Encoding: gzip`). The answer has the version of the node's route in `Terrace-Route`."""
     with BodyRoom() as room:
         body = await read_body(request.receive, room, most_bytes=_MOST_BYTES)
         if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
@@ -75,7 +75,8 @@ async def post_observations(request: Request, scheduler: Service, caller: Caller
     if caller is not None:
         caller.check_claim(batch.node_id)
     receipt = await scheduler.observations.accept(batch)
-    return Response(msgspec.json.encode(receipt), media_type="application/json")
+    headers = {ROUTE_HEADER: scheduler.route_of_sources(batch.node_id).version}
+    return Response(msgspec.json.encode(receipt), media_type="application/json", headers=headers)
 
 
 @observations.get(

@@ -129,7 +129,7 @@ class Ledger:
 
         A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
         tasks are void. As long as the old one shows itself alive at another address it is not a restart but a second
-        node with the same name. One that was just killed and started again is refused at most until its death is
+        node with the same name, unless it has the spool of the old one. One that was just killed and started again is refused at most until its death is
         noticed, and tries again by itself. The same incarnation at another address has moved: what it was sent at the
         old one is lost.
 
@@ -213,8 +213,9 @@ class Ledger:
             )
         if claim.incarnation == old.incarnation or health.gone:
             return
-        # A second process cannot listen where the first one does, so the same address means that the first has ended.
-        same_place = claim.url == old.registration.url and claim.incarnation not in old.retired
+        # A second process cannot listen where the first one does, nor use its spool: the first has ended.
+        same_place = claim.url == old.registration.url or (claim.sources and claim.spool == old.registration.spool)
+        same_place &= claim.incarnation not in old.retired
         if not same_place and (health is not Health.SUSPECT or view.set_aside):
             raise Conflict(
                 f"the node id {claim.node_id!r} belongs to a node at {old.registration.url} that is {health}; "

@@ -23,7 +23,11 @@ SECTIONS: dict[str, type[ServiceSettings]] = {
 }
 
 
-TABLES: dict[str, type[BaseModel]] = {"Table source": SourceSettings, "Table uplink": UplinkSettings, "Table spool": SpoolSettings}
+TABLES: dict[str, type[BaseModel]] = {
+    "Table source": SourceSettings,
+    "Table uplink": UplinkSettings,
+    "Table spool": SpoolSettings,
+}
 
 
 def own_fields(settings_class: type[ServiceSettings]) -> list[str]:

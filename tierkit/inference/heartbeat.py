@@ -52,7 +52,7 @@ class HeartbeatSender:
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once. Before each registration it is asked whether the service still has the right networks.
         token: gives what is shown to the scheduler; None where it asks for none.
-        heard: called with the headers of each answer to a registration or heartbeat.
+        heard: called with the headers of each answer.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class HeartbeatSender:
         while True:
             scheduler = self._ring.current
             try:
-                said, _ = await self._send(method, target, budget_s, body, headers)
+                said, heard = await self._send(method, target, budget_s, body, headers)
+                self._heard(heard)
                 return said
             except TerraceError as exc:
                 trouble = asked.failed(scheduler, exc)

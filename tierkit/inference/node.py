@@ -200,7 +200,7 @@ class InferenceNode:
         return None
 
     def heard(self, headers: Mapping[str, str]) -> None:
-        """The scheduler has answered a registration or a heartbeat."""
+        """The scheduler has answered a request."""
 
     @property
     def default_runner(self) -> ModelRunner:

@@ -241,11 +241,17 @@ class Registration(_Message):
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
     key: NodeKey = ""
     """Token that the node accepts from the scheduler, and from the end nodes that it sends there."""
-    sources: bool = False
-    """True if it has sources: the scheduler keeps a route for their pictures."""
+    spool: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+    """Id of the spool of a node with sources, which only one process can use: a node with the same id and the same
+    spool is the same device, wherever it is. "" without sources."""
     lease_s: Period | None = None
     """The lease that it asks for, because each heartbeat costs it bytes: it then takes no tasks. None: the scheduler's
     own."""
+
+    @property
+    def sources(self) -> bool:
+        """True if it has sources: the scheduler keeps a route for their pictures."""
+        return bool(self.spool)
 
 
 class Lease(_Message):

@@ -81,7 +81,7 @@ class SaidScheduler:
     async def _register(self, request: Request) -> Response:
         self.registrations.append(Registration.model_validate_json(await request.body()))
         self.known = True
-        return JSONResponse({"lease_s": 1.0, "heartbeat_s": 0.05})
+        return JSONResponse({"lease_s": 1.0, "heartbeat_s": 0.05}, headers={"Terrace-Route": self.route.version})
 
     async def _beat(self, request: Request) -> Response:
         if not self.known:

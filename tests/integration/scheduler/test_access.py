@@ -174,7 +174,7 @@ async def test_roles(closed: Any) -> None:
 
 
 async def test_a_node_sends_observations_and_asks_for_a_route_under_its_own_name_only(closed: Any) -> None:
-    own, other = registration("pi", sources=True), registration("pi2", sources=True)
+    own, other = registration("pi", spool="5" * 16), registration("pi2", spool="5" * 16)
     assert (await closed.http.post("/v1/devices", json=own, headers=bearer(PI))).status_code == 200
     assert (await closed.http.post("/v1/devices", json=other, headers=bearer(ANY))).status_code == 200
     for place, code in ((own, 200), (other, 403)):

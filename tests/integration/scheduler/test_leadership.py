@@ -294,7 +294,7 @@ async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_re
     async with pair.http, pair.stack:
         for port in pair.ports:
             await pair.start(port)
-        place = {**kit.registration("end-0"), "sources": True, "lease_s": 60.0}
+        place = {**kit.registration("end-0"), "spool": "5" * 16, "lease_s": 60.0}
         seen = [{"source": "gate", "sequence": number, "age_s": 1.0} for number in range(1, 2001)]
         parts = [seen[first : first + 20] for first in range(0, len(seen), 20)]
         confirmed: list[int] = []

@@ -86,7 +86,7 @@ class Camera:
 
 
 async def camera(running: Any, kit: Any, node_id: str = "end-0", **changes: Any) -> Camera:
-    place = {**kit.registration(node_id), "sources": True, **changes}
+    place = {**kit.registration(node_id), "spool": "5" * 16, **changes}
     reply = await running.http.post("/v1/devices", json=place)
     assert reply.status_code == 200, reply.text
     return Camera(running, node_id, place["incarnation"])

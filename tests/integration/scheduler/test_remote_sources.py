@@ -53,7 +53,7 @@ async def node(scheduler: Any, kit: Any) -> AsyncIterator[FakeNode]:
         routes=[Route(path, fake.take, methods=methods) for path in ("/v1/sources", "/v1/sources/{rest:path}")]
     )
     async with serve_app(app) as lifecycle:
-        place = {**kit.registration("end-0", url=lifecycle.url), "sources": True, "lease_s": 600.0, "key": KEY}
+        place = {**kit.registration("end-0", url=lifecycle.url), "spool": "5" * 16, "lease_s": 600.0, "key": KEY}
         assert (await scheduler.http.post("/v1/devices", json=place)).status_code == 200
         yield fake
 
@@ -132,7 +132,7 @@ async def test_nodes_without_sources_or_without_an_address(client: AsyncClient, 
     await scheduler.register("end-1", "end")
     with pytest.raises(NotFound, match="has no sources"):
         await client.sources("end-1")
-    place = {**kit.registration("end-2"), "sources": True, "lease_s": 600.0}
+    place = {**kit.registration("end-2"), "spool": "5" * 16, "lease_s": 600.0}
     assert (await scheduler.http.post("/v1/devices", json=place)).status_code == 200
     with pytest.raises(UpstreamError, match="end-2"):
         await client.sources("end-2")
@@ -156,7 +156,7 @@ async def test_the_command_sources(
     assert "gate" in shown
     assert "no such folder" in shown
     assert "end-0: 7 answers and 0 pictures wait; 0 pictures dropped, 3 answers lost; online, 100 of 5,000" in shown
-    away = {**kit.registration("end-2"), "sources": True, "lease_s": 600.0}
+    away = {**kit.registration("end-2"), "spool": "5" * 16, "lease_s": 600.0}
     assert (await scheduler.http.post("/v1/devices", json=away)).status_code == 200
     code, shown, _ = await call("list", "--json")
     first, second = json.loads(shown)["devices"]

@@ -26,9 +26,12 @@ async def route_of(running: Any, node_id: str) -> DeviceRoute:
 
 async def test_a_heartbeat_names_the_version_of_the_route(kit: Any, tuned: Any) -> None:
     async with kit.scheduler(tuned) as running:
-        incarnation, _ = await register(running, kit, "end-0", sources=True, lease_s=600.0)
+        incarnation, _ = await register(running, kit, "end-0", spool="5" * 16, lease_s=600.0)
+        batch = {"node_id": "end-0", "incarnation": incarnation, "spool": "5" * 16}
+        sent = await running.http.post("/v1/observations", json=batch)
         reply = await running.beat("end-0", incarnation)
         assert reply.status_code == 204
+        assert sent.headers[ROUTE_HEADER] == reply.headers[ROUTE_HEADER]
         assert parsedate_to_datetime(reply.headers["date"])
         before = await route_of(running, "end-0")
         assert (before.version, before.upstreams) == (reply.headers[ROUTE_HEADER], ())
@@ -44,9 +47,9 @@ async def test_a_heartbeat_names_the_version_of_the_route(kit: Any, tuned: Any) 
 
 
 async def test_a_lease_is_granted_and_its_node_gets_no_tasks(kit: Any, scheduler: Any) -> None:
-    _, lease = await register(scheduler, kit, "end-0", sources=True, lease_s=600.0)
+    _, lease = await register(scheduler, kit, "end-0", spool="5" * 16, lease_s=600.0)
     assert lease == {"lease_s": 600.0, "heartbeat_s": 200.0}
-    _, usual = await register(scheduler, kit, "end-9", sources=True)
+    _, usual = await register(scheduler, kit, "end-9", spool="5" * 16)
     assert usual == {"lease_s": 1.0, "heartbeat_s": 0.1}
     assert (await scheduler.http.post("/v1/devices/end-9/drain")).status_code == 204
     waiting = await scheduler.submit(kit.images(10), scheme="end")

@@ -24,7 +24,7 @@ def registration(node_id: str = "end-0", lease_s: float | None = 600.0, incarnat
         url="http://127.0.0.1:1",
         models=(ModelOffer(name="small", sha256="0" * 64, ms_per_image=1.0),),
         version="0",
-        sources=True,
+        spool="5" * 16,
         lease_s=lease_s,
     )
 
@@ -122,10 +122,27 @@ def test_a_process_that_has_ended_and_comes_back_gets_its_place_at_once() -> Non
     with pytest.raises(Conflict):
         devices.register(registration(incarnation="the-first"), 2.0)
     # A second node with the name, at another address, is refused as long as the lease lasts.
-    rival = registration(incarnation="the-rival").model_copy(update={"url": "http://127.0.0.2:1"})
+    rival = registration(incarnation="the-rival").model_copy(update={"url": "http://127.0.0.2:1", "spool": "6" * 16})
     with pytest.raises(Conflict):
         devices.register(rival, 600.0)
     devices.register(rival, 602.0)
+
+
+@pytest.mark.parametrize(("spool", "same"), [("5" * 16, True), ("6" * 16, False), ("", False)])
+def test_a_device_is_known_by_its_spool_at_another_address(spool: str, same: bool) -> None:
+    devices = Ledger(TIMES)
+    devices.register(registration(), 0.0)
+    moved = registration(incarnation="the-second").model_copy(update={"url": "http://127.0.0.9:1", "spool": spool})
+    if same:
+        devices.register(moved, 1.0)
+        assert devices.get("end-0").registration.url == moved.url
+        with pytest.raises(Conflict):  # the first process must not take it back
+            devices.heartbeat("end-0", beat(), 2.0)
+        with pytest.raises(Conflict):
+            devices.register(registration(), 2.0)
+    else:
+        with pytest.raises(Conflict):
+            devices.register(moved, 1.0)
 
 
 def test_an_accusation_or_a_refused_probe_counts() -> None:

@@ -57,7 +57,7 @@ class Fleet:
             models=tuple(models),
             encoders=heads if tier is Tier.END else (),
             version="0",
-            sources=tier is Tier.END,
+            spool="5" * 16 if tier is Tier.END else "",
             lease_s=lease_s,
             key=f"key-of-{node_id}",
         )
