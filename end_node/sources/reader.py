@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Condition, Lock, Thread
 from typing import BinaryIO
 
@@ -65,6 +65,8 @@ class _Reader:
         self._writing = Lock()
         self._changed = Condition()
         self._latest: tuple[VideoFrame, float] | None = None
+        self._busy = False
+        """True while a frame is compared, encoded and sent."""
         self._ready = 0
         self._over = False
         self._taken = 0
@@ -108,7 +110,7 @@ class _Reader:
         if not finite:
             raise VideoFault("the stream has ended")
         with self._changed:  # a file so short that the node was not ready before its end
-            self._changed.wait_for(lambda: self._taken or self._latest is None, timeout=_TIMEOUT_S)
+            self._changed.wait_for(lambda: not self._busy and (self._taken or self._latest is None), timeout=_TIMEOUT_S)
 
     def _frames(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
         """Frames that are whole; damaged packets are skipped."""
@@ -148,37 +150,51 @@ class _Reader:
     def hand_over(self) -> None:
         """Send pictures and signs of life until the video is over."""
         interval_s, due, said_at, said = 1.0 / self._order.rate, 0.0, 0.0, 0
-        while True:
+        while not self._over:
+            found = self._next(due)
+            now = time.monotonic()
+            if found is not None and self._offer(*found):
+                due = (due if now - due < interval_s else now) + interval_s
+            del found  # a frame may be large
             with self._changed:
-                now = time.monotonic()
-                waits = self._latest is not None and self._ready > 0
-                if self._over:
-                    return
-                if not (waits and now >= due):
-                    self._changed.wait(min(_ALIVE_S, due - now) if waits else _ALIVE_S)
-                now = time.monotonic()
-                frame = None
-                if self._latest is not None and self._ready and now >= due:
-                    (frame, taken_s), self._latest = self._latest, None
+                self._busy = False
+                self._changed.notify_all()
                 beats = self._beats
-            if frame is not None:
-                if self._differs(frame):
-                    picture = self._encoded(frame)
-                    due = (due if now - due < interval_s else now) + interval_s
-                    with self._changed:
-                        self._ready -= 1
-                        self._taken += 1
-                        self._changed.notify_all()
-                    self._send(PICTURE, TAKEN.pack(taken_s) + picture)
-                else:
-                    with self._changed:
-                        self._skipped += 1
-                del frame
-            if beats != said and now - said_at >= _ALIVE_S:
-                said, said_at = beats, now
-                with self._changed:
+                tells = beats != said and now - said_at >= _ALIVE_S
+                if tells:
+                    said, said_at = beats, now
                     skipped, self._skipped = self._skipped, 0
+            if tells:
                 self._send(ALIVE, PROGRESS.pack(min(skipped, 2**32 - 1), self._longest_s))
+
+    def _next(self, due: float) -> tuple[VideoFrame, float] | None:
+        """Take the latest frame, if the node is ready and the time has come, perhaps after a wait."""
+
+        def wait_s() -> float:
+            if self._latest is None or not self._ready:
+                return _ALIVE_S
+            return min(_ALIVE_S, due - time.monotonic())
+
+        with self._changed:
+            if wait_s() > 0:
+                self._changed.wait(wait_s())
+            if self._latest is None or not self._ready or time.monotonic() < due:
+                return None
+            found, self._latest, self._busy = self._latest, None, True
+            return found
+
+    def _offer(self, frame: VideoFrame, taken_s: float) -> bool:
+        """Send a frame if it differs from the last one sent. Returns True if it does."""
+        if not self._differs(frame):
+            with self._changed:
+                self._skipped += 1
+            return False
+        picture = self._encoded(frame)
+        with self._changed:
+            self._ready -= 1
+            self._taken += 1
+        self._send(PICTURE, TAKEN.pack(taken_s) + picture)
+        return True
 
     def end(self, kind: bytes, body: bytes = b"") -> None:
         """Send the last message."""
@@ -260,8 +276,10 @@ def _fault(error: Exception) -> str:
             return f"its pictures need more than {_MEMORY_BYTES // 2**20} MiB of memory"
         case av.error.ExitError() | TimeoutError():
             return f"it sends nothing for {_TIMEOUT_S:g} s"
-        case av.error.InvalidDataError() | av.error.FFmpegError(errno=errno.EIO | errno.EINVAL):
-            return f"it is not a video that can be read: {error.strerror}"
+        case av.error.InvalidDataError() | av.error.FFmpegError(errno=errno.EINVAL):
+            return "it is not a video that can be read"
+        case av.error.FFmpegError(errno=errno.EIO):
+            return "it is not a video, or it breaks off"
         case av.error.FFmpegError():
             return f"it cannot be read: {error.strerror}"
         case _:
@@ -295,15 +313,19 @@ def main() -> None:
     av.logging.set_level(None)
     reader = _Reader(msgspec.json.decode(_first_line(), type=ReaderOrder), out)
     Thread(target=_listen, args=(reader,), daemon=True).start()
-    sender = Thread(target=reader.hand_over, daemon=True)
-    sender.start()
+    Thread(target=_run, args=(reader, reader.hand_over), daemon=True).start()
+    _run(reader, reader.read)
+    reader.end(DONE)
+    os._exit(0)
+
+
+def _run(reader: _Reader, work: Callable[[], None]) -> None:
+    """Do a thread's work; an error ends the process."""
     try:
-        reader.read()
+        work()
     except Exception as exc:
         reader.end(ERROR, _fault(exc).encode())
-    else:
-        reader.end(DONE)
-    os._exit(0)
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -79,9 +79,7 @@ class VideoSource:
             SourceUnavailable: the video cannot be read, or its reader hangs or has crashed.
             TerraceError: a picture was not taken.
         """
-        process = await asyncio.create_subprocess_exec(
-            *_READER, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment()
-        )
+        process = await _start()
         try:
             await _send(process, msgspec.json.encode(self._order) + b"\n" + READY)
             silent_s = _OPENING_S
@@ -100,11 +98,30 @@ class VideoSource:
                 else:
                     raise SourceUnavailable(body.decode(errors="replace")[:_MOST_SAID])
         finally:
-            if process.returncode is None:
-                # Not `process.kill`: it would take the exit code of a process that has just ended from asyncio.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _end(process)
+
+
+async def _start() -> Process:
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(*_READER, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment())
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:  # uvloop would leave the process
+        await _end(await starting)
+        raise
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        # Not `process.kill`: it would take the exit code of a process that has just ended from asyncio.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    assert process.stdin is not None
+    process.stdin.close()
+    await process.communicate()
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.wait_closed()
 
 
 def _environment() -> dict[str, str]:

@@ -43,6 +43,8 @@ needs_rtsp = pytest.mark.skipif(bool(why_no_rtsp()), reason=why_no_rtsp())
 async def intake() -> AsyncIterator[KeepingIntake]:
     yield KeepingIntake()
     await wait_for(lambda: not readers(), what="the end of the readers")
+    for _ in range(5):  # uvloop closes what is left of a process in the next turns
+        await asyncio.sleep(0)
 
 
 def readers() -> list[int]:
@@ -366,11 +368,14 @@ async def test_a_camera_with_a_certificate_that_is_not_trusted_gets_no_password(
     asked = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             asked.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(HEAD + part(jpeg()) * 50 if kind == "stream" else SNAPSHOT)
+            if kind == "stream":
+                await showing(lambda number: jpeg())(writer)
+            writer.write(SNAPSHOT)
             await writer.drain()
-        writer.close()
+            writer.close()
+            await writer.wait_closed()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
     url = f"https://me:hidden@127.0.0.1:{server.sockets[0].getsockname()[1]}/"
