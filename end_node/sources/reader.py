@@ -11,6 +11,7 @@ import errno
 import math
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -306,6 +307,7 @@ def _first_line() -> bytes:
 def main() -> None:
     """Read the video that standard input names."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what a library prints
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
