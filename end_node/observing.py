@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from end_node.node import EndNode, Task
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
-from end_node.sources.picture import Picture
+from end_node.sources.picture import TakenPicture
 from end_node.spool import Draft, Spool
 from end_node.spooling import SpoolThread
 from end_node.uplink.budget import lease_s
@@ -135,7 +135,7 @@ class ObservingNode(EndNode):
 
     # --- pictures -------------------------------------------------------------------------------------------------
 
-    async def take(self, source: SourceSettings, picture: Picture) -> Observation:
+    async def take(self, source: SourceSettings, picture: TakenPicture) -> Observation:
         """Answer a picture with the local network, before any job, and store the answer.
 
         Raises:
@@ -286,7 +286,7 @@ class ObservingNode(EndNode):
                 raise Overloaded(f"the source {name!r} takes {rate:g} pictures a second", retry_after_s=wait_s)
             bucket.take(self.clock())
 
-    async def push(self, name: str, picture: Picture) -> Observation:
+    async def push(self, name: str, picture: TakenPicture) -> Observation:
         """Answer a picture that a program has posted; see `take`."""
         keeper = self.keeper(name)
         observation = await self.take(keeper.settings, picture)
@@ -422,7 +422,7 @@ class _Taker:
         self._node = node
         self._source = source
 
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         await self._node.take(self._source, picture)
 
     async def known(self, marks: Collection[str]) -> Collection[str]:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from end_node.observing import ObservingNode
 from end_node.settings import SourceSettings
-from end_node.sources.picture import Picture
+from end_node.sources.picture import TakenPicture
 from end_node.spool import Spool
 from tierkit.access import CALLER, Caller
 from tierkit.documents import faults
@@ -80,7 +80,7 @@ class _Sources:
             if not body:
                 raise InvalidInput("the body is empty: send the bytes of a picture")
             # The picture is stored even if the program does not wait for the answer.
-            observation = await asyncio.shield(self._node.push(name, Picture(content=body)))
+            observation = await asyncio.shield(self._node.push(name, TakenPicture(content=body)))
         return JSONResponse(self._node.seen(observation).model_dump(mode="json"), 201)
 
 

@@ -24,7 +24,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from end_node.settings import SourceSettings
-from end_node.sources.picture import Intake, Picture
+from end_node.sources.picture import Intake, TakenPicture
 from end_node.sources.whole import is_whole
 from tierkit.errors import SourceUnavailable
 from tierkit.picture_files import HIDDEN, NO_PICTURE, START_BYTES, kind_of, left_out_by_name, needs_look, told
@@ -217,7 +217,7 @@ class FolderSource:
             await asyncio.sleep(self._next_picture - self._clock())
             self._next_picture = self._clock() + self._pause_s
         name = found.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")[-_MOST_NAME:]
-        await intake.take(Picture(content=content, taken_s=self._clock(), name=name, mark=found.mark))
+        await intake.take(TakenPicture(content=content, taken_s=self._clock(), name=name, mark=found.mark))
         if self._after != "leave":
             await asyncio.to_thread(self._put_away, found)
 
@@ -247,7 +247,7 @@ class FolderSource:
     # --- in a thread ---
 
     def _entries(self) -> Iterator[_Found]:
-        """Picture files, folder by folder.
+        """TakenPicture files, folder by folder.
 
         Raises:
             SourceUnavailable: the folder cannot be read.
@@ -272,7 +272,7 @@ class FolderSource:
         self._folders = frozenset(known)
 
     def _states(self, names: set[str]) -> list[_Found]:
-        """Picture files among the names. A folder among them leads to a scan."""
+        """TakenPicture files among the names. A folder among them leads to a scan."""
         found = []
         for name in names:
             if self._is_target(name):

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from end_node.settings import SourceSettings
 from end_node.sources.choosing import Opened, open_source_of
-from end_node.sources.picture import Intake, Picture
+from end_node.sources.picture import Intake, TakenPicture
 from tierkit.errors import InvalidInput, SetupError, TerraceError
 from tierkit.pacing import backoff_s
 
@@ -190,7 +190,7 @@ class _Counted:
         self._intake = intake
         self._count = count
 
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         await self._intake.take(picture)
         self._count()
 

@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Intake", "Picture", "PictureSource"]
+__all__ = ["Intake", "PictureSource", "TakenPicture"]
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class TakenPicture(Struct, frozen=True, kw_only=True):
     """A picture in hand."""
 
     content: bytes
@@ -28,7 +28,7 @@ class Picture(Struct, frozen=True, kw_only=True):
 class Intake(Protocol):
     """The receiver of the pictures of a source."""
 
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         """Answer a picture and store the answer, durably. The source may then forget it."""
 
     async def known(self, marks: Collection[str]) -> Collection[str]:

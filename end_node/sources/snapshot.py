@@ -15,7 +15,7 @@ from yarl import URL
 
 from end_node.settings import SourceSettings
 from end_node.sources.change import ChangeFilter, grey_of_file
-from end_node.sources.picture import Intake, Picture
+from end_node.sources.picture import Intake, TakenPicture
 from tierkit.errors import InvalidInput, SourceUnavailable, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.client import calling, open_client, read_at_most
 from tierkit.picture_files import START_BYTES, kind_of
@@ -63,7 +63,7 @@ class SnapshotSource:
                 if content is None or not await self._differs(content):
                     alive(1)
                 else:
-                    await intake.take(Picture(content=content, taken_s=self._clock()))
+                    await intake.take(TakenPicture(content=content, taken_s=self._clock()))
                 await asyncio.sleep(due - self._clock())
 
     async def _differs(self, content: bytes) -> bool:

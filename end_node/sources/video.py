@@ -20,7 +20,7 @@ import certifi
 import msgspec
 
 from end_node.settings import SourceSettings
-from end_node.sources.picture import Intake, Picture
+from end_node.sources.picture import Intake, TakenPicture
 from end_node.sources.pipe import (
     ALIVE,
     DONE,
@@ -91,7 +91,7 @@ class VideoSource:
                     alive(skipped)
                 elif kind == PICTURE:
                     (taken_s,) = TAKEN.unpack_from(body)
-                    await intake.take(Picture(content=body[TAKEN.size :], taken_s=taken_s))
+                    await intake.take(TakenPicture(content=body[TAKEN.size :], taken_s=taken_s))
                     await _send(process, READY)
                 elif kind == DONE:
                     return

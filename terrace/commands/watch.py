@@ -19,7 +19,7 @@ import typer
 from end_node.settings import SourceSettings
 from end_node.sources.choosing import Opened, open_source_of
 from end_node.sources.keeper import SourceKeeper
-from end_node.sources.picture import Picture
+from end_node.sources.picture import TakenPicture
 from models.manifest import load_manifest
 from models.pictures import decoder
 from models.session import OnnxModel, load_model
@@ -167,7 +167,7 @@ class _Answering:
     async def known(self, marks: Collection[str]) -> Collection[str]:
         return self._marks & set(marks)
 
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         """Answer one picture, and print the answer."""
         if self.over.done():
             await asyncio.Event().wait()

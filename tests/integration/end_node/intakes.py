@@ -7,7 +7,7 @@ from pathlib import Path
 
 from end_node.settings import SourceSettings
 from end_node.sources.keeper import SourceKeeper
-from end_node.sources.picture import Picture
+from end_node.sources.picture import TakenPicture
 from tierkit.errors import TerraceError
 
 
@@ -15,7 +15,7 @@ class KeepingIntake:
     """Remembers the pictures, also for a source that starts again. Closed `gate`: pictures wait in it."""
 
     def __init__(self) -> None:
-        self.pictures: list[Picture] = []
+        self.pictures: list[TakenPicture] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: TerraceError | None = None
@@ -24,7 +24,7 @@ class KeepingIntake:
     def names(self) -> list[str]:
         return [picture.name for picture in self.pictures]
 
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         await self.gate.wait()
         if self.error is not None:
             raise self.error

@@ -12,7 +12,7 @@ from end_node.settings import SourceSettings
 from end_node.sources import keeper as keepers
 from end_node.sources.choosing import Opened
 from end_node.sources.keeper import SourceKeeper
-from end_node.sources.picture import Intake, Picture
+from end_node.sources.picture import Intake, TakenPicture
 from tierkit.errors import SourceUnavailable, TerraceError
 from tierkit.testing import FakeClock, wait_for
 
@@ -24,7 +24,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NoIntake:
-    async def take(self, picture: Picture) -> None:
+    async def take(self, picture: TakenPicture) -> None:
         pass
 
     async def known(self, marks: Collection[str]) -> Collection[str]:
@@ -41,7 +41,7 @@ class ScriptedSource:
     async def run(self, intake: Intake, alive: Callable[[int], None]) -> None:
         step = self.steps.pop(0)
         alive(2)
-        await intake.take(Picture(content=b""))
+        await intake.take(TakenPicture(content=b""))
         if isinstance(step, Exception):
             raise step
         if step is not None:
@@ -109,7 +109,7 @@ async def test_pause_and_resume() -> None:
 
 async def test_a_picture_that_is_not_taken_is_a_fault_with_a_reason() -> None:
     class FullIntake(NoIntake):
-        async def take(self, picture: Picture) -> None:
+        async def take(self, picture: TakenPicture) -> None:
             raise TerraceError("the disk is full")
 
     settings = SourceSettings(name="gate", url="rtsp://camera/")
