@@ -20,7 +20,7 @@ from end_node.node import EndNode, Task
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
 from end_node.sources.picture import TakenPicture
-from end_node.spool import Draft, Spool
+from end_node.spool import Draft, Spool, SpoolStats
 from end_node.spooling import SpoolThread
 from end_node.uplink.budget import lease_s
 from end_node.uplink.pace import Pace
@@ -326,7 +326,7 @@ class ObservingNode(EndNode):
             ),
             uplink=UplinkState(
                 online=uplink.online,
-                reason=uplink.reason or uplink.trouble,
+                reason=uplink.reason or uplink.trouble or _next_batch(self.pace.answers_in_s(stats.undelivered), stats),
                 route=None if route is None else route.version,
                 spent_bytes=self.pace.spent_bytes,
                 bytes_per_day=self.settings.uplink.bytes_per_day,
@@ -413,6 +413,11 @@ class ObservingNode(EndNode):
     async def _keep(self, sources: list[SourceSettings]) -> None:
         document = _SOURCES.dump_python(sources, mode="json")
         await self.spool.do(lambda spool: spool.put(_ADDED, document))
+
+
+def _next_batch(wait_s: float, stats: SpoolStats) -> str:
+    """The reason why answers wait, if the next batch is more than a moment away."""
+    return f"answers go in batches, the next one in {wait_s:.0f} s" if stats.undelivered and wait_s > 1 else ""
 
 
 class _Taker:

@@ -129,9 +129,9 @@ class Ledger:
 
         A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
         tasks are void. As long as the old one shows itself alive at another address it is not a restart but a second
-        node with the same name, unless it has the spool of the old one. One that was just killed and started again is refused at most until its death is
-        noticed, and tries again by itself. The same incarnation at another address has moved: what it was sent at the
-        old one is lost.
+        node with the same name, unless it has the spool of the old one. One that was just killed and started again is
+        refused at most until its death is noticed, and tries again by itself. The same incarnation at another address
+        has moved: what it was sent at the old one is lost.
 
         Raises:
             Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
