@@ -187,7 +187,7 @@ async def test_cuda_gives_the_same_classes(manifest: Manifest, tmp_path: Path) -
 
 
 def test_nodes_import_nothing_heavy() -> None:
-    heavy = ["fastapi", "sqlalchemy", "PIL", "torch", "onnx", "matplotlib", "multipart", "av", "watchfiles", "sqlite3"]
+    heavy = ["fastapi", "sqlalchemy", "PIL", "torch", "onnx", "matplotlib", "multipart", "av", "sqlite3"]
     nodes = ", ".join(f"{package}.__main__" for package in NODES.values())
     code = f"import json, sys, {nodes}; json.dump([m for m in {heavy} if m in sys.modules], sys.stdout)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
