@@ -83,6 +83,8 @@ class Amendment(Struct, frozen=True, kw_only=True):
     reason: str
     unreachable: bool
     """True if no upstream node could be reached, so that others will fail too."""
+    at_fault: bool = False
+    """True if the picture itself may be the reason: a node took it and did not answer in time."""
 
 
 def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Amendment:
@@ -102,9 +104,11 @@ def outcome_of(event: FineEvent | RoutedEvent | FallbackEvent) -> Amendment:
     reason, detail = losses[-1]
     return Amendment(
         finer=None if answer is None else _finer(answer),
-        waits=reason not in _FINAL,
+        # Without a node of a further tier in the route, the answer from below stands, as in a job.
+        waits=reason not in _FINAL and not (answer is not None and reason == "no_upstream"),
         reason=f"{reason}: {detail}"[:500],
         unreachable=answer is None and reason != "upstream_error",
+        at_fault=reason == "upstream_timeout",
     )
 
 

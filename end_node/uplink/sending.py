@@ -22,7 +22,7 @@ from prometheus_client import Counter
 from pydantic import ValidationError
 
 from end_node.settings import EndSettings
-from end_node.spool import Spool
+from end_node.spool import Held, Spool
 from end_node.spooling import SpoolThread
 from end_node.uplink.pace import Pace
 from end_node.uplink.rules import Amendment, is_unsure, stages_left
@@ -58,8 +58,11 @@ _FIRST_LOOK_S = 5.0
 _MOST_ANSWERS = 500
 _HIGHEST = 2**50
 """No source gets to this sequence number."""
-_MOST_ERRORS = 3
+_MOST_ERRORS = 5
 """Times that upstream nodes may answer a picture with an error before its local answer is final."""
+_FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
+"""Pause of a picture after an error, twice as long after each further one."""
+_MOST_TRIED = 1000
 _OVERHEAD_BYTES = 1500
 """Headers of a request and of its answer, and the answer itself."""
 
@@ -112,7 +115,8 @@ class Uplink:
         self._route_wanted = asyncio.Event()
         self._new = {name: asyncio.Event() for name in ("answers", "pictures", "copies")}
         self._asked: set[int] = set()
-        self._errors: dict[int, int] = {}
+        self._tried: dict[int, tuple[int, float]] = {}
+        """Pictures that upstream nodes could not answer: how often, and until when they rest."""
         self._failures = 0
         self._rest_until = 0.0
         self.trouble = ""
@@ -202,6 +206,7 @@ class Uplink:
         if not route.stages and self._limits.escalate == "unsure" and route.upstreams:
             log.warning("no picture goes up, since nothing tells which are unsure: %s", route.reason)
         self._failures, self._rest_until = 0, 0.0
+        self._tried.clear()
         self._new["pictures"].set()
 
     # --- answers to the scheduler ----------------------------------------------------------------------------------
@@ -210,17 +215,17 @@ class Uplink:
         assert self._scheduler is not None
         failures = 0
         while True:
-            stats = await self._spool.do(Spool.stats)
-            waiting = stats.undelivered + stats.gaps
-            if waiting == 0:
-                self.reason = ""
-                await self._news("answers", None)
-                continue
-            if (wait_s := self.pace.answers_in_s(waiting)) > 0:
-                await asyncio.sleep(wait_s)
-                continue
             try:
-                await self._deliver_batch(self._scheduler)
+                stats = await self._spool.do(Spool.stats)
+                waiting = stats.undelivered + stats.gaps
+                if waiting == 0:
+                    self.reason = ""
+                    await self._news("answers", None)
+                    continue
+                if (wait_s := self.pace.answers_in_s(waiting)) > 0:
+                    await asyncio.sleep(wait_s)
+                    continue
+                again = await self._deliver_batch(self._scheduler)
             except TerraceError as exc:
                 failures += 1
                 if str(exc) != self.reason:
@@ -231,13 +236,15 @@ class Uplink:
                 # A batch that was refused has cost its bytes.
                 costly = failures > 1 and not isinstance(exc, UpstreamUnavailable)
                 await _pause(failures, longest_s=self.pace.batch_s if costly else _LONGEST_BACKOFF_S)
-            else:
-                failures = 0
-                self.reason = ""
-                self.pace.answers_sent()
+                continue
+            self.reason = ""
+            self.pace.answers_sent()
+            failures = failures + 1 if again else 0
+            if again:
+                await _pause(failures)
 
-    async def _deliver_batch(self, scheduler: HeartbeatSender) -> None:
-        """Deliver what there is, up to one batch."""
+    async def _deliver_batch(self, scheduler: HeartbeatSender) -> bool:
+        """Deliver what there is, up to one batch; returns True if some of it must go again under other numbers."""
         if not scheduler.registered:
             raise UpstreamUnavailable("the scheduler does not know this node yet")
         spool_id, observations, gaps = await self._spool.do(lambda spool: (spool.id, *spool.undelivered(_MOST_ANSWERS)))
@@ -270,37 +277,47 @@ class Uplink:
             log.warning("source '%s' goes on after number %d, which the scheduler has already", source, above)
             await self._spool.do(partial(_renumber, source, above))
         _delivered.inc(len(taken))
+        return bool(behind)
 
     # --- pictures to upstream nodes --------------------------------------------------------------------------------
 
     async def _send_pictures(self) -> None:
+        failures = 0
         while True:
-            wait_s = await self._send_picture()
+            try:
+                wait_s = await self._send_picture()
+            except TerraceError as exc:
+                failures += 1
+                log.log(logging.WARNING if failures == 1 else logging.DEBUG, "pictures wait on this node: %s", exc)
+                await _pause(failures)
+                continue
+            failures = 0
             if wait_s != 0:
                 await self._news("pictures", wait_s)
 
     async def _send_picture(self) -> float | None:
         """Send one picture; returns the seconds until it makes sense to look again, None until there is news."""
-        route, wait_s = self.route, self.pace.opens_in_s()
+        route = self.route
         if route is None or not route.upstreams or self._limits.escalate == "nothing":
             return None
-        if wait_s > 0:
+        if (wait_s := self.pace.opens_in_s()) > 0:
             return wait_s
         if (rest_s := self._rest_until - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)  # whatever comes meanwhile could not be sent either
             return 0
-        found = await self._spool.do(lambda spool: spool.waiting(_AT_ONCE + len(self._asked)))
-        waiting = next((each for each in found if each.key not in self._asked), None)
+        aside = self._asked | self._tried.keys()
+        found = await self._spool.do(lambda spool: spool.waiting(_AT_ONCE + len(aside)))
+        now = time.monotonic()
+        waiting = next(
+            (each for each in found if each.key not in self._asked and self._rests_s(each.key, now) <= 0), None
+        )
         if waiting is None:
-            return None
-        key = waiting.key
-        unsure = is_unsure(waiting.margin, route)
-        if self._limits.escalate == "unsure":
-            if unsure is None:
-                return None
-            if not unsure:  # taken before this node had a route
-                await self._settle(key, Amendment(finer=None, waits=False, reason="", unreachable=False), unsure)
-                return 0
+            return min((self._rests_s(each.key, now) for each in found if each.key not in self._asked), default=None)
+        key, unsure = waiting.key, is_unsure(waiting.margin, route)
+        if self._limits.escalate == "unsure" and not unsure:  # taken before this node had a route
+            reason = "" if unsure is False else "the route has no thresholds"
+            await self._settle(key, Amendment(finer=None, waits=False, reason=reason, unreachable=False), unsure)
+            return 0
         wait_s = self.pace.picture_in_s(waiting.size + _OVERHEAD_BYTES)
         if math.isinf(wait_s):
             reason = "the picture is larger than the bytes that may leave in a day"
@@ -316,30 +333,38 @@ class Uplink:
                 return 0
             reached = None if waiting.observation.finer is None else waiting.observation.finer.tier
             outcome = await self._node.ask_up(content, route, stages_left(route, reached, self._limits))
-            if not outcome.unreachable:
-                self._failures, self.trouble = 0, ""
-                await self._settle(key, self._judged(key, outcome), unsure)
-                return 0
-            self._failures += 1
-            self._rest_until = time.monotonic() + _backoff_s(self._failures)
-            self.trouble = outcome.reason
+            await self._note(waiting, outcome, unsure)
         finally:
             self._asked.discard(key)
             self.pace.count_picture(self.pace.counted_bytes - before)
         return 0
 
-    def _judged(self, key: int, outcome: Amendment) -> Amendment:
-        """An outcome that counts errors: a picture that upstream nodes cannot answer is not sent for ever."""
-        if not outcome.waits:
-            self._errors.pop(key, None)
-            return outcome
-        if len(self._errors) >= 1000:
-            self._errors.clear()
-        self._errors[key] = self._errors.get(key, 0) + 1
-        if self._errors[key] < _MOST_ERRORS:
-            return outcome
-        del self._errors[key]
-        return replace(outcome, waits=False)
+    def _rests_s(self, key: int, now: float) -> float:
+        """Seconds for which a picture rests that upstream nodes could not answer; others go first."""
+        tried = self._tried.get(key)
+        return 0.0 if tried is None else tried[1] - now
+
+    async def _note(self, held: Held, outcome: Amendment, unsure: bool | None) -> None:
+        """Take what asking about a picture came to."""
+        key, has_finer = held.key, held.observation.finer is not None
+        self.trouble = outcome.reason
+        if not outcome.unreachable:
+            self._failures = 0
+        elif outcome.waits and not has_finer:
+            self._failures += 1
+            self._rest_until = time.monotonic() + _backoff_s(self._failures)
+            if not outcome.at_fault:
+                return
+        count = self._tried.pop(key, (0, 0.0))[0] + 1
+        if outcome.waits and not outcome.unreachable and outcome.finer is None and count >= _MOST_ERRORS:
+            outcome = replace(outcome, waits=False)
+        if outcome.waits:
+            if len(self._tried) >= _MOST_TRIED:
+                self._tried.clear()
+            rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(count - 1, 10))
+            self._tried[key] = count, time.monotonic() + rest_s
+        if outcome.finer is not None or not outcome.waits:
+            await self._settle(key, outcome, unsure)
 
     async def _settle(self, key: int, outcome: Amendment, unsure: bool | None) -> None:
         observation = await self._spool.do(

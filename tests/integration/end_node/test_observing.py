@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from tests.integration.end_node.aids import PixelModel, RunningUpper, images, serve_upper, to
 from tests.integration.end_node.observing import SaidScheduler, first, observing, png, receipt, said_scheduler
+from tierkit.errors import SpoolUnavailable
 from tierkit.http.address import free_port
 from tierkit.testing import wait_for
 from tierkit.wire.messages import Encoding
@@ -233,6 +234,47 @@ async def test_numbers_go_on_where_the_scheduler_says(
     ]
 
 
+async def test_a_picture_that_an_upstream_node_cannot_answer_does_not_hold_up_the_others(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str], upper: RunningUpper
+) -> None:
+    """The node has another network than the route names for the first picture."""
+    scheduler, url = hub
+    scheduler.routed(to(upper.url, sha256="cd" * 32))
+    async with observing(tmp_path, http, url) as node:
+        await wait_for(lambda: node.node.uplink.route is not None)
+        await node.push(png(3))
+        await wait_for(lambda: bool(node.node.uplink.trouble))
+        scheduler.routed(to(upper.url), version=2)
+        await node.push(png(2))
+        await has(scheduler, 2)
+    assert [each.finer and each.finer.label for _, each in sorted(scheduler.observations.items())] == [3, 2]
+
+
+async def test_a_disk_that_is_full_for_a_while_loses_nothing_that_was_taken(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str], upper: RunningUpper
+) -> None:
+    scheduler, url = hub
+    scheduler.receipt = lambda batch: JSONResponse({"error": "later"}, 503)
+    async with observing(tmp_path, http, url) as node:
+        await node.push(png(3))
+        spool = node.node.spool.do
+
+        async def refuse(call: Any) -> Any:
+            raise SpoolUnavailable("the disk is full")
+
+        node.node.spool.do = refuse  # type: ignore[method-assign]
+        scheduler.routed(to(upper.url))
+        await wait_for(lambda: node.node.uplink.route == scheduler.route)
+        refused = await node.push(png(2))
+        assert (refused.status_code, refused.json()["error"]) == (503, "the disk is full")
+        node.node.spool.do = spool  # type: ignore[method-assign]
+        scheduler.receipt = lambda batch: None
+        await node.push(png(1))
+        await has(scheduler, 2)
+        assert node.node.lifecycle.crash is None
+    assert [each.finer and each.finer.label for _, each in sorted(scheduler.observations.items())] == [3, 1]
+
+
 async def test_pictures_overtake_jobs(tmp_path: Path, http: httpx.AsyncClient) -> None:
     model = PixelModel("coarse", 2)
     chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", images(4)),)))
@@ -281,8 +323,9 @@ async def test_the_list_of_allowed_upstream_nodes_holds(
     scheduler.routed(to(upper.url))
     async with observing(tmp_path, http, url, allowed_upstreams=("http://10.9.9.9",)) as node:
         await node.push(png(3))
-        await wait_for(lambda: bool(node.node.uplink.trouble))
+        await has(scheduler, 1)
     assert upper.model.ran == []
+    assert "--allowed-upstreams" in scheduler.observations["gate", 1].reason
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def fallback(reason: Any) -> FallbackEvent:
         (routed((stage_answer(Tier.EDGE), stage_answer(Tier.CLOUD))), Tier.CLOUD, False, False),
         (routed((stage_answer(Tier.CLOUD),), (loss(Tier.EDGE),)), Tier.CLOUD, False, False),  # the spare way
         (routed((stage_answer(Tier.EDGE),), (loss(Tier.CLOUD),)), Tier.EDGE, True, False),
+        (routed((stage_answer(Tier.EDGE),), (loss(Tier.CLOUD, "no_upstream"),)), Tier.EDGE, False, False),
         (routed((), (loss(Tier.EDGE), loss(Tier.CLOUD))), None, True, True),
         (routed((), (loss(Tier.EDGE, "upstream_error"),)), None, True, False),
         (fallback("upstream_timeout"), None, True, True),
@@ -128,4 +129,4 @@ def test_what_an_answer_from_above_means(event: Any, tier: Tier | None, waits: b
     outcome = outcome_of(event)
     assert (outcome.finer and outcome.finer.tier) == tier
     assert (outcome.waits, outcome.unreachable) == (waits, unreachable)
-    assert bool(outcome.reason) == waits or not tier
+    assert not waits or outcome.reason
