@@ -66,15 +66,15 @@ def why_no_rtsp() -> str:
 @asynccontextmanager
 async def rtsp_camera(port: int, *credentials: str, size: tuple[int, int] = (320, 240)) -> AsyncIterator[str]:
     """An RTSP server in a process of its own; yields its URL without credentials."""
-    arguments = [str(RTSP_SERVER), str(port), *map(str, size), *credentials]
-    process = await asyncio.create_subprocess_exec(DEBIANS_PYTHON, *arguments, stdout=subprocess.PIPE)
-    try:
+    command = [DEBIANS_PYTHON, str(RTSP_SERVER), str(port), *map(str, size), *credentials]
+    # Not a process of the event loop: uvloop keeps handles of it a little longer than the loop of a test may last.
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220  # it starts at once
         assert process.stdout is not None
-        assert await process.stdout.readline() == b"ready\n"
-        yield f"rtsp://127.0.0.1:{port}/main"
-    finally:
-        process.kill()
-        await process.communicate()
+        try:
+            assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
+            yield f"rtsp://127.0.0.1:{port}/main"
+        finally:
+            process.kill()
 
 
 def video_file(path: Path, *, seconds: float = 2.0, size: str = "320x240", fps: int = 10) -> Path:
