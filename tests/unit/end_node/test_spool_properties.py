@@ -76,7 +76,8 @@ class SpoolMachine(RuleBasedStateMachine):
         for held in self.spool.waiting(limit):
             assert self.spool.picture(held.key) == b"x" * held.size
             after = self.spool.amend(held.key, finer=FINER if better else None, reason="" if better else "why")
-            assert after is None or after.revision == held.observation.revision + 1
+            # To make room, the picture may have been dropped before, which is an amendment too.
+            assert after is None or after.revision in (held.observation.revision + 1, held.observation.revision + 2)
 
     @rule(limit=st.integers(1, 5))
     def hand_over(self, limit: int) -> None:
