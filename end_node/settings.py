@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,7 +24,15 @@ from pydantic_core import from_json
 from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port, UserPath
 from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN
 
-__all__ = ["EndSettings", "SourceKind", "SourceSettings", "SpoolSettings", "UplinkSettings"]
+__all__ = [
+    "EndSettings",
+    "SourceKind",
+    "SourceSettings",
+    "SpoolSettings",
+    "UplinkSettings",
+    "check_url",
+    "scheme_of",
+]
 
 SourceKind = Literal["stream", "camera", "folder", "snapshot", "push"]
 
@@ -42,9 +51,9 @@ def _read_bytes(value: object) -> object:
 
 
 def _read_hours(value: object) -> object:
-    if not isinstance(value, str):
+    if value is None or isinstance(value, tuple | list):
         return value
-    found = re.fullmatch(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*", value)
+    found = re.fullmatch(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*", str(value))
     try:
         if found is None:
             raise ValueError
@@ -67,6 +76,8 @@ def _read_sources(value: object) -> object:
     """Sources from NAME=URL, as flags have them (a list) and the environment (separated by spaces)."""
     if isinstance(value, str):
         value = value.split()
+    if isinstance(value, dict):
+        raise ValueError("must be a list of tables: write [[source]] with two brackets")
     if not isinstance(value, list | tuple):
         return value
     return [_source_of(each) if isinstance(each, str) else each for each in value]
@@ -90,6 +101,37 @@ class _Table(BaseModel):
     )
 
 
+_SCHEMES: dict[str, tuple[str, ...]] = {
+    "stream": ("rtsp", "rtsps", "http", "https", ""),
+    "snapshot": ("http", "https"),
+}
+"""Schemes of URLs by the kind of source; "" for a path. Other kinds have a path."""
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL, in lower case; "" for a path."""
+    scheme, found, _ = url.partition("://")
+    return scheme.lower() if found else ""
+
+
+def check_url(kind: SourceKind, url: str) -> None:
+    """Raise ValueError if a source of this kind cannot have this URL."""
+    if kind == "push":
+        return
+    scheme, allowed = scheme_of(url), _SCHEMES.get(kind, ("",))
+    if scheme not in allowed:
+        named = [f"{each}://" if each else "a path" for each in allowed]
+        raise ValueError(
+            f"the url of a {kind} is {' or '.join(named)}, not {scheme[:32] + '://' if scheme else 'a path'}"
+        )
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must have no control characters")
+    return value
+
+
 class SourceSettings(_Table):
     """A place where pictures come from."""
 
@@ -100,7 +142,7 @@ class SourceSettings(_Table):
     """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll) or `push` (programs
     post pictures to the node). Default: what `url` names."""
 
-    url: str = Field(default="", repr=False)
+    url: Annotated[str, AfterValidator(_printable)] = Field(default="", repr=False, max_length=2000)
     """URL, folder, file or device of the source. A `push` source has none."""
 
     rate: Annotated[PositiveFloat, Field(le=1000)] | None = None
@@ -128,6 +170,14 @@ class SourceSettings(_Table):
             raise ValueError("url is missing")
         if (self.after == "move") != (self.move_to is not None):
             raise ValueError('after = "move" and move_to go together')
+        # Without a kind, a stream allows whatever a source may have.
+        check_url(self.kind or "stream", self.url)
+        if self.after != "leave" and self.kind not in (None, "folder"):
+            raise ValueError("after is for folders")
+        if self.move_to is not None:
+            folder, target = Path(self.url).expanduser().absolute(), self.move_to.absolute()
+            if folder.is_relative_to(target):
+                raise ValueError("move_to must be neither the folder of the files nor above it")
         return self
 
 

@@ -7,6 +7,7 @@ environment nor files; only `load_settings`, which `__main__` calls, does.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -354,6 +355,9 @@ def _read_table(settings_class: type[ServiceSettings], config: Path | None) -> M
     service = settings_class.service
     tables = read_toml(config, what="settings file")
     own = {name: tables[name] for name in settings_class.tables if name in tables}
+    for name in tables.keys() - own.keys():
+        if close := difflib.get_close_matches(name, settings_class.tables, n=1, cutoff=0.75):
+            raise SetupError(f"the settings file {config}: the table [{name}] is unknown; did you mean [{close[0]}]?")
     table = tables.get(service, {} if own else None)
     if not isinstance(table, dict):
         names = ", ".join(f"[{name}]" for name, value in tables.items() if isinstance(value, dict)) or "none"

@@ -7,15 +7,12 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from end_node.settings import SourceKind, SourceSettings
+from end_node.settings import SourceKind, SourceSettings, check_url, scheme_of
 from end_node.sources.picture import PictureSource
 from tierkit.errors import InvalidInput, SourceUnavailable
 from tierkit.picture_files import SUFFIXES
 
 __all__ = ["Opened", "open_source_of"]
-
-_STREAMS = ("rtsp", "rtsps")
-_WEB = ("http", "https")
 
 
 class Opened(NamedTuple):
@@ -34,7 +31,10 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
         MissingExtra: a stream or camera, without PyAV.
     """
     kind = settings.kind or await _kind_of(settings.url, tls_ca)
-    _check(kind, settings.url)
+    try:
+        check_url(kind, settings.url)
+    except ValueError as exc:
+        raise InvalidInput(str(exc)) from exc
     # Each kind is imported when it is used: a device without sources needs none of them.
     match kind:
         case "folder":
@@ -51,22 +51,6 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
             return Opened(kind, VideoSource(settings, camera=kind == "camera", tls_ca=tls_ca))
         case "push":
             raise InvalidInput("programs post the pictures of a push source: there is nothing to open")
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a URL, in lower case; "" for a path."""
-    scheme, found, _ = url.partition("://")
-    return scheme.lower() if found else ""
-
-
-def _check(kind: SourceKind, url: str) -> None:
-    scheme = scheme_of(url)
-    allowed = {"stream": (*_STREAMS, *_WEB, ""), "snapshot": _WEB}.get(kind, ("",))
-    if scheme not in allowed:
-        named = [f"{each}://" if each else "a path" for each in allowed]
-        raise InvalidInput(
-            f"the url of a {kind} is {' or '.join(named)}, not {scheme[:32] + '://' if scheme else 'a path'}"
-        )
 
 
 async def _kind_of(url: str, tls_ca: Path | None) -> SourceKind:

@@ -40,6 +40,8 @@ _QUALITY = 90
 _TIMEOUT_S = 5.0
 _ALIVE_S = 0.5
 _LONGEST_PAUSE_S = 0.25
+_LONGEST_USUAL_S = 1.0
+"""Most time between two frames for which it is worth waiting for the next one."""
 _MOST_JUMP_S = 60.0
 """A file whose frames are further apart is not waited for."""
 _MOST_DAMAGED = 100
@@ -73,7 +75,7 @@ class _Reader:
         self._taken = 0
         self._skipped = 0
         self._beats = 0
-        self._longest_s = 0.0
+        self._longest_s = self._usual_s = 0.0
         self._shown_at = math.inf
         """Time of the latest frame."""
         self._change = ChangeFilter(order.changed)
@@ -141,6 +143,7 @@ class _Reader:
         now = time.monotonic()
         with self._changed:
             self._longest_s = max(self._longest_s, now - self._shown_at)
+            self._usual_s += (min(max(0.0, now - self._shown_at), _LONGEST_USUAL_S) - self._usual_s) / 8
             self._shown_at = now
             self._beats += 1
             if self._latest is not None:
@@ -174,12 +177,14 @@ class _Reader:
         def wait_s() -> float:
             if self._latest is None or not self._ready:
                 return _ALIVE_S
-            return min(_ALIVE_S, due - time.monotonic())
+            # A frame from before that time is old: the next one is better, if it comes soon.
+            late_s = 0.0 if self._latest[1] >= due else 1.5 * self._usual_s
+            return min(_ALIVE_S, due + late_s - time.monotonic())
 
         with self._changed:
             if wait_s() > 0:
                 self._changed.wait(wait_s())
-            if self._latest is None or not self._ready or time.monotonic() < due:
+            if self._latest is None or not self._ready or wait_s() > 0:
                 return None
             found, self._latest, self._busy = self._latest, None, True
             return found

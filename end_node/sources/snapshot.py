@@ -165,5 +165,7 @@ def _check_status(answer: aiohttp.ClientResponse) -> None:
     if 300 <= answer.status < 400:
         raise SourceUnavailable("the server redirects to another address: give the source that one")
     if answer.status in (401, 403):
-        raise SourceUnavailable(f"the server refuses the user and the password of the url (status {answer.status})")
+        raise SourceUnavailable(
+            f"the server refuses access (status {answer.status}): the url may need a user and a password, or others"
+        )
     raise SourceUnavailable(f"the server answers with status {answer.status}")

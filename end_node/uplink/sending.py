@@ -41,7 +41,7 @@ from tierkit.errors import (
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
-from tierkit.wire.observations import Observation, ObservationBatch, read_receipt, write_batch
+from tierkit.wire.observations import Behind, Observation, ObservationBatch, read_receipt, write_batch
 
 __all__ = ["Answerer", "Uplink"]
 
@@ -86,6 +86,38 @@ class Answerer(Protocol):
         """Tell local programs that an observation has changed."""
 
 
+class Rests:
+    """Pictures that rest after a failure, so that others go first."""
+
+    def __init__(self) -> None:
+        self._pictures: dict[int, tuple[int, float]] = {}
+        """By key: how often each has failed, and until when it rests."""
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def rests_s(self, key: int) -> float:
+        """Seconds for which a picture still rests; 0 or less if it does not."""
+        return self._pictures.get(key, (0, 0.0))[1] - time.monotonic()
+
+    def failed(self, key: int) -> int:
+        """Let a picture rest, twice as long each time; returns how often it has failed."""
+        count = self._pictures.pop(key, (0, 0.0))[0] + 1
+        if len(self._pictures) >= _MOST_TRIED:
+            self._pictures.clear()
+        rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(count - 1, 10))
+        self._pictures[key] = count, time.monotonic() + rest_s
+        return count
+
+    def forget(self, key: int) -> None:
+        """A picture is settled."""
+        self._pictures.pop(key, None)
+
+    def clear(self) -> None:
+        """Let all go again."""
+        self._pictures.clear()
+
+
 class Uplink:
     """The loops of the uplink, and what they know.
 
@@ -115,8 +147,8 @@ class Uplink:
         self._route_wanted = asyncio.Event()
         self._new = {name: asyncio.Event() for name in ("answers", "pictures", "copies")}
         self._asked: set[int] = set()
-        self._tried: dict[int, tuple[int, float]] = {}
-        """Pictures that upstream nodes could not answer: how often, and until when they rest."""
+        self._tried, self._unknown = Rests(), Rests()
+        """Pictures that upstream nodes could not answer, and those whose observations the scheduler does not know."""
         self._failures = 0
         self._rest_until = 0.0
         self.trouble = ""
@@ -266,16 +298,16 @@ class Uplink:
         behind = receipt.behind
         if not behind.keys() <= {each.source for each in observations} | {gap.source for gap in gaps}:
             raise NotTerrace("the scheduler names sources that it was not sent")
-        taken = [each for each in observations if each.source not in behind]
-        told = [gap for gap in gaps if gap.source not in behind]
+        taken = [each for each in observations if each.sequence < _first(behind, each.source)]
+        told = [gap for gap in gaps if gap.last < _first(behind, gap.source)]
         if receipt.stored + receipt.known != len(taken):
             raise NotTerrace("the scheduler confirms another number of observations than it was sent")
         await self._spool.do(lambda spool: spool.delivered(taken, told))
-        for source, above in behind.items():
-            if above > _HIGHEST:
-                raise NotTerrace(f"the scheduler says that source '{source}' has come to number {above}")
-            log.warning("source '%s' goes on after number %d, which the scheduler has already", source, above)
-            await self._spool.do(partial(_renumber, source, above))
+        for source, where in behind.items():
+            if where.highest > _HIGHEST:
+                raise NotTerrace(f"the scheduler says that source '{source}' has come to number {where.highest}")
+            log.warning("source '%s' numbers on after %d: the scheduler has that already", source, where.highest)
+            await self._spool.do(partial(_renumber, source, where.highest))
         _delivered.inc(len(taken))
         return bool(behind)
 
@@ -305,14 +337,12 @@ class Uplink:
         if (rest_s := self._rest_until - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)  # whatever comes meanwhile could not be sent either
             return 0
-        aside = self._asked | self._tried.keys()
-        found = await self._spool.do(lambda spool: spool.waiting(_AT_ONCE + len(aside)))
-        now = time.monotonic()
-        waiting = next(
-            (each for each in found if each.key not in self._asked and self._rests_s(each.key, now) <= 0), None
-        )
+        aside = _AT_ONCE + len(self._asked) + len(self._tried)
+        found = await self._spool.do(lambda spool: spool.waiting(aside))
+        idle = [each for each in found if each.key not in self._asked]
+        waiting = next((each for each in idle if self._tried.rests_s(each.key) <= 0), None)
         if waiting is None:
-            return min((self._rests_s(each.key, now) for each in found if each.key not in self._asked), default=None)
+            return min((self._tried.rests_s(each.key) for each in idle), default=None)
         key, unsure = waiting.key, is_unsure(waiting.margin, route)
         if self._limits.escalate == "unsure" and not unsure:  # taken before this node had a route
             reason = "" if unsure is False else "the route has no thresholds"
@@ -339,11 +369,6 @@ class Uplink:
             self.pace.count_picture(self.pace.counted_bytes - before)
         return 0
 
-    def _rests_s(self, key: int, now: float) -> float:
-        """Seconds for which a picture rests that upstream nodes could not answer; others go first."""
-        tried = self._tried.get(key)
-        return 0.0 if tried is None else tried[1] - now
-
     async def _note(self, held: Held, outcome: Amendment, unsure: bool | None) -> None:
         """Take what asking about a picture came to."""
         key, has_finer = held.key, held.observation.finer is not None
@@ -355,14 +380,12 @@ class Uplink:
             self._rest_until = time.monotonic() + _backoff_s(self._failures)
             if not outcome.at_fault:
                 return
-        count = self._tried.pop(key, (0, 0.0))[0] + 1
-        if outcome.waits and not outcome.unreachable and outcome.finer is None and count >= _MOST_ERRORS:
-            outcome = replace(outcome, waits=False)
         if outcome.waits:
-            if len(self._tried) >= _MOST_TRIED:
-                self._tried.clear()
-            rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(count - 1, 10))
-            self._tried[key] = count, time.monotonic() + rest_s
+            count = self._tried.failed(key)
+            if count >= _MOST_ERRORS and not outcome.unreachable and outcome.finer is None:
+                outcome = replace(outcome, waits=False)
+        if not outcome.waits:
+            self._tried.forget(key)
         if outcome.finer is not None or not outcome.waits:
             await self._settle(key, outcome, unsure)
 
@@ -398,11 +421,12 @@ class Uplink:
         """Send one copy; returns the seconds until it makes sense to look again, None until there is news."""
         if (wait_s := self.pace.opens_in_s()) > 0:
             return wait_s
-        owed = await self._spool.do(lambda spool: spool.owed(1))
-        if not owed or not scheduler.registered:
-            return None
-        key, seen = owed[0].key, owed[0].observation
-        wait_s = self.pace.picture_in_s(owed[0].size + _OVERHEAD_BYTES)
+        owed = await self._spool.do(lambda spool: spool.owed(1 + len(self._unknown)))
+        held = next((each for each in owed if self._unknown.rests_s(each.key) <= 0), None)
+        if held is None or not scheduler.registered:
+            return min((self._unknown.rests_s(each.key) for each in owed), default=None)
+        key, seen = held.key, held.observation
+        wait_s = self.pace.picture_in_s(held.size + _OVERHEAD_BYTES)
         if 0 < wait_s < math.inf:
             return wait_s
         content = await self._spool.do(lambda spool: spool.picture(key))
@@ -414,10 +438,16 @@ class Uplink:
             before = self.pace.counted_bytes
             try:
                 await scheduler.ask("PUT", target, budget_s=_BUDGET_S, body=content, headers=headers)
+            except NotFound as exc:
+                # Its observation has not arrived yet, or is gone there.
+                if self._unknown.failed(key) < _MOST_ERRORS:
+                    return 0
+                log.warning("the scheduler does not know a picture of source '%s': %s", seen.source, exc)
             except (InvalidInput, TooLarge, UnsupportedMedia, Forbidden) as exc:
                 log.warning("the scheduler does not take a picture of source '%s': %s", seen.source, exc)
             finally:
                 self.pace.count_picture(self.pace.counted_bytes - before)
+        self._unknown.forget(key)
         await self._spool.do(lambda spool: spool.handed_over(key))
         return 0
 
@@ -428,6 +458,11 @@ class Uplink:
             async with asyncio.timeout(timeout_s):
                 await event.wait()
         event.clear()
+
+
+def _first(behind: Mapping[str, Behind], source: str) -> float:
+    """The lowest number of a source that was not stored."""
+    return behind[source].first if source in behind else math.inf
 
 
 def _renumber(source: str, above: int, spool: Spool) -> None:

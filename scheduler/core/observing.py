@@ -77,7 +77,12 @@ class SourceUpdate(Struct, frozen=True, kw_only=True):
     new: Sequence[NewObservation]
     known: int
     """Observations that were stored before."""
+    accepted: int
+    """Observations that are new or known."""
+    gaps: Sequence[Gap]
     highest: int
+    first_behind: int | None = None
+    """The number from which on nothing is accepted, because the numbers go back; None if they do not."""
 
 
 def taken_at(age_s: float, label: float | None, wall: float) -> float:
@@ -93,24 +98,27 @@ def taken_at(age_s: float, label: float | None, wall: float) -> float:
 
 def sort_out(
     batch: SourceBatch, *, numbers: SourceNumbers | None, held: Mapping[int, HeldObservation], wall: float
-) -> SourceUpdate | None:
-    """Compare a batch of one source with what is stored; None if its numbers go back.
+) -> SourceUpdate:
+    """Compare a batch of one source with what is stored.
 
-    They do if another spool begins at a number that is taken, or a number comes again for another picture.
+    Its numbers go back if another spool begins at a number that is taken, or from the first number on that is stored
+    for another picture.
 
     Args:
         numbers: None for a new source.
         held: the stored observations that have a number of the batch.
     """
+    behind = [each.sequence for each in batch.observations if _differs(each, held.get(each.sequence))]
     first = min([each.sequence for each in batch.observations] + [gap.first for gap in batch.gaps])
     if numbers is not None and numbers.spool != batch.spool and first <= numbers.highest:
-        return None
+        behind.append(first)
+    first_behind = min(behind, default=None)
+    accepted = [each for each in batch.observations if first_behind is None or each.sequence < first_behind]
+    gaps = [gap for gap in batch.gaps if first_behind is None or gap.last < first_behind]
     new: dict[int, NewObservation] = {}
     stored, known = dict(held), 0
-    for each in batch.observations:
+    for each in accepted:
         before = stored.get(each.sequence)
-        if before is not None and (before.local, before.name) != (each.local, each.name):
-            return None
         if before is not None and before.revision >= each.revision:
             known += 1
             continue
@@ -122,9 +130,21 @@ def sort_out(
         stored[each.sequence] = HeldObservation(
             revision=each.revision, local=each.local, name=each.name, taken_at=at, labelled=labelled
         )
-    last = max([each.sequence for each in batch.observations] + [gap.last for gap in batch.gaps])
+    last = max([each.sequence for each in accepted] + [gap.last for gap in gaps], default=0)
     highest = last if numbers is None else max(last, numbers.highest)
-    return SourceUpdate(new=list(new.values()), known=known, highest=highest)
+    return SourceUpdate(
+        new=list(new.values()),
+        known=known,
+        accepted=len(accepted),
+        gaps=gaps,
+        highest=highest,
+        first_behind=first_behind,
+    )
+
+
+def _differs(each: Observation, before: HeldObservation | None) -> bool:
+    """True if another picture is stored under this number."""
+    return before is not None and (before.local, before.name) != (each.local, each.name)
 
 
 def joined(gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ from scheduler.store.reading import Reader
 from scheduler.store.tables import observation_gaps, observation_pictures, observation_sources, observations
 from tierkit.errors import InvalidInput, NotFound
 from tierkit.types import Tier
-from tierkit.wire.observations import Gap, Observation, ObservationBatch, Receipt
+from tierkit.wire.observations import Behind, Gap, Observation, ObservationBatch, Receipt
 
 __all__ = ["MOST_PICTURES", "MOST_SOURCES", "ObservationStore"]
 
@@ -84,7 +84,7 @@ class ObservationStore:
         self, connection: AsyncConnection, batch: ObservationBatch, wall: float, elapsed: float
     ) -> Receipt | InvalidInput:
         stored = known = 0
-        behind: dict[str, int] = {}
+        behind: dict[str, Behind] = {}
         rows = await connection.execute(
             select(observation_sources).where(observation_sources.c.node_id == batch.node_id)
         )
@@ -97,14 +97,15 @@ class ObservationStore:
             own = {"node_id": batch.node_id, "source": source}
             held = await _held(connection, own, part.observations, numbers)
             change = sort_out(part, numbers=numbers, held=held, wall=wall)
-            if change is None:
-                behind[source] = 0 if numbers is None else numbers.highest
-                continue
+            if change.first_behind is not None:
+                behind[source] = Behind(first=change.first_behind, highest=0 if numbers is None else numbers.highest)
+                if not change.accepted and not change.gaps:
+                    continue
             # Of one that comes twice in a batch, both count.
-            stored, known = stored + len(part.observations) - change.known, known + change.known
+            stored, known = stored + change.accepted - change.known, known + change.known
             await self._write(connection, own, change.new, elapsed)
-            if part.gaps:
-                await _add_gaps(connection, own, part.gaps, elapsed)
+            if change.gaps:
+                await _add_gaps(connection, own, change.gaps, elapsed)
             values = {"spool": batch.spool, "highest": change.highest, "stored_elapsed": elapsed}
             if numbers is None:
                 await connection.execute(insert(observation_sources).values(**own, **values))

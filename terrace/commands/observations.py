@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
@@ -34,17 +35,18 @@ def observations(
     json: Json = False,
 ) -> None:
     """The pictures that sources have seen, and their answers; with --json one JSON object per line."""
-    seen = client.observations(source=source, node=node, after=after)
-    if json:
-        for each in seen:
-            sys.stdout.write(harmless(to_json(each).decode()) + "\n")
-        return
-    empty = True
-    while part := list(itertools.islice(seen, _PART)):
-        empty = False
-        screen().print(_table(part), crop=False)
-    if empty:
-        screen().print("no observations")
+    # The reader of the output may leave early.
+    with contextlib.closing(client.observations(source=source, node=node, after=after)) as seen:
+        if json:
+            for each in seen:
+                sys.stdout.write(harmless(to_json(each).decode()) + "\n")
+            return
+        empty = True
+        while part := list(itertools.islice(seen, _PART)):
+            empty = False
+            screen().print(_table(part), crop=False)
+        if empty:
+            screen().print("no observations")
 
 
 def _table(part: list[SeenPicture | SeenGap]) -> Listing:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
 from end_node.settings import SourceSettings
 from end_node.sources.choosing import Opened, open_source_of
@@ -27,6 +28,7 @@ from models.source import chosen_entries
 from terrace.console import percent, screen
 from terrace.options import Json, ModelSet, with_options
 from terrace.stoppable import run_stoppable
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SourceUnavailable
 from tierkit.plaintext import one_line, without_passwords
 from tierkit.types import Tier
@@ -105,7 +107,10 @@ def watch(
     if end.label is not None and end.label not in labels:
         raise typer.BadParameter(f"{entry.name} has no class {end.label!r}", param_hint="--until")
     network = load_model(entry, options.models, labels=labels, decode=decoder(entry.fit))
-    settings = SourceSettings(name="watch", url=source, rate=options.rate, changed=options.changed)
+    try:
+        settings = SourceSettings(name="watch", url=source, rate=options.rate, changed=options.changed)
+    except ValidationError as exc:
+        raise InvalidInput(faults(exc, SourceSettings)) from exc
     _show_news()
     run_stoppable(lambda: _watch(settings, network, end, json=json))
 

@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -40,11 +40,11 @@ def _blocking(
 
 def _iterating(
     method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
+) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
     """The same items, waited for one by one."""
 
     @functools.wraps(method)
-    def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         items = method(self._client, *args, **kwargs)
 
         async def following() -> tuple[T] | None:

@@ -18,6 +18,7 @@ from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = [
     "MAX_BATCH",
+    "Behind",
     "FinerAnswer",
     "Gap",
     "LocalAnswer",
@@ -117,6 +118,16 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
     gaps: Annotated[tuple[Gap, ...], Meta(max_length=MAX_BATCH)] = ()
 
 
+class Behind(_Message, frozen=True, kw_only=True):
+    """Where the numbers of a source go back. The device gives its observations from `first` on new numbers, above
+    `highest`, and sends them again."""
+
+    first: SequenceNumber
+    """The lowest number that the scheduler has for another picture. From there on nothing was stored."""
+    highest: Annotated[int, Meta(ge=0, le=2**53)]
+    """The highest number that it has."""
+
+
 class Receipt(_Message, frozen=True, kw_only=True):
     """The scheduler has stored the batch, and will not lose it."""
 
@@ -124,9 +135,8 @@ class Receipt(_Message, frozen=True, kw_only=True):
     """Observations that are new, or a higher revision."""
     known: Count
     """Observations that it had already."""
-    behind: dict[str, int] = {}
-    """Sources whose numbers go back, with the highest number that the scheduler holds: another spool has numbered them,
-    so none of theirs was stored. The device numbers on from there and sends them again."""
+    behind: dict[str, Behind] = {}
+    """Sources whose numbers go back: another spool has numbered them, or a copy of this one."""
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

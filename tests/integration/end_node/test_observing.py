@@ -16,7 +16,7 @@ from tierkit.errors import SpoolUnavailable
 from tierkit.http.address import free_port
 from tierkit.testing import wait_for
 from tierkit.wire.messages import Encoding
-from tierkit.wire.observations import Receipt
+from tierkit.wire.observations import Behind, Receipt
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 
@@ -186,9 +186,10 @@ async def test_a_scheduler_that_has_forgotten_the_node_is_told_again(
         Response(b""),
         JSONResponse({"stored": 7, "known": 0}),
         JSONResponse({"stored": -1, "known": 2}),
-        JSONResponse({"stored": 1, "known": 0, "behind": {"other": 5}}),
-        JSONResponse({"stored": 0, "known": 0, "behind": {"gate": 2**60}}),
-        JSONResponse({"stored": 0, "known": 0, "behind": {"gate": -5}}),
+        JSONResponse({"stored": 1, "known": 0, "behind": {"other": {"first": 1, "highest": 5}}}),
+        JSONResponse({"stored": 0, "known": 0, "behind": {"gate": {"first": 1, "highest": 2**52}}}),
+        JSONResponse({"stored": 0, "known": 0, "behind": {"gate": {"first": -1, "highest": 5}}}),
+        JSONResponse({"stored": 0, "known": 0, "behind": {"gate": 5}}),
         JSONResponse({"error": "out of order"}, 500),
         Response(b"<html>", 502),
         Response(b"", 301, {"Location": "http://127.0.0.1:9/"}),
@@ -218,7 +219,7 @@ async def test_numbers_go_on_where_the_scheduler_says(
     def behind(batch: Any) -> Response | None:
         if batch.observations[0].sequence > 40:
             return None
-        return receipt(Receipt(stored=0, known=0, behind={"gate": 40}))
+        return receipt(Receipt(stored=0, known=0, behind={"gate": Behind(first=1, highest=40)}))
 
     scheduler.receipt = behind
     async with observing(tmp_path, http, url) as node:
@@ -232,6 +233,40 @@ async def test_numbers_go_on_where_the_scheduler_says(
         (42, 1),
         (43, 0),
     ]
+
+
+async def test_an_old_copy_of_a_spool_repeats_nothing(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str]
+) -> None:
+    """The scheduler has number 1 of this node, other pictures under 2 and 3, and all numbers up to 40."""
+    scheduler, url = hub
+
+    def behind(batch: Any) -> Response | None:
+        if batch.observations[-1].sequence > 40:
+            return None
+        return receipt(Receipt(stored=0, known=1, behind={"gate": Behind(first=2, highest=40)}))
+
+    async with observing(tmp_path, http) as node:
+        for label in (0, 1, 0):
+            await node.push(png(label))
+    scheduler.receipt = behind
+    async with observing(tmp_path, http, url):
+        await has(scheduler, 2, settled=False)
+    assert [number for _, number in scheduler.observations] == [41, 42]
+
+
+async def test_a_copy_that_the_scheduler_does_not_know_holds_up_no_other(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str]
+) -> None:
+    scheduler, url = hub
+    answers = itertools.chain([JSONResponse({"error": "unknown"}, 404)], itertools.repeat(Response(status_code=204)))
+    scheduler.put = lambda: next(answers)
+    async with observing(tmp_path, http, url, uplink={"pictures_to_scheduler": "all", "escalate": "nothing"}) as node:
+        await node.push(png(0))
+        await has(scheduler, 1)
+        await node.push(png(1))
+        await wait_for(lambda: bool(scheduler.pictures))
+    assert list(scheduler.pictures.values()) == [png(1)]
 
 
 async def test_a_picture_that_an_upstream_node_cannot_answer_does_not_hold_up_the_others(
@@ -384,6 +419,14 @@ async def test_events_go_on_after_the_last_one_that_was_read(tmp_path: Path, htt
         async with node.events(**{"Last-Event-ID": str(told[0][1])}) as events:
             (later,) = await first(events, 1)
     assert (told[0][2]["sequence"], later[2]["sequence"]) == (1, 2)
+
+
+async def test_an_event_id_of_a_lost_spool_begins_anew(tmp_path: Path, http: httpx.AsyncClient) -> None:
+    async with observing(tmp_path, http) as node:
+        await node.push(png(0))
+        async with node.events(**{"Last-Event-ID": "999999999"}) as events:
+            (told,) = await first(events, 1)
+    assert told[2]["sequence"] == 1
 
 
 @pytest.mark.parametrize("last", ["-1", "x", "1" * 30, "٣"])

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import trustme
 from PIL import Image
+from pydantic import ValidationError
 
+from end_node.settings import SourceSettings
 from end_node.sources import keeper as keepers, video as videos
 from end_node.sources.keeper import SourceKeeper
 from tests.integration.end_node.cameras import (
@@ -281,10 +283,16 @@ async def test_a_playlist_names_no_files_of_the_device(intake: KeepingIntake, tm
     assert not intake.pictures
 
 
-@pytest.mark.parametrize("url", ["concat:a.mp4|b.mp4", "file:///etc/passwd", "udp://127.0.0.1:1", "tcp://127.0.0.1:1"])
-async def test_other_protocols_are_refused(url: str, intake: KeepingIntake) -> None:
-    async with kept(intake, url, kind="stream") as keeper:
+async def test_a_list_of_files_is_refused(intake: KeepingIntake) -> None:
+    async with kept(intake, "concat:a.mp4|b.mp4", kind="stream") as keeper:
         await wait_for(lambda: keeper.status.state == "waiting", what="the refusal")
+
+
+@pytest.mark.parametrize("kind", [None, "stream"])
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "udp://127.0.0.1:1", "tcp://127.0.0.1:1", "concat://a"])
+def test_other_protocols_are_refused(url: str, kind: str | None) -> None:
+    with pytest.raises(ValidationError):
+        SourceSettings.model_validate({"name": "gate", "url": url, "kind": kind})
 
 
 async def test_a_reader_that_is_killed_is_started_again(intake: KeepingIntake) -> None:

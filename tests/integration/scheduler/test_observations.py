@@ -161,13 +161,18 @@ async def test_numbers_that_go_back_are_refused_until_the_device_counts_on(eithe
     await either.send(*[seen(number) for number in range(1, 11)], seen(1, source="yard"))
     again = Camera(either.running, either.node_id, either.incarnation, OTHER_SPOOL)
     receipt = await again.send(seen(1), seen(2), seen(5, source="yard"))
-    assert receipt == {"stored": 1, "known": 0, "behind": {"gate": 10}}
+    assert receipt == {"stored": 1, "known": 0, "behind": {"gate": {"first": 1, "highest": 10}}}
     assert await again.send(seen(11), seen(12)) == {"stored": 2, "known": 0, "behind": {}}
     # The first spool has lost its claim.
-    assert (await either.send(seen(12)))["behind"] == {"gate": 12}
+    assert (await either.send(seen(12)))["behind"] == {"gate": {"first": 12, "highest": 12}}
     # A copy of the spool has numbered other pictures in the same way.
-    assert (await again.send(seen(12, local=local(19, 0.123)), seen(13)))["behind"] == {"gate": 12}
-    assert (await again.send(seen(12, name="other.jpg")))["behind"] == {"gate": 12}
+    assert (await again.send(seen(12, local=local(19, 0.123)), seen(13)))["behind"] == {
+        "gate": {"first": 12, "highest": 12}
+    }
+    assert (await again.send(seen(12, name="other.jpg")))["behind"] == {"gate": {"first": 12, "highest": 12}}
+    # The numbers before the first other picture count.
+    mixed = await again.send(seen(11), seen(12, name="other.jpg"))
+    assert (mixed["known"], mixed["behind"]["gate"]["first"]) == (1, 12)
     assert await either.numbers() == [*range(1, 13), 1, 5]
 
 
@@ -185,7 +190,7 @@ async def test_gaps_stand_between_observations(either: Camera) -> None:
     assert parse(SeenGap, json.dumps((await either.lines())[0])).gap.last == 4
     # It numbers on after its gaps.
     again = Camera(either.running, either.node_id, either.incarnation, OTHER_SPOOL)
-    assert (await again.send(seen(40)))["behind"] == {"gate": 40}
+    assert (await again.send(seen(40)))["behind"] == {"gate": {"first": 40, "highest": 40}}
 
 
 async def test_many_observations_are_listed_page_by_page(gate: Camera) -> None:

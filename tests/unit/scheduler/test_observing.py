@@ -11,7 +11,6 @@ from scheduler.core.observing import (
     HeldObservation,
     SourceBatch,
     SourceNumbers,
-    SourceUpdate,
     check_batch,
     joined,
     sort_out,
@@ -61,36 +60,45 @@ def test_time_of_a_picture(age_s: float, label: float | None, expected: float) -
 @pytest.mark.parametrize(
     ("given", "numbers", "stored", "expected"),
     [
-        (batch(seen(1), seen(2)), None, {}, (2, 0, 2)),
-        (batch(seen(11)), SourceNumbers(OWN, 10), {}, (1, 0, 11)),
-        (batch(seen(10)), SourceNumbers(OWN, 10), {10: held()}, (0, 1, 10)),
-        (batch(seen(9, revision=1)), SourceNumbers(OWN, 10), {9: held()}, (1, 0, 10)),
-        (batch(seen(9), seen(9, revision=1)), SourceNumbers(OWN, 10), {9: held(revision=1)}, (0, 2, 10)),
-        (batch(seen(9), seen(9, revision=1)), None, {}, (1, 0, 9)),
+        (batch(seen(1), seen(2)), None, {}, (2, 0, 2, None)),
+        (batch(seen(11)), SourceNumbers(OWN, 10), {}, (1, 0, 11, None)),
+        (batch(seen(10)), SourceNumbers(OWN, 10), {10: held()}, (0, 1, 10, None)),
+        (batch(seen(9, revision=1)), SourceNumbers(OWN, 10), {9: held()}, (1, 0, 10, None)),
+        (batch(seen(9), seen(9, revision=1)), SourceNumbers(OWN, 10), {9: held(revision=1)}, (0, 2, 10, None)),
+        (batch(seen(9), seen(9, revision=1)), None, {}, (1, 0, 9, None)),
         # One that was deleted here, or comes late.
-        (batch(seen(4)), SourceNumbers(OWN, 10), {}, (1, 0, 10)),
-        (batch(gaps=((11, 20),)), SourceNumbers(OWN, 10), {}, (0, 0, 20)),
+        (batch(seen(4)), SourceNumbers(OWN, 10), {}, (1, 0, 10, None)),
+        (batch(gaps=((11, 20),)), SourceNumbers(OWN, 10), {}, (0, 0, 20, None)),
         # Another spool.
-        (batch(seen(11), spool=OTHER), SourceNumbers(OWN, 10), {}, (1, 0, 11)),
-        (batch(seen(10), seen(11), spool=OTHER), SourceNumbers(OWN, 10), {10: held()}, None),
-        (batch(seen(10), spool=OTHER), SourceNumbers(OWN, 10), {}, None),
-        (batch(seen(11), gaps=((3, 4),), spool=OTHER), SourceNumbers(OWN, 10), {}, None),
+        (batch(seen(11), spool=OTHER), SourceNumbers(OWN, 10), {}, (1, 0, 11, None)),
+        (batch(seen(10), seen(11), spool=OTHER), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
+        (batch(seen(10), spool=OTHER), SourceNumbers(OWN, 10), {}, (0, 0, 10, 10)),
+        (batch(seen(11), gaps=((3, 4),), spool=OTHER), SourceNumbers(OWN, 10), {}, (0, 0, 10, 3)),
         # A copy of the same spool.
-        (batch(seen(10, local=BETTER)), SourceNumbers(OWN, 10), {10: held()}, None),
-        (batch(seen(10, local=None)), SourceNumbers(OWN, 10), {10: held()}, None),
-        (batch(seen(10, name="a.jpg")), SourceNumbers(OWN, 10), {10: held()}, None),
-        (batch(seen(10, name="a.jpg", revision=1)), SourceNumbers(OWN, 10), {10: held()}, None),
-        (batch(seen(11), seen(11, local=BETTER)), SourceNumbers(OWN, 10), {}, None),
+        (batch(seen(10, local=BETTER)), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
+        (batch(seen(10, local=None)), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
+        (batch(seen(10, name="a.jpg")), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
+        (batch(seen(10, name="a.jpg", revision=1)), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
+        (
+            batch(seen(9), seen(10, local=BETTER), seen(11)),
+            SourceNumbers(OWN, 10),
+            {9: held(), 10: held()},
+            (0, 1, 10, 10),
+        ),
+        (batch(seen(9), seen(11, name="b")), SourceNumbers(OWN, 11), {11: held()}, (1, 0, 11, 11)),
+        (batch(seen(10, name="b"), gaps=((7, 8), (11, 12))), SourceNumbers(OWN, 10), {10: held()}, (0, 0, 10, 10)),
     ],
 )
 def test_new_known_and_contradicting_numbers(
     given: SourceBatch,
     numbers: SourceNumbers | None,
     stored: dict[int, HeldObservation],
-    expected: tuple[int, int, int] | None,
+    expected: tuple[int, int, int, int | None],
 ) -> None:
     found = sort_out(given, numbers=numbers, held=stored, wall=NOW)
-    assert (None if found is None else (len(found.new), found.known, found.highest)) == expected
+    assert (len(found.new), found.known, found.highest, found.first_behind) == expected
+    assert found.accepted >= len(found.new) + found.known
+    assert all(found.first_behind is None or gap.last < found.first_behind for gap in found.gaps)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,6 @@ def test_a_time_is_corrected_only_by_a_first_label(
 ) -> None:
     amended = batch(seen(10, revision=1, taken_at=label))
     found = sort_out(amended, numbers=SourceNumbers(OWN, 10), held={10: before}, wall=NOW)
-    assert isinstance(found, SourceUpdate)
     (new,) = found.new
     assert (new.taken_at, new.labelled) == expected
     assert new.amends
