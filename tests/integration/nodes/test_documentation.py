@@ -16,6 +16,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 MEASURING = (
     "tierkit.access.authentication",
     "end_node.node",
+    "end_node.observing",
+    "end_node.uplink.sending",
     "encryption.heads",
     "encryption.sending",
     "scheduler.metrics",
