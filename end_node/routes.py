@@ -97,13 +97,11 @@ class _Events:
         if source is not None:
             self._node.keeper(source)
         last = request.headers.get("last-event-id")
-        if last is None:
-            after = await self._node.spool.do(lambda spool: spool.last_change)
-        elif last.isascii() and last.isdigit() and len(last) < 19:
+        after: int = await self._node.spool.do(lambda spool: spool.last_change)
+        if last is not None and last.isascii() and last.isdigit() and len(last) < 19:
             # A higher number than any comes from a spool that is lost: all of this one is new to the reader.
-            newest = await self._node.spool.do(lambda spool: spool.last_change)
-            after = int(last) if int(last) <= newest else 0
-        else:
+            after = int(last) if int(last) <= after else 0
+        elif last is not None:
             raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {last[:32]!r}")
         if self._readers >= _MOST_READERS:
             raise Overloaded(f"{_MOST_READERS} programs read the events already; try again later")

@@ -196,8 +196,8 @@ class UplinkSettings(_Table):
     limit."""
 
     hours: Hours | None = None
-    """Time of day in which pictures may leave, in the time zone of the device, such as 22:00-06:00. Answers always
-    may. Default: always."""
+    """Time of day in which pictures may leave, in the time zone of the device, such as 22:00-06:00. Answers leave at
+    any time. Default: the whole day."""
 
 
 class SpoolSettings(_Table):

@@ -151,7 +151,7 @@ class SchedulerSettings(ServiceSettings):
     """Pictures that are decoded at a time; uploads take turns."""
 
     retention_s: PositiveFloat = 7 * 24 * 3600.0
-    """Seconds for which finished jobs, their results, training runs that have ended, and observations are kept."""
+    """Seconds for which the scheduler keeps observations, finished jobs with their results, and ended training runs."""
 
     @field_validator("trusted")
     @classmethod
