@@ -72,11 +72,11 @@ async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tup
     job = await client.submit(images, scheme=_SCHEMES[tier], batch_size=BATCH, name=f"table2 {tier}")
     job = await client.wait(job, budget_s=_JOB_BUDGET_S)
     firsts = [result async for result in client.results(job) if result.index % BATCH == 0]
-    coarse_ms = [result.coarse.ms for result in firsts if result.coarse is not None]
+    coarse_ms = [each.ms for result in firsts if (each := result.coarse) and each.ms is not None]
     if tier is Tier.END:
         stages, ends = coarse_ms, coarse_ms
     else:
-        ends = [result.fine.ms for result in firsts if result.fine is not None]
+        ends = [fine.ms for result in firsts if (fine := result.fine) and fine.ms is not None]
         stages = [fine - coarse for fine, coarse in zip(ends, coarse_ms, strict=False)]
     if len(stages) != tasks or job.elapsed_s is None:
         why = job.reason or next((result.fallback for result in firsts if result.fallback), "no answer came")

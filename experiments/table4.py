@@ -34,7 +34,7 @@ from experiments.profile import Profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, Network, check_fleet, head_ms_per_image
 from models.manifest import EncoderEntry, Manifest, load_manifest
-from tierkit.client import AsyncClient, FallbackResults, FineResults
+from tierkit.client import AsyncClient, CoarseAnswer, FallbackResults, FineAnswer, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
@@ -195,11 +195,17 @@ async def _one_job(
     # The first task opens the connections, and loads head and tail.
     kept = answers[1:]
     return {
-        "stage_ms": [first.fine.ms - first.coarse.ms for first, _ in kept if first.fine and first.coarse],
+        "stage_ms": [_ms(first.fine) - _ms(first.coarse) for first, _ in kept],
         "encode_ms": [sent.encode_ms for _, sent in kept],
         "upload_bytes": [sent.upload_bytes for _, sent in kept],
         "relay_bytes": [sent.relay_bytes for _, sent in kept],
     }
+
+
+def _ms(answer: CoarseAnswer | FineAnswer | None) -> float:
+    if answer is None or answer.ms is None:
+        raise UpstreamError("an answer is missing, or its time")
+    return answer.ms
 
 
 def _slowness(network: Network) -> float | None:

@@ -26,7 +26,7 @@ EVENT_STREAM = "text/event-stream"
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _CSV_HEADER = (
-    "index,name,label,coarse_label,coarse_confidence,coarse_node,coarse_model,coarse_sha256,coarse_ms,fine_label,"
+    "index,name,label,confidence,coarse_label,coarse_confidence,coarse_node,coarse_model,coarse_sha256,coarse_ms,fine_label,"
     "fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,fine_ms,fine_coarse_label,answered_by,not_escalated,"
     "fallback,error,damaged,resized_from,true_fine,true_coarse,request_id,trace_id"
 )

@@ -31,6 +31,8 @@ _MOST_SAID = 500
 Rows = list[dict[str, Any]]
 
 _NO_ANSWER: dict[str, Any] = {
+    "label": None,
+    "confidence": None,
     "coarse": None,
     "fine": None,
     "answered_by": None,
@@ -159,6 +161,7 @@ class Renderer:
                 {
                     **self._about(first_image + offset),
                     "label": standing["label"] if standing else None,
+                    "confidence": standing["confidence"] if standing else None,
                     "coarse": first,
                     "fine": fine,
                     "answered_by": answered_by,

@@ -81,7 +81,7 @@ def _table(part: list[SeenPicture | SeenGap]) -> Listing:
 def _remarks(seen: SeenPicture) -> Iterator[str]:
     if seen.waits:
         yield "waits for a better answer"
-    if seen.reason:
-        yield seen.reason
+    if why := seen.damaged or seen.fallback:
+        yield why
     if seen.name:
         yield seen.name

@@ -35,6 +35,7 @@ __all__ = [
     "JobPage",
     "JobState",
     "NodeShare",
+    "PictureAnswers",
     "Sent",
     "SentShare",
     "StateChange",
@@ -46,8 +47,21 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
+class Sent(_Value):
+    """In which form the images of a task went to an upstream node, and what that cost."""
+
+    form: str
+    """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
+    upload_bytes: int
+    encode_ms: float = 0.0
+    encoded_by: str | None = None
+    """The node that encoded; None for pixels."""
+    relay_bytes: int = 0
+    """Bytes to that node, where it is not the end device itself."""
+
+
 class CoarseAnswer(_Value):
-    """The superclass of one image, from the end device."""
+    """The superclass of one picture, from the end device."""
 
     index: int
     label: str
@@ -57,46 +71,70 @@ class CoarseAnswer(_Value):
     """Name of the network that answered."""
     sha256: str = ""
     """Of that network; "" in results of an older Terrace."""
-    ms: float
-    """From the dispatch of the image's task to the moment this answer reached the scheduler."""
+    ms: float | None = None
+    """From the dispatch of the picture's task to the moment this answer reached the scheduler; None in observations."""
 
 
 class FineAnswer(_Value):
-    """The class of one image, from an edge or cloud node, and the superclass its probabilities add up to."""
+    """The class of one picture, from an edge or cloud node, and the superclass its probabilities add up to."""
 
     index: int
     label: str
     confidence: float
     coarse_index: int
     coarse_label: str
+    coarse_confidence: float | None = None
+    """None in results of jobs."""
     node: str
     tier: Tier
     model: str = ""
     """Name of the network that answered."""
     sha256: str = ""
     """Of that network, or of the encoder's tail that answered; "" in results of an older Terrace."""
-    ms: float
+    ms: float | None = None
+    """As in `CoarseAnswer`."""
+    sent: Sent | None = None
+    """The form in which the picture went up, and what that cost; None in results of jobs, where it counts per task."""
 
 
-class ImageResult(_Value):
-    """All that is known of one image of a job."""
+class PictureAnswers(_Value):
+    """The answers to one picture: what an image result of a job and an observation of a source have in common."""
 
-    index: int
-    """Position in the upload, from 0."""
     name: str | None = None
     """File name, where there is one."""
     coarse: CoarseAnswer | None = None
     fine: FineAnswer | None = None
     answered_by: Tier | None = None
-    """The tier whose answer stands; None while that is open."""
-    not_escalated: bool = False
-    """True if it stands because it was sure: the image was not sent further up."""
+    """The tier whose answer stands; None while that is open, and where there is none."""
     fallback: str | None = None
     """Why the coarse (or a lower tier's) answer stands for a finer one."""
-    error: str | None = None
-    """Why there is no answer."""
     damaged: str | None = None
     """What is wrong with the file: it has no answer, or one from what can be decoded of it (on_bad_input=answer)."""
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
+    @property
+    def label(self) -> str | None:
+        """The answer that stands, or the finest so far, as the name of a class or superclass."""
+        answer = self.fine or self.coarse
+        return answer.label if answer else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def confidence(self) -> float | None:
+        """Of that answer."""
+        answer = self.fine or self.coarse
+        return answer.confidence if answer else None
+
+
+class ImageResult(PictureAnswers):
+    """All that is known of one image of a job."""
+
+    index: int
+    """Position in the upload, from 0."""
+    not_escalated: bool = False
+    """True if its answer stands because it was sure: the image was not sent further up."""
+    error: str | None = None
+    """Why there is no answer."""
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
@@ -105,13 +143,6 @@ class ImageResult(_Value):
     """Names this image in the logs of all services."""
     trace_id: str | None = None
     """Of the trace that its job belongs to."""
-
-    @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
-    @property
-    def label(self) -> str | None:
-        """The answer that stands, or the finest so far, as the name of a class or superclass."""
-        answer = self.fine or self.coarse
-        return answer.label if answer else None
 
 
 class NodeShare(_Value):
@@ -331,19 +362,6 @@ class DeviceList(_Value):
     """All nodes that the scheduler knows."""
 
     devices: tuple[Device, ...]
-
-
-class Sent(_Value):
-    """In which form the images of a task went to an upstream node, and what that cost."""
-
-    form: str
-    """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
-    upload_bytes: int
-    encode_ms: float = 0.0
-    encoded_by: str | None = None
-    """The node that encoded; None for pixels."""
-    relay_bytes: int = 0
-    """Bytes to that node, where it is not the end device itself."""
 
 
 class _Results(_Value):

@@ -19,12 +19,14 @@ from tierkit.wire.messages import NODE_ID_PATTERN
 __all__ = [
     "MAX_BATCH",
     "Behind",
+    "DeviceStatus",
     "FinerAnswer",
     "Gap",
     "LocalAnswer",
     "Observation",
     "ObservationBatch",
     "Receipt",
+    "ReportedSource",
     "read_batch",
     "read_receipt",
     "write_batch",
@@ -106,9 +108,42 @@ class Gap(_Message, frozen=True, kw_only=True):
     last: SequenceNumber
 
 
+class ReportedSource(_Message, frozen=True, kw_only=True):
+    """The state of a source on its device."""
+
+    name: SourceName
+    state: Annotated[str, Meta(max_length=16)]
+    """starting, running, paused, finished, or waiting after a failure."""
+    reason: Text = ""
+    """Why it does not run."""
+
+
+class DeviceStatus(_Message, frozen=True, kw_only=True):
+    """The state of a device with sources when it wrote a batch."""
+
+    sources: Annotated[tuple[ReportedSource, ...], Meta(max_length=256)] = ()
+    """All that it has."""
+    waiting_answers: Count = 0
+    """Answers in its spool that neither the scheduler has nor this batch holds."""
+    waiting_pictures: Count = 0
+    """Pictures in its spool that wait for a better answer, or for the scheduler."""
+    lost_answers: Count = 0
+    """Answers that were dropped because the spool was full."""
+    dropped_pictures: Count = 0
+    """Pictures that were dropped because the spool was full."""
+    spool_bytes: Count = 0
+    """On the disk."""
+    spool_size_bytes: Count = 0
+    """Limit on `spool_bytes`."""
+    spent_bytes: Count = 0
+    """Bytes sent and received in the last 24 hours."""
+    bytes_per_day: Count | None = None
+    """The budget for that; None without one."""
+
+
 class ObservationBatch(_Message, frozen=True, kw_only=True):
-    """POST /v1/observations: some observations of one node, in the order of their sequence numbers for each source. It
-    may be sent again. Answered by a `Receipt`."""
+    """POST /v1/observations: some observations of one node, in the order of their sequence numbers for each source, or
+    none if only the state of a source has changed. It may be sent again. Answered by a `Receipt`."""
 
     node_id: Named
     incarnation: Annotated[str, Meta(min_length=8, max_length=64)]
@@ -116,6 +151,8 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
     """Names the spool that numbered them."""
     observations: Annotated[tuple[Observation, ...], Meta(max_length=MAX_BATCH)] = ()
     gaps: Annotated[tuple[Gap, ...], Meta(max_length=MAX_BATCH)] = ()
+    device: DeviceStatus | None = None
+    """None in batches of an older Terrace."""
 
 
 class Behind(_Message, frozen=True, kw_only=True):

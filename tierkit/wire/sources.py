@@ -12,17 +12,19 @@ from typing import Literal, TypedDict
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from tierkit.types import Tier
-from tierkit.wire.api import Sent
+from tierkit.types import Health, Tier
+from tierkit.wire.api import CoarseAnswer, FineAnswer, PictureAnswers, Sent
 from tierkit.wire.observations import Observation
 
 __all__ = [
     "NumberRange",
-    "SeenClass",
+    "ObservationPage",
     "SeenGap",
     "SeenPicture",
-    "SeenSuperclass",
     "SourceFields",
+    "SourceList",
+    "SourceNow",
+    "SourceRights",
     "SourceState",
     "SourcesReport",
     "SpoolState",
@@ -110,35 +112,7 @@ class SourcesReport(_Value):
     uplink: UplinkState | None = None
 
 
-class SeenSuperclass(_Value):
-    """The answer of the device's network."""
-
-    index: int
-    label: str
-    confidence: float
-    node: str
-    model: str = ""
-    sha256: str = ""
-
-
-class SeenClass(_Value):
-    """The answer of an upstream node, and the superclass that its probabilities add up to."""
-
-    index: int
-    label: str
-    confidence: float
-    coarse_index: int
-    coarse_label: str
-    coarse_confidence: float
-    node: str
-    tier: Tier
-    model: str = ""
-    sha256: str = ""
-    sent: Sent | None = None
-    """The form in which the picture went there, and what that cost."""
-
-
-class SeenPicture(_Value):
+class SeenPicture(PictureAnswers):
     """An observation: a picture of a source, and its answers."""
 
     node: str
@@ -150,23 +124,67 @@ class SeenPicture(_Value):
     taken_at: datetime | None = None
     """By the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the device
     itself."""
-    name: str | None = None
-    """Name of the file, relative to the folder that it was taken from."""
-    label: str | None = None
-    """The answer in force; None if the picture cannot be read."""
-    confidence: float | None = None
-    answered_by: Tier | None = None
-    """Tier of the answer in force."""
-    coarse: SeenSuperclass | None = None
-    fine: SeenClass | None = None
     unsure: bool = False
     """True if the answer of the device's network is below the threshold."""
     waits: bool = False
     """True while the device still wants a better answer."""
-    reason: str = ""
-    """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
     picture: bool = False
     """True if the scheduler has the picture itself."""
+
+
+class SourceRights(_Value):
+    """The users who may see a source, by the names of their tokens. Operators see all."""
+
+    owner: str | None = None
+    """May also pause and resume the source, and change its readers."""
+    readers: tuple[str, ...] = ()
+
+
+class SourceNow(_Value):
+    """A source as the scheduler knows it."""
+
+    node: str
+    source: str
+    owner: str | None = None
+    """Name of a token; None: only operators may change it."""
+    readers: tuple[str, ...] = ()
+    """Names of tokens."""
+    state: str = ""
+    """The last word of its device: starting, running, paused, finished, or waiting after a failure. "" if unknown."""
+    reason: str = ""
+    """Why it does not run."""
+    health: Health | None = None
+    """Of its node; None if the scheduler does not know the node now."""
+    heard_s: float | None = None
+    """Seconds since the scheduler stored something of this source; None if nothing is stored."""
+    last: SeenPicture | None = None
+    """The observation with the highest number; None if it was lost, or is deleted."""
+    last_picture: int | None = None
+    """The number of the newest picture that the scheduler has; None without one."""
+    waiting_answers: int | None = None
+    """Answers in the spool of its node that the scheduler does not have; None if unknown, as are the next fields."""
+    waiting_pictures: int | None = None
+    """Pictures in the spool of its node."""
+    spool_bytes: int | None = None
+    spool_size_bytes: int | None = None
+    spent_bytes: int | None = None
+    """Bytes that the node sent and received in the last 24 hours."""
+    bytes_per_day: int | None = None
+    """The budget of the node; None without one."""
+
+
+class SourceList(_Value):
+    """GET /v1/sources: the sources that the caller may see, by node and name."""
+
+    sources: tuple[SourceNow, ...]
+
+
+class ObservationPage(_Value):
+    """GET /v1/observations: one page of the observations that the caller may see, the newest first by `taken_at`."""
+
+    observations: tuple[SeenPicture, ...]
+    next_cursor: str | None = None
+    """For the next page, which may be there even if this one is short or empty; None on the last one."""
 
 
 class NumberRange(_Value):
@@ -193,10 +211,10 @@ def seen_picture(
         taken_at: seconds since 1970.
         fine, coarse: names of the classes and of the superclasses.
     """
-    first: SeenSuperclass | None = None
-    better: SeenClass | None = None
+    first: CoarseAnswer | None = None
+    better: FineAnswer | None = None
     if (local := seen.local) is not None:
-        first = SeenSuperclass(
+        first = CoarseAnswer(
             index=local.label,
             label=_name(coarse, local.label),
             confidence=local.confidence,
@@ -205,7 +223,7 @@ def seen_picture(
             sha256=local.sha256,
         )
     if (finer := seen.finer) is not None:
-        better = SeenClass(
+        better = FineAnswer(
             index=finer.label,
             label=_name(fine, finer.label),
             confidence=finer.confidence,
@@ -218,7 +236,6 @@ def seen_picture(
             sha256=finer.sha256,
             sent=None if finer.sent is None else Sent(**msgspec.to_builtins(finer.sent)),
         )
-    answer = better or first
     return SeenPicture(
         node=node,
         source=seen.source,
@@ -226,14 +243,13 @@ def seen_picture(
         revision=seen.revision,
         taken_at=None if taken_at is None else datetime.fromtimestamp(round(taken_at, 3), UTC),
         name=seen.name or None,
-        label=None if answer is None else answer.label,
-        confidence=None if answer is None else answer.confidence,
-        answered_by=None if answer is None else Tier.END if better is None else better.tier,
         coarse=first,
         fine=better,
+        answered_by=better.tier if better else Tier.END if first else None,
+        fallback=(seen.reason or None) if first else None,
+        damaged=None if first or better else seen.reason or "the picture cannot be read",
         unsure=seen.unsure,
         waits=seen.waits,
-        reason=seen.reason,
     )
 
 

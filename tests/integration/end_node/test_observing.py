@@ -65,7 +65,7 @@ async def test_what_cannot_be_read_is_an_observation_with_the_reason(tmp_path: P
         seen = (await node.push(b"not a picture")).json()
         after = (await node.push(png(0))).json()
     assert seen["label"] is None
-    assert "not a" in seen["reason"]
+    assert "not a" in seen["damaged"]
     assert not seen["waits"]
     assert (after["sequence"], after["label"]) == (2, "x")
 

@@ -115,8 +115,17 @@ async def test_an_observation_is_shown_with_the_names_of_its_classes(gate: Camer
     first, second = await gate.lines()
     assert datetime.fromisoformat(first.pop("taken_at")).timestamp() == pytest.approx(now - 90, abs=0.01)
     coarse = {"index": 3, "label": COARSE[3], "confidence": 0.5, "node": "end-0", "model": "small", "sha256": SHA256}
+    coarse["ms"] = None
     answer = {key: value for key, value in finer().items() if key not in ("node_id", "label", "coarse_label")}
-    fine = {**answer, "node": "cloud-0", "index": 7, "label": FINE[7], "coarse_index": 4, "coarse_label": COARSE[4]}
+    fine = {
+        **answer,
+        "ms": None,
+        "node": "cloud-0",
+        "index": 7,
+        "label": FINE[7],
+        "coarse_index": 4,
+        "coarse_label": COARSE[4],
+    }
     sent = {"form": "pixels", "upload_bytes": 3321, "encode_ms": 0.0, "encoded_by": None, "relay_bytes": 0}
     assert first == {
         "node": "end-0",
@@ -131,12 +140,13 @@ async def test_an_observation_is_shown_with_the_names_of_its_classes(gate: Camer
         "fine": {**fine, "sent": sent},
         "unsure": True,
         "waits": False,
-        "reason": "",
+        "fallback": None,
+        "damaged": None,
         "picture": False,
     }
     assert datetime.fromisoformat(second["taken_at"]).timestamp() == pytest.approx(now - 5, abs=5)
     assert (second["label"], second["coarse"], second["answered_by"]) == (None, None, None)
-    assert second["reason"] == "truncated"
+    assert (second["damaged"], second["fallback"]) == ("truncated", None)
     for line in (first, second):
         parse(SeenPicture, json.dumps({"taken_at": "2026-01-01T00:00:00Z", **line}))
 
