@@ -247,13 +247,8 @@ class ObservingNode(EndNode):
 
     def seen(self, observation: Observation) -> SeenPicture:
         """An observation with the names of its classes."""
-        return seen_picture(
-            observation,
-            node=self.settings.node_id,
-            taken_at=observation.taken_at,
-            fine=self.hierarchy.fine,
-            coarse=self.hierarchy.coarse,
-        )
+        node_id, classes = self.settings.node_id, self.hierarchy
+        return seen_picture(observation, node=node_id, taken_at=observation.taken_at, classes=classes)
 
     # --- sources --------------------------------------------------------------------------------------------------
 

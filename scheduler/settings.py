@@ -153,6 +153,9 @@ class SchedulerSettings(ServiceSettings):
     retention_s: PositiveFloat = 7 * 24 * 3600.0
     """Seconds for which the scheduler keeps observations, finished jobs with their results, and ended training runs."""
 
+    max_observations: PositiveInt = 1_000_000
+    """Most observations that the scheduler keeps; the oldest go first. A million takes about 800 MB of the database."""
+
     @field_validator("trusted")
     @classmethod
     def _tiers_and_node_ids(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime, BeforeValidator
 
-from scheduler.api.routing import CHECKS, MISSING, NDJSON, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
-from scheduler.api.streams import NO_STORE, Stream, as_lines
+from scheduler.api.routing import (
+    CHECKS,
+    MISSING,
+    NDJSON,
+    NODES,
+    NOSNIFF,
+    USERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    StillAdmitted,
+    allowance_of,
+    only_of,
+)
+from scheduler.api.streams import (
+    EVENT_STREAM,
+    NO_STORE,
+    OBSERVATION_CSV,
+    EventStream,
+    Stream,
+    as_csv,
+    as_lines,
+    as_server_sent,
+    last_event_of,
+)
+from scheduler.core.seeking import SoughtObservations, classes_called
+from scheduler.jobs import query
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.wire.messages import NODE_ID_PATTERN, ROUTE_HEADER, NodeId
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
-from tierkit.wire.sources import SeenGap, SeenPicture
+from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture
 
 __all__ = ["observations"]
 
@@ -79,32 +109,131 @@ async def post_observations(request: Request, scheduler: Service, caller: Caller
     return Response(msgspec.json.encode(receipt), media_type="application/json", headers=headers)
 
 
+def _no_number(value: object) -> object:
+    """Refuse a number, which pydantic takes for seconds since 1970."""
+    if isinstance(value, str) and re.fullmatch(r"[-+0-9._e]*", value):
+        raise ValueError("write a date and a time with its zone, such as 2026-01-31T08:00:00Z")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationFilter:
+    """Query parameters that choose observations."""
+
+    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None
+    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None
+    label: Annotated[
+        str | None, Query(max_length=200, description="Only this class, or all classes of this superclass.")
+    ] = None
+    since: Annotated[
+        AwareDatetime | None,
+        BeforeValidator(_no_number),
+        Query(description="Only pictures that were taken later; with its zone."),
+    ] = None
+    below: Annotated[float | None, Query(ge=0, le=1, description="Only answers that are less sure.")] = None
+    amended: Annotated[bool, Query(description="Only observations that were amended.")] = False
+
+
+async def _sought(
+    scheduler: Service, caller: CallerOf, wanted: Annotated[ObservationFilter, Depends()]
+) -> SoughtObservations:
+    """The search that the caller asks for. Raises NotFound for a source that they may not see, or a class that does not
+    exist."""
+    book, reader = scheduler.observations.book, only_of(caller)
+    if wanted.node is not None and wanted.source is not None:
+        book.check_sight(reader, wanted.node, wanted.source)
+        reader = None
+    return SoughtObservations(
+        node_id=wanted.node,
+        source=wanted.source,
+        classes=None if wanted.label is None else classes_called(wanted.label, book.hierarchies),
+        since=None if wanted.since is None else wanted.since.timestamp(),
+        below=wanted.below,
+        amended=wanted.amended,
+        reader=reader,
+    )
+
+
+async def _in_sight(scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName) -> None:
+    """Raises NotFound for a source that the caller may not see."""
+    scheduler.observations.book.check_sight(only_of(caller), node_id, source)
+
+
+Sought = Annotated[SoughtObservations, Depends(_sought)]
+_SEEN = SeenPicture.model_json_schema(mode="serialization")
+_GAP = SeenGap.model_json_schema(mode="serialization")
+_PAGE = ObservationPage.model_json_schema(mode="serialization")
+
+
 @observations.get(
     "/v1/observations",
-    summary="Observations of sources",
+    summary="Observations of sources, the newest first",
     response_class=Response,
-    responses={
-        200: {
-            "content": {
-                NDJSON: {
-                    "schema": {
-                        "anyOf": [kind.model_json_schema(mode="serialization") for kind in (SeenPicture, SeenGap)]
-                    }
-                }
-            }
-        }
-    },
+    responses={200: {"content": {"application/json": {"schema": _PAGE}}}, **MISSING},
     dependencies=USERS,
 )
 async def list_observations(
     scheduler: Service,
-    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None,
-    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None,
+    sought: Sought,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
+) -> Response:
+    """By the time at which the pictures were taken. A search takes a bounded time: a page may be short, or empty, and
+    have a `next_cursor` all the same."""
+    rows, next_cursor = await scheduler.observations.page(sought, limit, cursor)
+    content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
+    return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+
+
+@observations.get(
+    "/v1/observations/export",
+    summary="All observations of sources, in order",
+    response_class=Response,
+    responses={200: {"content": {NDJSON: {"schema": {"anyOf": [_SEEN, _GAP]}}, "text/csv": {}}}, **MISSING},
+    dependencies=USERS,
+)
+async def export_observations(
+    scheduler: Service,
+    sought: Sought,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only higher sequence numbers.")] = 0,
+    format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
+    bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
-    """By node, source and sequence number. A line with `gap` names numbers that the device has lost."""
-    lines = scheduler.observations.lines(node, source, after, scheduler.hierarchies)
+    """By node, source and sequence number. Without a filter of the content, a line of JSON with `gap` names numbers
+    that the device has lost."""
+    lines = scheduler.observations.lines(sought, after)
+    if format == "csv":
+        pictures = _pictures_of(lines)
+        content = as_csv(pictures, bom=bom, header=OBSERVATION_CSV)
+        return Stream(content, media_type="text/csv; charset=utf-8", headers=NOSNIFF)
     return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF)
+
+
+async def _pictures_of(pages: AsyncGenerator[list[dict[str, Any]], None]) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async with aclosing(pages):
+        async for page in pages:
+            yield [line for line in page if "gap" not in line]
+
+
+@observations.get(
+    "/v1/observations/events",
+    summary="Follow observations (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {EVENT_STREAM: {}}}, **MISSING},
+    dependencies=USERS,
+)
+async def follow_observations(
+    scheduler: Service,
+    caller: CallerOf,
+    still_admitted: StillAdmitted,
+    sought: Sought,
+    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
+) -> StreamingResponse:
+    """`observation` and `amended` carry an observation, as it is when it is sent. With `Last-Event-ID`, those that were
+    missed come first; without it, the stream begins now."""
+    after = None if last_event_id is None else last_event_of(last_event_id)
+    events = scheduler.observations.follow(sought, after)
+    return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
 
 
 @observations.put(
@@ -129,10 +258,23 @@ async def put_picture(
     summary="The picture of an observation",
     response_class=Response,
     responses={200: {"content": _FILE}, **MISSING},
-    dependencies=USERS,
+    dependencies=[*USERS, Depends(_in_sight)],
 )
-async def get_picture(scheduler: Service, node_id: NodeId, source: SourceName, sequence: Number) -> Response:
-    """If its device sends pictures to the scheduler."""
+async def get_picture(
+    scheduler: Service,
+    node_id: NodeId,
+    source: SourceName,
+    sequence: Number,
+    size: Annotated[int | None, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = None,
+) -> Response:
+    """If its device sends pictures to the scheduler. With `size` in small, as a JPEG."""
     content, media_type = await scheduler.observations.picture(node_id, source, sequence)
-    headers = {**NO_STORE, "Content-Disposition": "inline", "Content-Security-Policy": "default-src 'none'", **NOSNIFF}
+    if size is not None:
+        content, media_type = await query.small(scheduler, content, f"picture {sequence} of {source}", size)
+    headers = {
+        "Cache-Control": "private, max-age=86400, immutable",
+        "Content-Disposition": "inline",
+        "Content-Security-Policy": "default-src 'none'",
+        **NOSNIFF,
+    }
     return Response(content, media_type=media_type, headers=headers)

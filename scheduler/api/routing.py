@@ -6,10 +6,11 @@ Where the scheduler asks for no token, every caller may use every route.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message, Scope
 
@@ -163,7 +164,14 @@ async def _check_query(request: Request) -> None:
     route: APIRoute = request.scope["route"]
     if UPLOAD_FIELDS not in (route.openapi_extra or {}):
         given = [name for name, _ in request.query_params.multi_items()]
-        check_names("parameter", given, [field.alias for field in route.dependant.query_params])
+        check_names("parameter", given, list(_query_names(route.dependant)))
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    for field in dependant.query_params:
+        yield field.alias
+    for below in dependant.dependencies:
+        yield from _query_names(below)
 
 
 class SmallBody(APIRoute):

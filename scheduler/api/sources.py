@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
-from scheduler.api.routing import CHECKS, MISSING, OPERATORS, USERS, Service, SmallBody
+from scheduler.api.routing import (
+    CHECKS,
+    MISSING,
+    NOSNIFF,
+    OPERATORS,
+    USERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    StillAdmitted,
+    allowance_of,
+    only_of,
+)
+from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream
+from scheduler.observations.service import MOST_READERS
+from tierkit.errors import Forbidden, NotFound
 from tierkit.http.asgi import read_body
 from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
-from tierkit.wire.sources import SourcesReport
+from tierkit.wire.sources import SourceList, SourceRights, SourcesReport
 
 __all__ = ["sources"]
 
@@ -29,7 +48,76 @@ _SOURCE = {
 
 SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
 
+
+class NewRights(BaseModel):
+    """The users who may see a source, by the names of their tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    owner: NodeId | None = None
+    readers: Annotated[list[NodeId], Field(max_length=MOST_READERS)] = Field(default_factory=list)
+
+
+async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName) -> None:
+    """A route for operators and the owner of a source. Raises NotFound, Forbidden for others."""
+    scheduler.observations.book.check_owner(only_of(caller), node_id, name)
+
+
+OWNERS = [*USERS, Depends(_for_owners)]
+
 sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@sources.get(
+    "/v1/sources",
+    summary="The sources of all nodes, and what each saw last",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {"schema": SourceList.model_json_schema(mode="serialization")}}}},
+    dependencies=USERS,
+)
+async def list_all_sources(scheduler: Service, caller: CallerOf) -> Response:
+    """All for operators, for others those that they own or may read. Made once a second at most."""
+    content, _ = scheduler.observations.book.snapshot(only_of(caller))
+    return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+
+
+@sources.get(
+    "/v1/sources/events",
+    summary="Follow the sources of all nodes (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {EVENT_STREAM: {}}}},
+    dependencies=USERS,
+)
+async def follow_sources(scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted) -> StreamingResponse:
+    """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
+    changed."""
+    snapshots = scheduler.observations.follow_sources(only_of(caller))
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with aclosing(snapshots):
+            async for snapshot in snapshots:
+                yield b": waiting\n\n" if snapshot is None else b"event: snapshot\ndata: %s\n\n" % snapshot
+
+    return EventStream(pieces(), allowance_of(caller), still_admitted)
+
+
+@sources.put(
+    "/v1/sources/{node_id}/{name}/rights",
+    response_model=SourceRights,
+    responses={403: {"description": "Only operators change the owner."}, **MISSING},
+    summary="Say who may see a source",
+    dependencies=USERS,
+)
+async def set_rights(
+    scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName, wanted: NewRights
+) -> SourceRights:
+    """Operators see all sources. An owner may change the readers. The source need not have sent anything yet."""
+    book, user = scheduler.observations.book, only_of(caller)
+    book.check_owner(user, node_id, name)
+    if user is not None and wanted.owner != user:
+        raise Forbidden("only operators change the owner of a source")
+    rights = SourceRights(owner=wanted.owner, readers=tuple(wanted.readers))
+    return await scheduler.observations.set_rights(node_id, name, rights)
 
 
 @sources.get(
@@ -39,9 +127,14 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     summary="Sources of a node",
     dependencies=USERS,
 )
-async def list_sources(scheduler: Service, node_id: NodeId) -> SourcesReport:
-    """With the state of its spool and its uplink."""
-    return await scheduler.remote_sources.report(node_id)
+async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) -> SourcesReport:
+    """With the state of its spool and its uplink. Users see the sources that they own or may read."""
+    user, book = only_of(caller), scheduler.observations.book
+    if user is not None and not any(node == node_id for node, _ in book.visible(user)):
+        raise NotFound(f"no node {node_id!r} has sources that you may see")
+    report = await scheduler.remote_sources.report(node_id)
+    seen = tuple(each for each in report.sources if book.may_see(user, node_id, each.name))
+    return report.model_copy(update={"sources": seen})
 
 
 @sources.post(
@@ -74,7 +167,7 @@ async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -
     status_code=204,
     responses=_REMOTE,
     summary="Pause a source of a node",
-    dependencies=OPERATORS,
+    dependencies=OWNERS,
 )
 async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
     """It takes no pictures until it is resumed."""
@@ -86,7 +179,7 @@ async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) ->
     status_code=204,
     responses=_REMOTE,
     summary="Let a paused source continue",
-    dependencies=OPERATORS,
+    dependencies=OWNERS,
 )
 async def resume_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}/pause")

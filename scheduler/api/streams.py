@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -20,7 +21,17 @@ from tierkit.errors import InvalidInput
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.plaintext import spreadsheet_cell
 
-__all__ = ["EVENT_STREAM", "NO_STORE", "EventStream", "Stream", "as_csv", "as_lines", "as_server_sent", "last_event_of"]
+__all__ = [
+    "EVENT_STREAM",
+    "NO_STORE",
+    "OBSERVATION_CSV",
+    "EventStream",
+    "Stream",
+    "as_csv",
+    "as_lines",
+    "as_server_sent",
+    "last_event_of",
+]
 
 EVENT_STREAM = "text/event-stream"
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -30,6 +41,13 @@ _CSV_HEADER = (
     "fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,fine_ms,fine_coarse_label,answered_by,not_escalated,"
     "fallback,error,damaged,resized_from,true_fine,true_coarse,request_id,trace_id"
 )
+OBSERVATION_CSV = (
+    "node,source,sequence,revision,taken_at,name,label,confidence,coarse_label,coarse_confidence,coarse_node,"
+    "coarse_model,coarse_sha256,fine_label,fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,"
+    "fine_coarse_label,fine_coarse_confidence,sent_form,sent_upload_bytes,answered_by,unsure,waits,fallback,damaged,"
+    "picture"
+)
+"""Columns of observations; those that results of jobs have too have the same names."""
 _ASK_AGAIN_S = 1.0
 """How long a reader without a valid token may go on."""
 
@@ -118,28 +136,40 @@ async def as_lines(batches: AsyncGenerator[Sequence[object], None]) -> AsyncGene
             yield _JSON.encode_lines(rows)
 
 
-async def as_csv(batches: AsyncGenerator[Rows, None], *, bom: bool = False) -> AsyncGenerator[str, None]:
-    """Image results as CSV, batch by batch. No cell begins a formula.
+async def as_csv(
+    batches: AsyncGenerator[Rows, None], *, bom: bool = False, header: str = _CSV_HEADER
+) -> AsyncGenerator[str, None]:
+    """Image results, or observations, as CSV, batch by batch. No cell begins a formula.
 
     Args:
         bom: begin with the mark by which spreadsheets know UTF-8.
+        header: names of the columns.
     """
-    yield ("\ufeff" if bom else "") + _CSV_HEADER + "\r\n"
+    yield ("\ufeff" if bom else "") + header + "\r\n"
     async with aclosing(batches):
         async for rows in batches:
             text = io.StringIO()
-            csv.DictWriter(text, _CSV_HEADER.split(","), extrasaction="ignore").writerows(map(_flat, rows))
+            csv.DictWriter(text, header.split(","), extrasaction="ignore").writerows(map(_flat, rows))
             yield text.getvalue()
 
 
 def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
-    values = {**result, "not_escalated": str(result["not_escalated"]).lower()}
+    values = dict(result)
     for stage in ("coarse", "fine"):
         values |= {f"{stage}_{key}": value for key, value in (result[stage] or {}).items()}
-    if size := result["resized_from"]:
+    values |= {f"sent_{key}": value for key, value in (values.get("fine_sent") or {}).items()}
+    if size := result.get("resized_from"):
         height, width = size
         values["resized_from"] = f"{width}x{height}"
-    return {key: spreadsheet_cell(value) if isinstance(value, str) else value for key, value in values.items()}
+    return {key: _cell(value) for key, value in values.items()}
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    return spreadsheet_cell(value) if isinstance(value, str) else value
 
 
 def last_event_of(header: str) -> int:

@@ -396,6 +396,11 @@ class Ledger:
         """The node's record, if it is on the list."""
         return self._devices.get(node_id)
 
+    def health_of(self, node_id: str, now: float) -> Health | None:
+        """The health of a node; None for one that has left the list."""
+        device = self._devices.get(node_id)
+        return None if device is None else self._view(device, now).health
+
     def has_left(self, node_id: str) -> bool:
         """True if a node has deregistered, was removed, or is unknown."""
         device = self._devices.get(node_id)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tierkit.errors import InvalidInput
 from tierkit.types import Tier
-from tierkit.wire.observations import Gap, LocalAnswer, Observation, ObservationBatch
+from tierkit.wire.observations import Gap, LocalAnswer, Observation, ObservationBatch, Receipt
 
 __all__ = [
     "HeldObservation",
@@ -16,6 +16,7 @@ __all__ = [
     "SourceBatch",
     "SourceNumbers",
     "SourceUpdate",
+    "StoredBatch",
     "StoredObservation",
     "check_batch",
     "joined",
@@ -64,11 +65,24 @@ class NewObservation(Struct, frozen=True, kw_only=True):
 class StoredObservation(Struct, frozen=True, kw_only=True):
     """An observation as it is stored."""
 
+    node_id: str
+    received: int
+    """Rises with each observation that is stored or amended."""
     taken_at: float
     hierarchy: str
     """Digest of the classes that its labels number."""
     has_picture: bool
     content: Observation
+
+
+class StoredBatch(Struct, frozen=True, kw_only=True):
+    """A batch that is stored."""
+
+    receipt: Receipt
+    updates: Mapping[str, SourceUpdate]
+    """By source."""
+    newest: Mapping[str, StoredObservation]
+    """The observation with the highest number among the new ones, by source; a higher number may be stored already."""
 
 
 class SourceUpdate(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Thumbnails of the pictures of an unfinished job."""
+"""Thumbnails of pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.pictures import Picture, resized, within
 from scheduler.core.job import JobImages
 from scheduler.settings import SchedulerSettings
 
-__all__ = ["thumbnail"]
+__all__ = ["small_copy", "thumbnail"]
 
 _QUALITY = 80
 
@@ -31,14 +31,29 @@ def thumbnail(
         InvalidInput and its kin: the picture is damaged, which shows here where it was not decoded as it came.
     """
     (image,) = images[index : index + 1]
-    file = io.BytesIO()
     if not isinstance(image, bytes):
+        file = io.BytesIO()
         height, width, _ = image.shape
         Image.fromarray(resized(Image.fromarray(image), within(height, width, longest))).save(file, "PNG")
         return file.getvalue(), "image/png"
-    picture = Picture(
-        image, f"image {index}", max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=stopped
-    )
+    return (yield from small_copy(image, f"image {index}", longest, limits, stopped))
+
+
+def small_copy(
+    content: bytes, name: str, longest: int, limits: SchedulerSettings, stopped: threading.Event
+) -> Generator[bool, None, tuple[bytes, str]]:
+    """A picture file, upright and at most `longest` pixels on its longer side, as a JPEG and its media type; for
+    `Turns`.
+
+    Args:
+        name: names it in messages.
+        stopped: ends the decoding when it is set.
+
+    Raises:
+        InvalidInput and its kin: the picture is damaged.
+    """
+    picture = Picture(content, name, max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=stopped)
     yield picture.large
+    file = io.BytesIO()
     Image.fromarray(picture.thumbnail(longest)).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue(), "image/jpeg"

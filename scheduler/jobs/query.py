@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator
 
 from scheduler.core.job import AttemptReport, ImageFacts, JobRow
-from scheduler.ingest.thumbnails import thumbnail as thumbnail_of
+from scheduler.ingest.thumbnails import small_copy, thumbnail as thumbnail_of
 from scheduler.jobs.service import Scheduler
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
 from scheduler.store.jobs import is_job_id
@@ -15,7 +15,18 @@ from tierkit.errors import InvalidInput, NotFound
 from tierkit.types import JobState
 from tierkit.wire.api import AttemptPage, DamagedImage, Explanation, Job, JobPage
 
-__all__ = ["as_job", "attempts", "check_owner", "explain", "get_job", "page", "results", "thumbnail", "with_names"]
+__all__ = [
+    "as_job",
+    "attempts",
+    "check_owner",
+    "explain",
+    "get_job",
+    "page",
+    "results",
+    "small",
+    "thumbnail",
+    "with_names",
+]
 
 
 async def get_job(scheduler: Scheduler, job_id: str) -> Job:
@@ -165,6 +176,20 @@ async def thumbnail(scheduler: Scheduler, job_id: str, index: int, longest: int)
             )
     except InvalidInput as exc:
         raise NotFound(f"image {index} cannot be read: {str(exc).removeprefix(f'image {index}: ')}") from exc
+
+
+async def small(scheduler: Scheduler, content: bytes, name: str, longest: int) -> tuple[bytes, str]:
+    """A small copy of a picture file, as a file and its media type.
+
+    Raises:
+        NotFound: the picture cannot be read.
+    """
+    stopped = threading.Event()
+    try:
+        async with scheduler.showing:
+            return await scheduler.turns.run(small_copy(content, name, longest, scheduler.settings, stopped), stopped)
+    except InvalidInput as exc:
+        raise NotFound(str(exc)) from exc
 
 
 def _attempt_cursor(text: str) -> tuple[int, int]:

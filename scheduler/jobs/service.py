@@ -262,12 +262,13 @@ class Scheduler:
         self.dispatcher.record.tell()
         self.news.wake_all()
         self.runs.stop_streams()
+        self.observations.stop_streams()
 
     async def purge(self) -> int:
         """Delete jobs, training runs and observations whose retention is over; returns the number of jobs."""
         before = self.elapsed() - self.settings.retention_s
         await self.runs.purge(before)
-        await self.observations.purge(before)
+        await self.observations.purge(before, self.settings.max_observations)
         return await self.store.purge(before)
 
 

@@ -28,6 +28,7 @@ from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
+from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Placement
@@ -117,9 +118,13 @@ async def open_scheduler(
         operators = Operators(devices, nodes, dispatcher.handle)
         observations = Observations(
             ObservationStore(reader, commit, hierarchy.digest),
+            SourceBook(
+                health_of=lambda node_id: devices.health_of(node_id, time.monotonic()),
+                fleet_version=lambda: devices.version,
+                elapsed=elapsed.now,
+            ),
             hierarchy,
-            dispatcher.handle,
-            elapsed.now,
+            handle=dispatcher.handle,
             max_pixels=settings.max_pixels,
         )
         watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
-    Row,
-    Select,
+    Delete,
     Table,
-    and_,
     bindparam,
     delete,
     func,
     insert,
-    literal,
     select,
     tuple_,
     update,
@@ -29,16 +28,26 @@ from scheduler.core.observing import (
     NewObservation,
     SourceBatch,
     SourceNumbers,
+    SourceUpdate,
+    StoredBatch,
     StoredObservation,
     joined,
     sort_out,
 )
 from scheduler.store.commit import GroupCommit
+from scheduler.store.observation_reads import ObservationReads
 from scheduler.store.reading import Reader
-from scheduler.store.tables import observation_gaps, observation_pictures, observation_sources, observations
+from scheduler.store.tables import (
+    observation_gaps,
+    observation_pictures,
+    observation_sources,
+    observations,
+    source_rights,
+)
 from tierkit.errors import InvalidInput, NotFound
 from tierkit.types import Tier
 from tierkit.wire.observations import Behind, Gap, Observation, ObservationBatch, Receipt
+from tierkit.wire.sources import SourceRights
 
 __all__ = ["MOST_PICTURES", "MOST_SOURCES", "ObservationStore"]
 
@@ -46,45 +55,66 @@ MOST_SOURCES = 256
 """Sources of one node."""
 MOST_PICTURES = 100
 """The latest pictures of a source that are kept."""
-_PAGE = 500
-"""Rows that are read, or deleted, at a time."""
+_NUMBERS_PER_S = 1_000_000
 
 _read = msgspec.json.Decoder(Observation).decode
 
 
+class _Now(Struct, frozen=True, kw_only=True):
+    """The moment of a transaction."""
+
+    wall: float
+    elapsed: float
+    numbers: Iterator[int]
+    """For `observations.received`."""
+
+
 class ObservationStore:
-    """All statements on observations. Reads and writes raise Unavailable when the database does not answer.
+    """All statements that change observations. They raise Unavailable when the database does not answer.
 
     Args:
         hierarchy: digest of the classes that are served now.
     """
 
     def __init__(self, reader: Reader, commit: GroupCommit, hierarchy: str) -> None:
+        self.reads = ObservationReads(reader)
         self._reader = reader
         self._commit = commit
         self._hierarchy = hierarchy
         self._received: int | None = None
         """The last number of `observations.received`; None until it is read."""
 
+    async def last_received(self) -> int:
+        """The highest number in `received`; 0 if nothing is stored."""
+        if self._received is None:
+            (row,) = await self._reader.rows(select(func.max(observations.c.received)))
+            self._received = row[0] or 0
+        return self._received
+
     async def add(
         self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
-    ) -> list[Receipt | InvalidInput]:
-        """Store batches in one transaction; returns the receipt of each, or why it is refused."""
-        receipts: list[Receipt | InvalidInput] = []
+    ) -> list[StoredBatch | InvalidInput]:
+        """Store batches in one transaction; returns what became of each, or why it is refused."""
+        stored: list[StoredBatch | InvalidInput] = []
+        received = await self.last_received()
+        # Elapsed time never goes back, so no number comes twice, even if the latest rows were deleted.
+        numbers = count(max(received + 1, int(elapsed * _NUMBERS_PER_S)))
+        now = _Now(wall=wall, elapsed=elapsed, numbers=numbers)
 
         async def write(connection: AsyncConnection) -> None:
-            receipts.clear()
+            stored.clear()
             for batch in batches:
-                receipts.append(await self._add(connection, batch, wall, elapsed))
+                stored.append(await self._add(connection, batch, now))
 
         await self._commit.execute(write)
-        return receipts
+        self._received = next(numbers) - 1
+        return stored
 
-    async def _add(
-        self, connection: AsyncConnection, batch: ObservationBatch, wall: float, elapsed: float
-    ) -> Receipt | InvalidInput:
+    async def _add(self, connection: AsyncConnection, batch: ObservationBatch, now: _Now) -> StoredBatch | InvalidInput:
         stored = known = 0
         behind: dict[str, Behind] = {}
+        updates: dict[str, SourceUpdate] = {}
+        newest: dict[str, StoredObservation] = {}
         rows = await connection.execute(
             select(observation_sources).where(observation_sources.c.node_id == batch.node_id)
         )
@@ -93,109 +123,56 @@ class ObservationStore:
         if len(sources.keys() | parts.keys()) > MOST_SOURCES:
             return InvalidInput(f"node {batch.node_id!r} has too many sources: {MOST_SOURCES} is the limit")
         for source, part in parts.items():
-            numbers = sources.get(source)
+            before = sources.get(source)
             own = {"node_id": batch.node_id, "source": source}
-            held = await _held(connection, own, part.observations, numbers)
-            change = sort_out(part, numbers=numbers, held=held, wall=wall)
+            held = await _held(connection, own, part.observations, before)
+            change = sort_out(part, numbers=before, held=held, wall=now.wall)
             if change.first_behind is not None:
-                behind[source] = Behind(first=change.first_behind, highest=0 if numbers is None else numbers.highest)
+                behind[source] = Behind(first=change.first_behind, highest=0 if before is None else before.highest)
                 if not change.accepted and not change.gaps:
                     continue
             # Of one that comes twice in a batch, both count.
             stored, known = stored + change.accepted - change.known, known + change.known
-            await self._write(connection, own, change.new, elapsed)
+            updates[source] = change
+            new = [self._numbered(batch.node_id, each, next(now.numbers)) for each in change.new]
+            if new:
+                newest[source] = max(new, key=lambda each: each.content.sequence)
+            await _write(connection, own, zip(change.new, new, strict=True), now.elapsed)
             if change.gaps:
-                await _add_gaps(connection, own, change.gaps, elapsed)
-            values = {"spool": batch.spool, "highest": change.highest, "stored_elapsed": elapsed}
-            if numbers is None:
+                await _add_gaps(connection, own, change.gaps, now.elapsed)
+            values = {"spool": batch.spool, "highest": change.highest, "stored_elapsed": now.elapsed}
+            if before is None:
                 await connection.execute(insert(observation_sources).values(**own, **values))
             else:
                 await connection.execute(
                     update(observation_sources).where(*_is(observation_sources, own)).values(values)
                 )
-        return Receipt(stored=stored, known=known, behind=behind)
+        receipt = Receipt(stored=stored, known=known, behind=behind)
+        return StoredBatch(receipt=receipt, updates=updates, newest=newest)
 
-    async def _write(
-        self, connection: AsyncConnection, own: dict[str, str], new: Sequence[NewObservation], elapsed: float
-    ) -> None:
-        if self._received is None:
-            self._received = await connection.scalar(select(func.max(observations.c.received))) or 0
-        rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-        for each in new:
-            self._received += 1
-            key = {**own, "sequence": each.observation.sequence}
-            stored = {"received": self._received, "stored_elapsed": elapsed, "hierarchy": self._hierarchy}
-            if each.amends:
-                key = {f"its_{name}": value for name, value in key.items()}
-            rows[each.amends].append({**key, **_values(each), **stored})
-        if rows[False]:
-            await connection.execute(insert(observations), rows[False])
-        if rows[True]:
-            its = [observations.c[name] == bindparam(f"its_{name}") for name in ("node_id", "source", "sequence")]
-            await connection.execute(update(observations).where(*its), rows[True])
-
-    async def pages(self, node_id: str, source: str, after: int) -> AsyncGenerator[Sequence[StoredObservation], None]:
-        """The observations of a source with higher numbers than `after`, in order, some at a time."""
-        its = {name: observations.c[name] == observation_pictures.c[name] for name in ("node_id", "source", "sequence")}
-        query = (
-            select(
-                observations.c.sequence,
-                observations.c.taken_at,
-                observations.c.hierarchy,
-                observations.c.content,
-                observation_pictures.c.sequence.is_not(None).label("has_picture"),
-            )
-            .outerjoin(observation_pictures, and_(*its.values()))
-            .where(observations.c.node_id == node_id, observations.c.source == source)
-            .order_by(observations.c.sequence)
+    def _numbered(self, node_id: str, new: NewObservation, received: int) -> StoredObservation:
+        return StoredObservation(
+            node_id=node_id,
+            received=received,
+            taken_at=new.taken_at,
+            hierarchy=self._hierarchy,
+            has_picture=False,
+            content=new.observation,
         )
-        async with aclosing(self._paged(query, observations.c.sequence, after)) as pages:
-            async for rows in pages:
-                yield [
-                    StoredObservation(
-                        taken_at=row.taken_at,
-                        hierarchy=row.hierarchy,
-                        has_picture=bool(row.has_picture),
-                        content=_read(row.content),
-                    )
-                    for row in rows
-                ]
 
-    async def gaps(self, node_id: str, source: str, after: int) -> AsyncGenerator[tuple[int, int], None]:
-        """First and last number of each gap of a source that ends after `after`, in order."""
-        query = (
-            select(observation_gaps.c.first, observation_gaps.c.last)
-            .where(observation_gaps.c.node_id == node_id, observation_gaps.c.source == source)
-            .order_by(observation_gaps.c.first)
-        )
-        # They do not overlap, so one order is the other.
-        async with aclosing(self._paged(query, observation_gaps.c.last, after)) as pages:
-            async for rows in pages:
-                for row in rows:
-                    yield row.first, row.last
+    async def set_rights(self, node_id: str, source: str, rights: SourceRights) -> None:
+        """Store who may see a source."""
+        own = {"node_id": node_id, "source": source}
+        owner = () if rights.owner is None else (rights.owner,)
+        readers = [name for name in dict.fromkeys(rights.readers) if name != rights.owner]
+        rows = [{**own, "name": name, "owner": name == rights.owner} for name in (*owner, *readers)]
 
-    async def _paged(
-        self, query: Select[Any], by: ColumnElement[int], after: int
-    ) -> AsyncGenerator[Sequence[Row[Any]], None]:
-        while rows := await self._reader.rows(query.where(by > after).limit(_PAGE)):
-            yield rows
-            if len(rows) < _PAGE:
-                return
-            after = rows[-1]._mapping[by]
+        async def write(connection: AsyncConnection) -> None:
+            await connection.execute(delete(source_rights).where(*_is(source_rights, own)))
+            if rows:
+                await connection.execute(insert(source_rights), rows)
 
-    async def sources(self, node_id: str | None, source: str | None) -> AsyncGenerator[tuple[str, str], None]:
-        """Node id and name of each source that has observations or gaps, in order."""
-        key = tuple_(observation_sources.c.node_id, observation_sources.c.source)
-        query = select(observation_sources.c.node_id, observation_sources.c.source).order_by(*key.clauses).limit(_PAGE)
-        if node_id is not None:
-            query = query.where(observation_sources.c.node_id == node_id)
-        if source is not None:
-            query = query.where(observation_sources.c.source == source)
-        last = ("", "")
-        while rows := await self._reader.rows(query.where(key > tuple_(*map(literal, last)))):
-            for row in rows:
-                yield row.node_id, row.source
-            last = rows[-1].node_id, rows[-1].source
+        await self._commit.execute(write)
 
     async def put_picture(self, node_id: str, source: str, sequence: int, content: bytes, *, elapsed: float) -> None:
         """Store the picture of an observation, and drop the oldest one of its source. Raises NotFound."""
@@ -221,38 +198,48 @@ class ObservationStore:
         if not found:
             raise NotFound(f"no observation {sequence} of {source!r} on {node_id!r}")
 
-    async def picture(self, node_id: str, source: str, sequence: int) -> bytes:
-        """Raises NotFound."""
-        pictures = observation_pictures
-        its = (*_is(pictures, {"node_id": node_id, "source": source}), pictures.c.sequence == sequence)
-        for row in await self._reader.rows(select(pictures.c.content).where(*its)):
-            return bytes(row.content)
-        raise NotFound(f"no picture of observation {sequence} of {source!r} on {node_id!r} is here")
+    async def purge(self, before: float, most: int) -> tuple[int, int]:
+        """Delete what was stored before this moment of elapsed time, and observations beyond the latest `most`, some
+        rows at a time.
 
-    async def purge(self, before: float) -> int:
-        """Delete what was stored before this moment of elapsed time, some rows at a time; returns the number of
-        observations."""
-        deleted = 0
-        for table, number in (
-            (observations, observations.c.received),
-            (observation_pictures, observation_pictures.c.sequence),
-            (observation_gaps, observation_gaps.c.first),
+        Returns:
+            The number of observations that are left, and the highest number in `received` that was deleted, or 0.
+        """
+        received = observations.c.received
+        by_number = select(received).order_by(received.desc()).offset(most).limit(1)
+        beyond = next((row.received for row in await self._reader.rows(by_number)), 0)
+        key = ("node_id", "source")
+        deleted = await self._purge_all(observations, ("received",), received <= beyond, received, 500)
+        for table, columns, part in (
+            (observations, ("received",), 500),
+            (observation_pictures, (*key, "sequence"), 20),
+            (observation_gaps, (*key, "first"), 500),
         ):
-            while count := await self._purge(table, number, before):
-                deleted += count if table is observations else 0
+            stored = table.c.stored_elapsed
+            gone = await self._purge_all(table, columns, stored < before, stored, part)
+            deleted = max(deleted, gone if table is observations else 0)
         sources = observation_sources
-        old = delete(sources).where(sources.c.stored_elapsed < before)
-        await self._commit.execute(lambda connection: connection.execute(old))
-        return deleted
+        forgotten = delete(sources).where(sources.c.stored_elapsed < before)
+        await self._commit.execute(lambda connection: connection.execute(forgotten))
+        (row,) = await self._reader.rows(select(func.count()).select_from(observations))
+        return row[0], deleted
 
-    async def _purge(self, table: Table, number: ColumnElement[int], before: float) -> int:
-        old = table.c.stored_elapsed < before
-        some = select(number).where(old).order_by(table.c.stored_elapsed).limit(_PAGE)
-        numbers = [row[0] for row in await self._reader.rows(some)]
-        if numbers:
-            statement = delete(table).where(old, number.in_(numbers))
-            await self._commit.execute(lambda connection: connection.execute(statement))
-        return len(numbers)
+    async def _purge_all(
+        self, table: Table, key: Sequence[str], old: ColumnElement[bool], by: ColumnElement[Any], part: int
+    ) -> int:
+        """Delete the old rows of a table, a part of them in each transaction; returns the last column of their keys at
+        its highest, or 0."""
+        columns, highest = [table.c[name] for name in key], 0
+        while rows := await self._reader.rows(select(*columns).where(old).order_by(by).limit(part)):
+            # An observation that is amended meanwhile has another number, and stays.
+            statement = delete(table).where(old, tuple_(*columns).in_([tuple(row) for row in rows]))
+            await self._commit.execute(partial(_execute, statement))
+            highest = max(highest, *(row[-1] for row in rows))
+        return highest
+
+
+async def _execute(statement: Delete, connection: AsyncConnection) -> None:
+    await connection.execute(statement)
 
 
 def _by_source(batch: ObservationBatch) -> dict[str, SourceBatch]:
@@ -266,6 +253,26 @@ def _by_source(batch: ObservationBatch) -> dict[str, SourceBatch]:
 
 def _is(table: Table, own: dict[str, str]) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in own.items()]
+
+
+async def _write(
+    connection: AsyncConnection,
+    own: dict[str, str],
+    new: Iterable[tuple[NewObservation, StoredObservation]],
+    elapsed: float,
+) -> None:
+    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for each, stored in new:
+        key = {**own, "sequence": each.observation.sequence}
+        if each.amends:
+            key = {f"its_{name}": value for name, value in key.items()}
+        values = {"received": stored.received, "stored_elapsed": elapsed, "hierarchy": stored.hierarchy}
+        rows[each.amends].append({**key, **_values(each), **values})
+    if rows[False]:
+        await connection.execute(insert(observations), rows[False])
+    if rows[True]:
+        its = [observations.c[name] == bindparam(f"its_{name}") for name in ("node_id", "source", "sequence")]
+        await connection.execute(update(observations).where(*its), rows[True])
 
 
 async def _held(
@@ -314,7 +321,8 @@ def _values(new: NewObservation) -> dict[str, Any]:
         "revision": seen.revision,
         "taken_at": new.taken_at,
         "labelled": new.labelled,
-        "label": None if answer is None else answer.label,
+        "coarse_label": seen.finer.coarse_label if seen.finer else seen.local.label if seen.local else None,
+        "fine_label": None if seen.finer is None else seen.finer.label,
         "confidence": None if answer is None else answer.confidence,
         "tier": None if answer is None else Tier.END if seen.finer is None else seen.finer.tier,
         "unsure": seen.unsure,

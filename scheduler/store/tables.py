@@ -42,12 +42,13 @@ __all__ = [
     "properties",
     "results",
     "runs",
+    "source_rights",
 ]
 
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0006"
+SCHEMA = "0007"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -234,20 +235,26 @@ observations = Table(
     Column("source", String(63), primary_key=True),
     Column("sequence", BigInteger, primary_key=True),
     Column("revision", BigInteger, nullable=False),
-    # Rises with each observation that is stored or amended, over all sources.
+    # Rises with each observation that is stored or amended, over all sources; no number comes twice.
     Column("received", BigInteger, nullable=False, unique=True),
     Column("taken_at", Float(53), nullable=False),  # wall clock, seconds since 1970, for people
     Column("labelled", Boolean, nullable=False),  # true if the device knew the time
     Column("stored_elapsed", Float(53), nullable=False, index=True),  # by which it is deleted
     Column("hierarchy", String(64), nullable=False),  # sha256, of the classes that the labels number
     # The answer in force; null if the picture cannot be read.
-    Column("label", Integer),  # a superclass from the tier `end`, otherwise a class
+    Column("coarse_label", Integer),  # the superclass, also of an answer that names a class
+    Column("fine_label", Integer),  # the class; null if the tier `end` answers
     Column("confidence", Float(53)),
     Column("tier", String(8)),
     Column("unsure", Boolean, nullable=False),
     Column("waits", Boolean, nullable=False),
     Column("content", Text, nullable=False),  # JSON of tierkit.wire.observations.Observation
 )
+
+Index("terrace_observations_by_time", observations.c.taken_at)
+Index("terrace_observations_by_source", observations.c.node_id, observations.c.source, observations.c.taken_at)
+Index("terrace_observations_by_coarse", observations.c.coarse_label, observations.c.taken_at)
+Index("terrace_observations_by_fine", observations.c.fine_label, observations.c.taken_at)
 
 # The numbering of each source.
 observation_sources = Table(
@@ -280,4 +287,14 @@ observation_pictures = Table(
     Column("sequence", BigInteger, primary_key=True),
     Column("stored_elapsed", Float(53), nullable=False, index=True),
     Column("content", LargeBinary, nullable=False),
+)
+
+# The users who may see a source.
+source_rights = Table(
+    "terrace_source_rights",
+    metadata,
+    Column("name", String(63), primary_key=True),  # of a token
+    Column("node_id", String(63), primary_key=True),
+    Column("source", String(63), primary_key=True),
+    Column("owner", Boolean, nullable=False),  # otherwise a reader
 )

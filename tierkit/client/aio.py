@@ -430,7 +430,7 @@ class AsyncClient(SchedulerConnection):
         """
         given = {"source": source, "node": node, "after": after or None}
         params = {name: value for name, value in given.items() if value is not None}
-        async with self._stream("GET", "/v1/observations", params=params) as chunks:
+        async with self._stream("GET", "/v1/observations/export", params=params) as chunks:
             async for line in iter_lines(chunks):
                 yield parse(SeenGap, line) if line.startswith(_GAP) else parse(SeenPicture, line)
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from tierkit.types import Health, Tier
-from tierkit.wire.api import CoarseAnswer, FineAnswer, PictureAnswers, Sent
+from tierkit.wire.api import PictureAnswers
 from tierkit.wire.observations import Observation
 
 __all__ = [
+    "ClassNames",
     "NumberRange",
     "ObservationPage",
     "SeenGap",
@@ -29,6 +30,7 @@ __all__ = [
     "SourcesReport",
     "SpoolState",
     "UplinkState",
+    "seen_fields",
     "seen_picture",
 ]
 
@@ -202,57 +204,81 @@ class SeenGap(_Value):
     gap: NumberRange
 
 
-def seen_picture(
-    seen: Observation, *, node: str, taken_at: float | None, fine: Sequence[str], coarse: Sequence[str]
-) -> SeenPicture:
-    """An observation with the names of its classes.
+class ClassNames(Protocol):
+    """Names of classes by their numbers; a hierarchy has them."""
+
+    @property
+    def fine(self) -> Sequence[str]:
+        """Names of the classes."""
+
+    @property
+    def coarse(self) -> Sequence[str]:
+        """Names of the superclasses."""
+
+
+def seen_picture(seen: Observation, *, node: str, taken_at: float | None, classes: ClassNames | None) -> SeenPicture:
+    """An observation with the names of its classes. It takes the arguments of `seen_fields`."""
+    return SeenPicture.model_validate(seen_fields(seen, node=node, taken_at=taken_at, classes=classes))
+
+
+def seen_fields(seen: Observation, *, node: str, taken_at: float | None, classes: ClassNames | None) -> dict[str, Any]:
+    """The fields of a `SeenPicture`, to write many of them.
 
     Args:
         taken_at: seconds since 1970.
-        fine, coarse: names of the classes and of the superclasses.
+        classes: None if they are not known. A class without a name is called by its number.
     """
-    first: CoarseAnswer | None = None
-    better: FineAnswer | None = None
+    fine, coarse = (classes.fine, classes.coarse) if classes else ((), ())
+    first: dict[str, Any] | None = None
+    better: dict[str, Any] | None = None
     if (local := seen.local) is not None:
-        first = CoarseAnswer(
-            index=local.label,
-            label=_name(coarse, local.label),
-            confidence=local.confidence,
-            node=node,
-            model=local.model,
-            sha256=local.sha256,
-        )
+        first = {
+            "index": local.label,
+            "label": _name(coarse, local.label),
+            "confidence": local.confidence,
+            "node": node,
+            "model": local.model,
+            "sha256": local.sha256,
+            "ms": None,
+        }
     if (finer := seen.finer) is not None:
-        better = FineAnswer(
-            index=finer.label,
-            label=_name(fine, finer.label),
-            confidence=finer.confidence,
-            coarse_index=finer.coarse_label,
-            coarse_label=_name(coarse, finer.coarse_label),
-            coarse_confidence=finer.coarse_confidence,
-            node=finer.node_id,
-            tier=finer.tier,
-            model=finer.model,
-            sha256=finer.sha256,
-            sent=None if finer.sent is None else Sent(**msgspec.to_builtins(finer.sent)),
-        )
-    return SeenPicture(
-        node=node,
-        source=seen.source,
-        sequence=seen.sequence,
-        revision=seen.revision,
-        taken_at=None if taken_at is None else datetime.fromtimestamp(round(taken_at, 3), UTC),
-        name=seen.name or None,
-        coarse=first,
-        fine=better,
-        answered_by=better.tier if better else Tier.END if first else None,
-        fallback=(seen.reason or None) if first else None,
-        damaged=None if first or better else seen.reason or "the picture cannot be read",
-        unsure=seen.unsure,
-        waits=seen.waits,
-    )
+        better = {
+            "index": finer.label,
+            "label": _name(fine, finer.label),
+            "confidence": finer.confidence,
+            "coarse_index": finer.coarse_label,
+            "coarse_label": _name(coarse, finer.coarse_label),
+            "coarse_confidence": finer.coarse_confidence,
+            "node": finer.node_id,
+            "tier": finer.tier,
+            "model": finer.model,
+            "sha256": finer.sha256,
+            "ms": None,
+            "sent": None if finer.sent is None else _SENT | msgspec.to_builtins(finer.sent),
+        }
+    answer = better or first
+    return {
+        "node": node,
+        "source": seen.source,
+        "sequence": seen.sequence,
+        "revision": seen.revision,
+        "taken_at": None if taken_at is None else datetime.fromtimestamp(round(taken_at, 3), UTC),
+        "name": seen.name or None,
+        "label": None if answer is None else answer["label"],
+        "confidence": None if answer is None else answer["confidence"],
+        "answered_by": finer.tier if finer else Tier.END if first else None,
+        "coarse": first,
+        "fine": better,
+        "unsure": seen.unsure,
+        "waits": seen.waits,
+        "fallback": (seen.reason or None) if answer else None,
+        "damaged": None if answer else seen.reason or "the picture cannot be read",
+        "picture": False,
+    }
+
+
+_SENT = {"encode_ms": 0.0, "encoded_by": None, "relay_bytes": 0}
 
 
 def _name(names: Sequence[str], label: int) -> str:
-    # An answer of another model set, whose names are not known here.
     return names[label] if label < len(names) else str(label)

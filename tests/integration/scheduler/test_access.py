@@ -144,9 +144,12 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("GET", "/v1/devices/x/sources", 404, 404, 404, 403, 403),
     ("POST", "/v1/devices/x/sources", 403, 404, 404, 403, 403),
     ("DELETE", "/v1/devices/x/sources/y", 403, 404, 404, 403, 403),
-    ("POST", "/v1/devices/x/sources/y/pause", 403, 404, 404, 403, 403),
-    ("DELETE", "/v1/devices/x/sources/y/pause", 403, 404, 404, 403, 403),
+    ("POST", "/v1/devices/x/sources/y/pause", 404, 404, 404, 403, 403),
+    ("DELETE", "/v1/devices/x/sources/y/pause", 404, 404, 404, 403, 403),
+    ("GET", "/v1/sources", 200, 200, 200, 403, 403),
+    ("PUT", "/v1/sources/x/y/rights", 422, 422, 422, 403, 403),
     ("GET", "/v1/observations", 200, 200, 200, 403, 403),
+    ("GET", "/v1/observations/export", 200, 200, 200, 403, 403),
     ("POST", "/v1/observations", 403, 403, 403, 400, 403),
     ("PUT", "/v1/observations/x/y/1/picture", 403, 403, 403, 415, 403),
     ("GET", "/v1/observations/x/y/1/picture", 404, 404, 404, 403, 403),
@@ -185,7 +188,7 @@ async def test_a_node_sends_observations_and_asks_for_a_route_under_its_own_name
         route = await closed.http.get(f"/v1/devices/{name}/route", headers=bearer(PI))
         put = await closed.http.put(f"/v1/observations/{name}/gate/1/picture", content=b"", headers=bearer(PI))
         assert (sent.status_code, route.status_code, put.status_code) == (code, code, 415 if code == 200 else 403)
-    assert (await closed.http.get("/v1/observations?node=pi2", headers=bearer(ALICE))).text == ""
+    assert (await closed.http.get("/v1/observations/export?node=pi2", headers=bearer(OLGA))).text == ""
 
 
 async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:

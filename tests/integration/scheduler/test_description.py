@@ -49,6 +49,11 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422",
 checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "503"]
 
 [[operations]]
+include-name = ["GET /v1/observations"]
+# Nor which cursors a page has given.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404"]
+
+[[operations]]
 include-name = ["POST /v1/jobs", "POST /v1/classify"]
 # Nor what is a picture, or which fields go together.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "409", "415", "503"]

@@ -323,6 +323,6 @@ async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_re
         # Several at a time, so that some are under way when the leader ends.
         for first in range(0, len(parts), 5):
             await asyncio.gather(*[send(part) for part in parts[first : first + 5]])
-        reply = await pair.http.get(f"{pair.url(await pair.leader())}/v1/observations")
+        reply = await pair.http.get(f"{pair.url(await pair.leader())}/v1/observations/export")
         assert [json.loads(line)["sequence"] for line in reply.text.splitlines()] == list(range(1, 2001))
         assert sorted(confirmed) == list(range(1, 2001))

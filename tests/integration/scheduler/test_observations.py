@@ -73,7 +73,7 @@ class Camera:
         return {"behind": {}, **reply.json()}
 
     async def lines(self, **query: Any) -> list[dict[str, Any]]:
-        reply = await self.running.http.get("/v1/observations", params=query)
+        reply = await self.running.http.get("/v1/observations/export", params=query)
         assert reply.status_code == 200, reply.text
         return [json.loads(line) for line in reply.text.splitlines()]
 
@@ -329,6 +329,9 @@ async def test_the_latest_pictures_of_a_source_are_kept(either: Camera) -> None:
 
 async def test_a_reader_that_hangs_up_frees_what_it_read(gate: Camera) -> None:
     await gate.send(*[seen(number) for number in range(1, 1001)])
-    async with gate.running.http.stream("GET", "/v1/observations") as reply, aclosing(reply.aiter_lines()) as lines:
+    async with (
+        gate.running.http.stream("GET", "/v1/observations/export") as reply,
+        aclosing(reply.aiter_lines()) as lines,
+    ):
         assert json.loads(await anext(lines))["sequence"] == 1
     assert await gate.numbers(after=999) == [1000]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from models.hierarchy import bundled_hierarchy
+from scheduler.core.observing import StoredBatch
+from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from tierkit.errors import InvalidInput, Unavailable
 from tierkit.wire.observations import Observation, ObservationBatch, Receipt
@@ -24,13 +26,19 @@ class FakeStore:
 
     async def add(
         self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
-    ) -> list[Receipt | InvalidInput]:
+    ) -> list[StoredBatch | InvalidInput]:
         self.groups.append([batch.node_id for batch in batches])
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop()
         refused = InvalidInput("too many sources")
-        return [refused if batch.node_id == "bad" else Receipt(stored=1, known=0) for batch in batches]
+        stored = StoredBatch(receipt=Receipt(stored=1, known=0), updates={}, newest={})
+        return [refused if batch.node_id == "bad" else stored for batch in batches]
+
+    reads: Any = None
+
+    async def last_received(self) -> int:
+        return 0
 
 
 def batch(node_id: str) -> ObservationBatch:
@@ -45,7 +53,14 @@ def store() -> FakeStore:
 
 async def sending(store: FakeStore, *node_ids: str) -> list[asyncio.Task[Receipt]]:
     """Tasks that have begun, in this order."""
-    service = Observations(_any(store), bundled_hierarchy(), lambda what: None, lambda: 0.0, max_pixels=1)
+    book = SourceBook(health_of=lambda node_id: None, fleet_version=lambda: 0, elapsed=lambda: 0.0)
+    service = Observations(
+        _any(store),
+        book,
+        bundled_hierarchy(),
+        handle=lambda what: None,
+        max_pixels=1,
+    )
     tasks = [asyncio.create_task(service.accept(batch(node_id))) for node_id in node_ids]
     await asyncio.sleep(0)
     return tasks

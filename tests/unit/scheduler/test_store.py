@@ -395,7 +395,9 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
 
 
 WITHOUT_OBSERVATIONS = tuple(
-    f"DROP TABLE {name}" for name in sorted(metadata.tables) if name.startswith("terrace_observation")
+    f"DROP TABLE {name}"
+    for name in sorted(metadata.tables)
+    if name.startswith(("terrace_observation", "terrace_source"))
 )
 
 WITHOUT_ELAPSED = (
