@@ -22,6 +22,7 @@ _FOLDERS = (_HERE / "static", _HERE / "vendor" / "uplot", _HERE / "vendor" / "sw
 
 PAGES = {
     "fleet": "Fleet",
+    "live": "Live",
     "try": "Try it",
     "jobs": "Jobs",
     "timeline": "Timeline",
@@ -128,6 +129,12 @@ async def join_page(request: Request) -> Response:
 async def job_page(request: Request, job_id: str) -> Response:
     """One shell for all jobs: its module reads the address."""
     return _shown(request, "jobs", module="job")
+
+
+@pages.get("/ui/live/{node_id}/{source}")
+async def source_page(request: Request, node_id: str, source: str) -> Response:
+    """One shell for all sources."""
+    return _shown(request, "live", module="source")
 
 
 @pages.get("/ui/training/{run_id}")

@@ -3,8 +3,11 @@
 import { ApiError, get, send } from "./api.js";
 import { el, replace } from "./dom.js";
 
-/** Who looks: whether they may drain and remove nodes. Known when a page begins. */
-export const caller = { operates: true };
+/**
+ * Who looks: whether they may drain and remove nodes, and the name of their token. Known when a page begins.
+ * @type {{operates: boolean, name: string | null}}
+ */
+export const caller = { operates: true, name: null };
 
 /** The element that a page fills. */
 export const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -68,6 +71,7 @@ export function atMost(pauseMs, act) {
 
 async function showCaller() {
   const holder = await get("/v1/whoami");
+  caller.name = holder.name;
   caller.operates = holder.name === null || ["operator", "admin"].includes(holder.role);
   const place = document.getElementById("who");
   if (!place || holder.name === null) return;

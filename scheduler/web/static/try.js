@@ -1,5 +1,6 @@
 // Pictures of one's own through the fleet: each card shows the first answer when it is there, and the finer one after it.
 
+import { UNSURE, words } from "./answers.js";
 import { get, request } from "./api.js";
 import { attribute, el, replace, text } from "./dom.js";
 import { milliseconds, percent, size } from "./format.js";
@@ -16,8 +17,6 @@ const TOGETHER = 8;
 /** Requests at a time: a browser has six connections, and the event stream may need one. */
 const AT_ONCE = 4;
 const SAMPLES = 6;
-/** Below this an answer is shown as a guess. */
-const UNSURE = 0.5;
 
 class Card {
   /** @param {File} file */
@@ -74,11 +73,6 @@ class Card {
     text(this.label, "no answer");
     text(this.about, why);
   }
-}
-
-/** @param {string} label a class */
-function words(label) {
-  return label.replaceAll("_", " ");
 }
 
 /** @param {Sent[]} sent of the request that the picture was in @param {number} together pictures of it */

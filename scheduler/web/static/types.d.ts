@@ -274,3 +274,58 @@ export interface RunPage {
   runs: RunSummary[];
   next_cursor: string | null;
 }
+
+export interface SeenPicture {
+  node: string;
+  source: string;
+  sequence: number;
+  revision: number;
+  taken_at: string | null;
+  name: string | null;
+  label: string | null;
+  confidence: number | null;
+  coarse: Answer | null;
+  fine: (Answer & { tier: Tier; coarse_label: string }) | null;
+  answered_by: Tier | null;
+  fallback: string | null;
+  damaged: string | null;
+  unsure: boolean;
+  waits: boolean;
+  picture: boolean;
+}
+
+export interface SourceRights {
+  owner: string | null;
+  readers: string[];
+}
+
+export interface SourceNow extends SourceRights {
+  node: string;
+  source: string;
+  state: string;
+  reason: string;
+  health: Health | null;
+  heard_s: number | null;
+  last: SeenPicture | null;
+  last_picture: number | null;
+  waiting_answers: number | null;
+  waiting_pictures: number | null;
+  spool_bytes: number | null;
+  spool_size_bytes: number | null;
+  spent_bytes: number | null;
+  bytes_per_day: number | null;
+}
+
+/** A source with the moment at which it was heard, in seconds by the clock of the browser. */
+export interface HeardSource extends SourceNow {
+  heardAt: number | null;
+}
+
+export interface SourceList {
+  sources: SourceNow[];
+}
+
+export interface ObservationPage {
+  observations: SeenPicture[];
+  next_cursor: string | null;
+}

@@ -1,0 +1,16 @@
+// How an answer is written, wherever a page shows one.
+
+import { percent } from "./format.js";
+
+/** Below this an answer is shown as a guess. */
+export const UNSURE = 0.5;
+
+/** @param {string} label a class */
+export function words(label) {
+  return label.replaceAll("_", " ");
+}
+
+/** @param {{label: string, confidence: number} | null} answer */
+export function answerWords(answer) {
+  return answer ? `${words(answer.label)} ${percent(answer.confidence)}` : "";
+}

@@ -1,0 +1,138 @@
+// The sources of the fleet, a tile for each: what they see now, and which of them need somebody.
+
+import { UNSURE } from "./answers.js";
+import { follow } from "./api.js";
+import { attribute, el, text } from "./dom.js";
+import { number } from "./format.js";
+import { begin, caller, main } from "./shell.js";
+import { condition, heard, keyOf } from "./sourceparts.js";
+import { Tile } from "./tile.js";
+import { whileVisible } from "./visible.js";
+
+/** @typedef {import("./types").HeardSource} HeardSource */
+/** @typedef {"all" | "trouble" | "unsure"} Choice */
+
+const TICK_MS = 1000;
+const MARGIN = "400px";
+
+/** @type {Record<Choice, string>} */
+const CHOICES = { all: "All", trouble: "In trouble", unsure: "Unsure" };
+
+/** @type {HeardSource[]} by node and name, always: a tile stays where it is */
+let sources = [];
+/** @type {Map<string, Tile>} by node and name */
+const tiles = new Map();
+/** @type {WeakMap<Element, Tile>} */
+const tileOf = new WeakMap();
+/** @type {Choice} */
+let choice = "all";
+
+const search = el("input", { type: "search", placeholder: "source, device, owner or class", autocomplete: "off", input: arrange });
+const choices = Object.entries(CHOICES).map(([name, title]) => {
+  const count = el("span", { class: "count" });
+  const choose = () => {
+    choice = /** @type {Choice} */ (name);
+    arrange();
+  };
+  return { name, count, button: el("button", { type: "button", "data-testid": `show-${name}`, click: choose }, title, " ", count) };
+});
+const filters = el("div", { class: "filters" }, el("div", { class: "buttons", role: "group", "aria-label": "Show" }, ...choices.map(({ button }) => button)), el("label", {}, "Find ", search));
+const none = el("p", { class: "card", hidden: true, "data-testid": "none-like-that" }, "No source is like that.");
+const empty = el("p", { class: "card", hidden: true, "data-testid": "no-sources" });
+const list = el("ul", { class: "tiles", "aria-label": "Sources" });
+
+const sight = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) tileOf.get(target)?.inSight(isIntersecting);
+  },
+  { rootMargin: MARGIN },
+);
+
+/** @param {HeardSource} source */
+function unsure({ last }) {
+  return last !== null && (last.confidence === null || last.confidence < UNSURE);
+}
+
+/** @param {HeardSource} source @param {string} wanted in lower case */
+function found({ source, node, owner, last }, wanted) {
+  return [source, node, owner ?? "", last?.label ?? ""].some((each) => each.toLowerCase().replaceAll("_", " ").includes(wanted));
+}
+
+/** Shows the tiles that are chosen, and how many there are. */
+function arrange() {
+  const now = Date.now() / 1000;
+  const wanted = search.value.trim().toLowerCase().replaceAll("_", " ");
+  const counts = { all: sources.length, trouble: 0, unsure: 0 };
+  let shown = 0;
+  for (const source of sources) {
+    const like = { all: true, trouble: condition(source, now).trouble, unsure: unsure(source) };
+    counts.trouble += Number(like.trouble);
+    counts.unsure += Number(like.unsure);
+    const { element } = /** @type {Tile} */ (tiles.get(keyOf(source)));
+    const here = like[choice] && found(source, wanted);
+    // The one with the focus stays, or the keyboard would lose its place.
+    element.hidden = !here && !element.contains(document.activeElement);
+    shown += Number(!element.hidden);
+  }
+  for (const { name, count, button } of choices) {
+    text(count, number(counts[/** @type {Choice} */ (name)]));
+    attribute(button, "aria-pressed", String(name === choice));
+    attribute(button, "data-some", name === "trouble" && counts.trouble > 0);
+  }
+  none.hidden = shown > 0 || sources.length === 0;
+  empty.hidden = sources.length > 0;
+  filters.hidden = list.hidden = sources.length === 0;
+}
+
+/** @param {HeardSource[]} news */
+function place(news) {
+  sources = news.sort((one, other) => compare(one.node, other.node) || compare(one.source, other.source));
+  const kept = new Set(sources.map(keyOf));
+  for (const [key, { element }] of tiles) {
+    if (kept.has(key)) continue;
+    sight.unobserve(element);
+    element.remove();
+    tiles.delete(key);
+  }
+  let at = list.firstElementChild;
+  for (const source of sources) {
+    const key = keyOf(source);
+    let tile = tiles.get(key);
+    if (!tile) {
+      tile = new Tile(source);
+      tiles.set(key, tile);
+      tileOf.set(tile.element, tile);
+      sight.observe(tile.element);
+    }
+    if (tile.element === at) at = at.nextElementSibling;
+    else list.insertBefore(tile.element, at);
+    tile.update(source);
+  }
+  arrange();
+}
+
+const { compare } = new Intl.Collator("en", { numeric: true });
+
+function sayHow() {
+  if (caller.operates) empty.append("No device has a source. ", el("code", {}, "terrace end --scheduler URL --source gate=rtsp://CAMERA"), " starts a device with one.");
+  else empty.append("There is no source that you may see. An operator can make you the owner or a reader of one.");
+}
+
+begin(() => {
+  sayHow();
+  main.append(filters, none, empty, list);
+  whileVisible(() => {
+    const end = follow("/v1/sources/events", {
+      snapshot: (/** @type {import("./types").SourceList} */ now) => place(heard(now.sources, Date.now() / 1000)),
+    });
+    // Ages grow, and a source falls silent, also while nothing comes.
+    const timer = window.setInterval(() => {
+      for (const tile of tiles.values()) tile.draw();
+      arrange();
+    }, TICK_MS);
+    return () => {
+      end();
+      window.clearInterval(timer);
+    };
+  });
+});
