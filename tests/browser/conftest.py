@@ -20,7 +20,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from models.data import read_sample
 from tests.acceptance.fleets import Up, children_of, running
 from tests.browser.hub import ALICE, JOB, Hub
+from tests.browser.watching import PlayedNode
 from tierkit.client import Client
+from tierkit.testing import service_process
 
 CHROMIUM = shutil.which("chromium")
 BUDGET_MS = 30_000
@@ -92,6 +94,23 @@ def hub(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with Client(hub.url, token=ALICE) as client:
             client.wait(client.submit(read_sample().images[:50], scheme="end", name=JOB))
         yield hub
+
+
+@pytest.fixture(scope="package")
+def watched_url(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A scheduler for nodes that a test plays."""
+    folder = tmp_path_factory.mktemp("watched")
+    options = ["-m", "terrace", "scheduler", f"--state={folder / 'state'}", "--port=0"]
+    with portal.wrap_async_context_manager(service_process(options, ready_file=folder / "ready")) as process:
+        yield process.url
+
+
+@pytest.fixture
+def node(watched_url: str, request: pytest.FixtureRequest) -> Iterator[PlayedNode]:
+    """A node named after the test."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(request.node.name))[-40:].strip("-")
+    with contextlib.closing(PlayedNode(watched_url, name)) as node:
+        yield node
 
 
 @pytest.fixture(scope="package")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -19,8 +20,10 @@ import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
+from models.hierarchy import bundled_hierarchy
 from tests.browser.conftest import CHROMIUM, pid_of, started
 from tests.browser.test_try import pictures
+from tests.browser.watching import PlayedNode, coarse_of, jpeg
 from tests.training_runs import report, start, worker
 from tierkit.client import Client
 from tierkit.errors import Conflict
@@ -41,6 +44,14 @@ _PAGES: tuple[tuple[str, str, int, _Scheme], ...] = (
     ("job", "/jobs/{job}", 1280, "light"),
     ("privacy", "/privacy", 1280, "light"),
 )
+_LIVE: tuple[tuple[str, str, int, _Scheme], ...] = (
+    ("live", "", 1280, "light"),
+    ("live-narrow", "", 360, "dark"),
+    ("source", "/south-pi/gate", 1280, "light"),
+)
+_SOURCES = ("door", "garage", "gate", "yard")
+_SEEN = 12
+_SURE = 0.7
 
 
 def _opened(browser: Browser, url: str, width: int, scheme: _Scheme) -> Page:
@@ -84,6 +95,40 @@ def _trained(browser: Browser, url: str) -> Page:
     return page
 
 
+def _watched(url: str) -> list[PlayedNode]:
+    """Nodes with sources, of which some are in trouble."""
+    sample, names = read_sample(), bundled_hierarchy().fine
+    assert sample.fine is not None
+    labels = [names[label] for label in sample.fine]
+    chance = random.Random(5)
+    nodes = [PlayedNode(url, f"{place}-pi") for place in ("farm", "north", "south")]
+    for node in nodes:
+        for source in _SOURCES:
+            picture = chance.randrange(len(labels))
+            for number in range(1, _SEEN + 1):
+                picture = chance.randrange(len(labels))
+                coarse, sure = coarse_of(labels[picture]), chance.uniform(0.35, 0.99)
+                answer = {} if sure > _SURE else {"finer": node.finer(labels[picture], chance.uniform(0.45, 0.97))}
+                amended = {"revision": 1, "unsure": True} if answer else {}
+                age_s = 4.0 * (_SEEN - number) + chance.uniform(1, 4)
+                node.send(node.seen(number, coarse, sure, source=source, age_s=age_s, **answer, **amended))
+                node.send_picture(number, jpeg(picture), source=source)
+        running = dict.fromkeys(_SOURCES, "running")
+        troubled = node.node_id == "north-pi"
+        states = running | ({"door": "waiting", "yard": "paused"} if troubled else {})
+        node.says(
+            *states.items(),
+            reason="it cannot be read: Connection refused" if troubled else "",
+            waiting_answers=chance.choice([0, 2]),
+            waiting_pictures=chance.choice([0, 1, 14]),
+            spool_bytes=40_000_000,
+            spool_size_bytes=500_000_000,
+            spent_bytes=chance.randrange(80_000_000),
+            bytes_per_day=None if node.node_id == "farm-pi" else 100_000_000,
+        )
+    return nodes
+
+
 def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +169,13 @@ def take_all(folder: Path) -> None:
         page.wait_for_timeout(_SETTLED_MS)
         _take(page, folder, "try-dark")
         _take(_trained(browser, fleet.url), folder, "training")
+        with contextlib.ExitStack() as stack:
+            for node in _watched(fleet.url):
+                stack.enter_context(contextlib.closing(node))
+            for name, path, width, scheme in _LIVE:
+                page = _opened(browser, f"{fleet.url}/ui/live{path}", width, scheme)
+                page.wait_for_timeout(_SETTLED_MS)
+                _take(page, folder, name)
         browser.close()
 
 

@@ -38,7 +38,13 @@ def test_who_may_not_drain_nodes_has_no_button_for_it(hub: Hub, open_page: OpenP
     expect(page.get_by_text(JOB)).to_have_count(0)
 
 
-ADDRESSES = ("", *(f"/{name}" for name in PAGES if name != "fleet"), "/jobs/some-job", "/training/some-run")
+ADDRESSES = (
+    "",
+    *(f"/{name}" for name in PAGES if name != "fleet"),
+    "/live/a/b",
+    "/jobs/some-job",
+    "/training/some-run",
+)
 
 
 @pytest.mark.parametrize("address", [*(f"/ui{each}" for each in ADDRESSES), "/docs", "/openapi.json", "/v1/devices"])

@@ -1,7 +1,5 @@
 // How an answer is written, wherever a page shows one.
 
-import { percent } from "./format.js";
-
 /** Below this an answer is shown as a guess. */
 export const UNSURE = 0.5;
 
@@ -12,5 +10,5 @@ export function words(label) {
 
 /** @param {{label: string, confidence: number} | null} answer */
 export function answerWords(answer) {
-  return answer ? `${words(answer.label)} ${percent(answer.confidence)}` : "";
+  return answer ? `${words(answer.label)} ${Math.round(100 * answer.confidence)} %` : "";
 }

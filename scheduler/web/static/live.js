@@ -36,7 +36,7 @@ const choices = Object.entries(CHOICES).map(([name, title]) => {
   };
   return { name, count, button: el("button", { type: "button", "data-testid": `show-${name}`, click: choose }, title, " ", count) };
 });
-const filters = el("div", { class: "filters" }, el("div", { class: "buttons", role: "group", "aria-label": "Show" }, ...choices.map(({ button }) => button)), el("label", {}, "Find ", search));
+const filters = el("div", { class: "filters", hidden: true }, el("div", { class: "buttons", role: "group", "aria-label": "Show" }, ...choices.map(({ button }) => button)), el("label", {}, "Find ", search));
 const none = el("p", { class: "card", hidden: true, "data-testid": "none-like-that" }, "No source is like that.");
 const empty = el("p", { class: "card", hidden: true, "data-testid": "no-sources" });
 const list = el("ul", { class: "tiles", "aria-label": "Sources" });

@@ -3,7 +3,7 @@
 import { answerWords, words } from "./answers.js";
 import { follow, get, root, send } from "./api.js";
 import { attribute, confirmed, el, replace, text } from "./dom.js";
-import { day, number, percent, size, span } from "./format.js";
+import { clock, day, number, percent, size, span } from "./format.js";
 import { atMost, attempt, begin, caller, main } from "./shell.js";
 import { budgetWords, heard, keyOf, pictureOf, waitingWords } from "./sourceparts.js";
 import { Table } from "./table.js";
@@ -72,6 +72,10 @@ const rights = el(
   ),
 );
 
+const list = el("dl", { class: "facts" }, ...Object.entries(facts).map(([title, value]) => el("div", {}, el("dt", {}, title), el("dd", {}, value))));
+const about = el("div", { class: "source", hidden: true }, now, el("div", {}, list, el("p", { class: "buttons" }, pause), rights));
+const unknown = el("p", { class: "card", hidden: true, "data-testid": "no-source" }, `No device has a source ${name} now that you may see.`);
+
 const classes = el("datalist", { id: "classes" });
 const label = el("input", { type: "search", list: "classes", placeholder: "any class", autocomplete: "off", change: () => attempt(restart) });
 const sure = el("select", { change: () => attempt(restart) }, el("option", { value: "" }, "any"), ...SURE.map((each) => el("option", { value: each / 100 }, `${each} %`)));
@@ -85,7 +89,7 @@ const table = new Table(
   "Observations",
   [
     { title: "#", kind: "number", show: (cell, row) => text(cell, number(row.sequence)) },
-    { title: "Taken", kind: "number", show: (cell, row) => text(cell, day(row.taken_at)) },
+    { title: "Taken", kind: "number", show: (cell, row) => text(cell, moment(row.taken_at)) },
     { title: "Picture", kind: "picture", show: picture },
     { title: "Device says", kind: "answer", show: (cell, row) => shortened(cell, answerWords(row.coarse)) },
     { title: "Better answer", kind: "answer", show: (cell, row) => shortened(cell, answerWords(row.fine)) },
@@ -103,6 +107,13 @@ const table = new Table(
     attribute(row, "data-revision", seen.revision);
   },
 );
+
+/** Without the date, if that is today. @param {string | null} at */
+function moment(at) {
+  const written = day(at);
+  const [today] = day(Date.now() / 1000).split(" ");
+  return written.startsWith(today) ? clock(at) : written;
+}
 
 /** @param {HTMLElement} cell @param {string} said of any length */
 function shortened(cell, said) {
@@ -232,14 +243,13 @@ const catchUp = atMost(PAUSE_MS, async () => {
   take(observations);
 });
 
-/** @param {import("./types").SourceList} list */
-function showSource(list) {
-  const [found] = heard(list.sources.filter((each) => keyOf(each) === keyOf(here)), Date.now() / 1000);
+/** @param {import("./types").SourceList} told */
+function showSource({ sources }) {
+  const [found] = heard(sources.filter((each) => keyOf(each) === keyOf(here)), Date.now() / 1000);
   source = found ?? null;
-  if (!source) {
-    pause.hidden = rights.hidden = true;
-    return;
-  }
+  about.hidden = !source;
+  unknown.hidden = Boolean(source);
+  if (!source) return;
   if (!tile) {
     tile = new Tile(source, false);
     now.append(tile.element);
@@ -313,7 +323,8 @@ begin(async () => {
   document.title = `${name} · Terrace`;
   main.append(
     el("p", {}, el("a", { href: `${root}/ui/live` }, "All sources")),
-    el("div", { class: "source" }, now, el("div", {}, el("dl", { class: "facts" }, ...Object.entries(facts).map(([title, value]) => el("div", {}, el("dt", {}, title), el("dd", {}, value)))), el("p", { class: "buttons" }, pause), rights)),
+    about,
+    unknown,
     el("h2", {}, "What it saw"),
     el("div", { class: "filters" }, el("label", {}, "Class ", label), classes, el("label", {}, "Less sure than ", sure), el("label", {}, amended, " Only amended"), ...files.map(({ link }) => link)),
     shownOf,

@@ -1,7 +1,6 @@
 // What the state of a source means to people, on its tile as on its own page.
 
 import { root } from "./api.js";
-import { attribute, el, text } from "./dom.js";
 import { number, size, span } from "./format.js";
 
 /** @typedef {import("./types").SourceNow} SourceNow */
@@ -45,20 +44,10 @@ export function condition(source, now) {
   const silent = heardAt === null ? 0 : now - heardAt;
   if (health in DEVICE) return { mark: health === "suspect" ? "suspect" : "dead", word: DEVICE[health], reason: heardAt === null ? "" : `last heard ${span(silent)} ago`, trouble: true };
   if (state === "waiting") return { mark: "dead", word: "waiting after a failure", reason, trouble: true };
-  if (bytes !== null && room && bytes >= FULL * room) return { mark: "suspect", word: "spool nearly full", reason: `${number(Math.min(100, (100 * bytes) / room))} % of ${size(room)}`, trouble: true };
+  if (bytes !== null && room && bytes >= FULL * room) return { mark: "full", word: "spool nearly full", reason: `${number(Math.min(100, (100 * bytes) / room))} % of ${size(room)}`, trouble: true };
   if (state === "paused" || state === "finished") return { mark: state, word: state, reason, trouble: false };
   if (silent >= SILENT_S) return { mark: "suspect", word: `silent for ${span(silent)}`, reason, trouble: true };
   return { mark: state === "running" ? "alive" : "starting", word: state || "state unknown", reason, trouble: false };
-}
-
-/** @param {HTMLElement} place @param {Condition} how */
-export function showCondition(place, { mark, word, reason }) {
-  if (!place.firstChild) place.append(el("span", { class: "health" }), el("span", { class: "reason" }));
-  const [state, why] = place.children;
-  attribute(state, "data-source-state", mark);
-  text(state, word);
-  text(why, reason);
-  attribute(why, "title", reason || null);
 }
 
 /** What waits in the spool of its device. @param {SourceNow} source */

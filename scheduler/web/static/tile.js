@@ -3,7 +3,7 @@
 import { UNSURE, words } from "./answers.js";
 import { attribute, el, svg, text } from "./dom.js";
 import { percent, span } from "./format.js";
-import { budgetWords, condition, historyOf, pictureOf, showCondition, waitingWords } from "./sourceparts.js";
+import { budgetWords, condition, historyOf, pictureOf, waitingWords } from "./sourceparts.js";
 
 /** @typedef {import("./types").HeardSource} HeardSource */
 /** @typedef {import("./types").SeenPicture} SeenPicture */
@@ -61,11 +61,14 @@ export class Tile {
     const { parts, source } = this;
     const now = Date.now() / 1000;
     const how = condition(source, now);
-    attribute(this.element, "data-trouble", how.trouble);
+    attribute(this.element, "data-trouble", how.trouble && how.mark);
     if (!parts) return;
     this.choose();
     const { seen } = this;
-    showCondition(parts.state, how);
+    attribute(parts.state, "data-source-state", how.mark);
+    text(parts.state, how.word);
+    const earlier = this.shown !== null && this.shown !== seen?.sequence;
+    text(parts.note, how.reason || (earlier ? "an earlier picture" : ""));
     const sure = seen?.confidence ?? null;
     text(parts.label, seen ? (seen.label === null ? "no answer" : words(seen.label)) : source.heardAt === null ? "nothing seen yet" : "last answer is lost");
     attribute(parts.label, "title", seen?.damaged ?? parts.label.textContent);
@@ -89,11 +92,10 @@ export class Tile {
     const wanted = this.seen?.picture ? this.seen.sequence : last_picture;
     if (wanted === null) this.clear();
     else if (may && wanted !== this.asked) this.ask(wanted);
-    const { note, image, none } = /** @type {ReturnType<typeof parts>} */ (this.parts);
+    const { image, none } = /** @type {ReturnType<typeof parts>} */ (this.parts);
     image.hidden = this.shown === null;
     none.hidden = !image.hidden;
     text(none, this.asked === null ? "no picture sent" : this.loads ? "…" : "picture is deleted");
-    note.hidden = image.hidden || this.shown === this.seen?.sequence;
   }
 
   /** @param {number} sequence */
@@ -123,8 +125,8 @@ export class Tile {
 function parts() {
   const image = el("img", { alt: "", decoding: "async", hidden: true });
   const none = el("span", { class: "no-picture" });
-  const note = el("span", { class: "earlier", hidden: true }, "an earlier picture");
-  const state = el("p", { class: "state" });
+  const note = el("span", { class: "note" });
+  const state = el("p", { class: "health" });
   const label = el("p", { class: "label" });
   const level = svg("rect", { class: "finer", height: 10, width: 0 });
   const bar = svg("svg", { class: "progress", "aria-hidden": "true", viewBox: "0 0 100 10", preserveAspectRatio: "none" }, level);

@@ -39,7 +39,14 @@ def links(page: str, text: str) -> list[str]:
 
 
 async def test_every_link_of_every_page_lies_below_the_path(below: Any) -> None:
-    shown = ["/ui", *(f"/ui/{name}" for name in list(PAGES)[1:]), "/ui/jobs/abc", "/ui/training/abc", "/docs"]
+    shown = [
+        "/ui",
+        *(f"/ui/{name}" for name in list(PAGES)[1:]),
+        "/ui/live/a/b",
+        "/ui/jobs/abc",
+        "/ui/training/abc",
+        "/docs",
+    ]
     for page in shown:
         text = (await below.http.get(page)).text
         assert 'data-root="/terrace"' in text
