@@ -41,7 +41,7 @@ let source = null;
 /** @type {Tile | null} */
 let tile = null;
 
-const now = el("ul", { class: "tiles alone", "aria-label": "Now" });
+const now = el("ul", { class: "tiles single", "aria-label": "Now" });
 const facts = {
   Device: el("span"),
   "Last heard": el("span"),
