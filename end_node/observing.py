@@ -17,6 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import TypeAdapter, ValidationError
 
 from end_node.node import EndNode, Task
+from end_node.reporting import device_status, report_of, reported_sources
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
 from end_node.sources.picture import TakenPicture
@@ -32,12 +33,11 @@ from models.pictures import decoder
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SpoolUnavailable
 from tierkit.inference.files import Decoded
 from tierkit.pacing import TokenBucket
-from tierkit.plaintext import without_passwords
 from tierkit.spans import Span, new_root
 from tierkit.tensors import Array
 from tierkit.wire.messages import DeviceRoute, Registration, Stage
-from tierkit.wire.observations import LocalAnswer, Observation
-from tierkit.wire.sources import SeenPicture, SourcesReport, SourceState, SpoolState, UplinkState, seen_picture
+from tierkit.wire.observations import DeviceStatus, LocalAnswer, Observation, ReportedSource
+from tierkit.wire.sources import SeenPicture, SourcesReport, seen_picture
 
 __all__ = ["ObservingNode"]
 
@@ -290,47 +290,20 @@ class ObservingNode(EndNode):
 
     async def report(self) -> SourcesReport:
         """The state of the sources, of the spool and of the uplink."""
-        stats = await self.spool.do(Spool.stats)
-        states = []
-        for keeper in self.keepers.values():
-            status = keeper.status
-            states.append(
-                SourceState(
-                    name=status.name,
-                    kind=status.kind,
-                    url=without_passwords(keeper.settings.url),
-                    state=status.state,
-                    reason=status.reason,
-                    taken=status.taken,
-                    skipped=status.skipped,
-                    restarts=status.restarts,
-                    last_s=status.last_picture_s,
-                )
-            )
-        uplink, route = self.uplink, self.uplink.route
-        return SourcesReport(
-            sources=tuple(states),
-            spool=SpoolState(
-                bytes=stats.bytes_used,
-                size_bytes=stats.size_bytes,
-                waiting_answers=stats.undelivered,
-                waiting_pictures=stats.waiting + stats.owed,
-                dropped_pictures=stats.dropped_sure + stats.dropped_unsure,
-                lost_answers=stats.lost,
-                set_aside=", ".join(map(str, stats.set_aside)) or None,
-            ),
-            uplink=UplinkState(
-                online=uplink.online,
-                reason=uplink.reason or uplink.trouble or _next_batch(self.pace.answers_in_s(stats.undelivered), stats),
-                route=None if route is None else route.version,
-                spent_bytes=self.pace.spent_bytes,
-                bytes_per_day=self.settings.uplink.bytes_per_day,
-                open=self.pace.open,
-            ),
-        )
+        return self._report(await self.spool.do(Spool.stats))
+
+    def _report(self, stats: SpoolStats) -> SourcesReport:
+        return report_of(self.keepers.values(), stats, self.uplink, self.settings.uplink.bytes_per_day)
+
+    def states(self) -> tuple[ReportedSource, ...]:
+        return reported_sources(self.keepers.values())
+
+    def status(self, stats: SpoolStats, *, in_batch: int) -> DeviceStatus:
+        return device_status(self._report(stats), in_batch=in_batch)
 
     def _start(self, source: SourceSettings, *, paused: bool = False) -> None:
         keeper = SourceKeeper(source, _Taker(self, source), tls_ca=self.settings.tls_ca, clock=self.clock)
+        keeper.changed = self.uplink.source_changed
         self.keepers[source.name] = keeper
         if paused:
             keeper.pause()
@@ -375,6 +348,7 @@ class ObservingNode(EndNode):
         task = self._loops.pop(f"source {name}")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        self.uplink.source_changed()
 
     async def pause_source(self, name: str, *, paused: bool) -> None:
         """Pause a source, even across restarts, or let it continue.
@@ -408,11 +382,6 @@ class ObservingNode(EndNode):
     async def _keep(self, sources: list[SourceSettings]) -> None:
         document = _SOURCES.dump_python(sources, mode="json")
         await self.spool.do(lambda spool: spool.put(_ADDED, document))
-
-
-def _next_batch(wait_s: float, stats: SpoolStats) -> str:
-    """The reason why answers wait, if the next batch is more than a moment away."""
-    return f"answers go in batches, the next one in {wait_s:.0f} s" if stats.undelivered and wait_s > 1 else ""
 
 
 class _Taker:

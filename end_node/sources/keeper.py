@@ -79,6 +79,8 @@ class SourceKeeper:
         self._tls_ca = tls_ca
         self._clock = clock
         self._opened = opened
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change of the state or of its reason."""
         self._kind: str = settings.kind or ""
         self._state: SourceState = "starting"
         self._reason = ""
@@ -108,10 +110,12 @@ class SourceKeeper:
         self._resumed.clear()
         if self._reading is not None:
             self._reading.cancel()
+        self.changed()
 
     def resume(self) -> None:
         """Continue after `pause`."""
         self._resumed.set()
+        self.changed()
 
     async def run(self) -> None:
         """Read the source until cancelled, or until the end of a file. A `push` source has nothing to read."""
@@ -175,7 +179,9 @@ class SourceKeeper:
         self._enter("running")
 
     def _enter(self, state: SourceState, reason: str = "") -> None:
-        self._state, self._reason = state, reason
+        before, self._state, self._reason = (self._state, self._reason), state, reason
+        if before != (state, reason):
+            self.changed()
         if state == "starting" or self._said == (state, reason):
             return
         self._said = (state, reason)

@@ -22,14 +22,16 @@ from prometheus_client import Counter
 from pydantic import ValidationError
 
 from end_node.settings import EndSettings
-from end_node.spool import Held, Spool
+from end_node.spool import Held, Spool, SpoolStats
 from end_node.spooling import SpoolThread
+from end_node.uplink.news import SourceNews
 from end_node.uplink.pace import Pace
 from end_node.uplink.rules import Amendment, is_unsure, stages_left
 from tierkit.errors import (
     Conflict,
     Forbidden,
     InvalidInput,
+    LimitReached,
     NotFound,
     NotTerrace,
     SpoolUnavailable,
@@ -41,7 +43,15 @@ from tierkit.errors import (
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
-from tierkit.wire.observations import Behind, Observation, ObservationBatch, read_receipt, write_batch
+from tierkit.wire.observations import (
+    Behind,
+    DeviceStatus,
+    Observation,
+    ObservationBatch,
+    ReportedSource,
+    read_receipt,
+    write_batch,
+)
 
 __all__ = ["Answerer", "Uplink"]
 
@@ -56,6 +66,8 @@ next."""
 _FIRST_LOOK_S = 5.0
 """Seconds after which a route that leads nowhere is fetched again; each time twice as many."""
 _MOST_ANSWERS = 500
+_LONGEST_REFUSAL_S = 300.0
+"""Longest wait that a scheduler may ask for when it refuses a batch for the limit of the node's token."""
 _HIGHEST = 2**50
 """No source gets to this sequence number."""
 _MOST_ERRORS = 5
@@ -84,6 +96,12 @@ class Answerer(Protocol):
 
     def announce(self, observation: Observation) -> None:
         """Tell local programs that an observation has changed."""
+
+    def states(self) -> tuple[ReportedSource, ...]:
+        """The states of the sources."""
+
+    def status(self, stats: SpoolStats, *, in_batch: int) -> DeviceStatus:
+        """The state of the device, for a batch with this number of the answers that wait in the spool."""
 
 
 class Rests:
@@ -149,6 +167,7 @@ class Uplink:
         self._asked: set[int] = set()
         self._tried, self._unknown = Rests(), Rests()
         """Pictures that upstream nodes could not answer, and those whose observations the scheduler does not know."""
+        self._states = SourceNews()
         self._failures = 0
         self._rest_until = 0.0
         self.trouble = ""
@@ -174,9 +193,15 @@ class Uplink:
         for event in self._new.values():
             event.set()
 
+    def source_changed(self) -> None:
+        """A source has another state, or another reason for it."""
+        self._new["answers"].set()
+
     def heard(self, headers: Mapping[str, str]) -> None:
         """The scheduler has answered a request."""
         self.pace.tell_date(headers.get("Date", ""))
+        if self._scheduler is not None and not self._scheduler.registered:
+            self._states.forget()  # it may have restarted, or another one leads
         version = headers.get(ROUTE_HEADER)
         if version is not None and (self.route is None or version != self.route.version):
             self._route_wanted.set()
@@ -250,19 +275,23 @@ class Uplink:
             try:
                 stats = await self._spool.do(Spool.stats)
                 waiting = stats.undelivered + stats.gaps
-                if waiting == 0:
-                    self.reason = ""
-                    await self._news("answers", None)
-                    continue
-                if (wait_s := self.pace.answers_in_s(waiting)) > 0:
-                    await asyncio.sleep(wait_s)
+                if waiting:
+                    if (wait_s := self.pace.answers_in_s(waiting)) > 0:
+                        await asyncio.sleep(wait_s)
+                        continue
+                elif (due_in_s := self._states_due_in_s(self._scheduler)) != 0:
+                    if due_in_s is None:
+                        self.reason = ""
+                    await self._news("answers", due_in_s)
                     continue
                 again = await self._deliver_batch(self._scheduler)
+            except LimitReached as exc:
+                self._tell_waiting(exc)
+                await asyncio.sleep(min(exc.retry_after_s, _LONGEST_REFUSAL_S))
+                continue
             except TerraceError as exc:
                 failures += 1
-                if str(exc) != self.reason:
-                    self.reason = str(exc)
-                    log.info("answers wait on this node: %s", exc)
+                self._tell_waiting(exc)
                 if isinstance(exc, NotFound | Conflict):
                     self._scheduler.hurry()  # it has forgotten this node, or takes it for another process
                 # A batch that was refused has cost its bytes.
@@ -275,17 +304,33 @@ class Uplink:
             if again:
                 await _pause(failures)
 
+    def _states_due_in_s(self, scheduler: HeartbeatSender) -> float | None:
+        """Return the seconds until a batch without observations goes; None if the scheduler needs none."""
+        due_in_s = self._states.due_in_s(self._node.states(), time.monotonic())
+        if due_in_s is None or not scheduler.registered:
+            return None
+        return max(due_in_s, self.pace.answers_in_s(0))
+
+    def _tell_waiting(self, exc: TerraceError) -> None:
+        if str(exc) != self.reason:
+            self.reason = str(exc)
+            log.info("answers wait on this node: %s", exc)
+
     async def _deliver_batch(self, scheduler: HeartbeatSender) -> bool:
         """Deliver what there is, up to one batch; returns True if some of it must go again under other numbers."""
         if not scheduler.registered:
             raise UpstreamUnavailable("the scheduler does not know this node yet")
-        spool_id, observations, gaps = await self._spool.do(lambda spool: (spool.id, *spool.undelivered(_MOST_ANSWERS)))
+        stats, spool_id, observations, gaps = await self._spool.do(
+            lambda spool: (spool.stats(), spool.id, *spool.undelivered(_MOST_ANSWERS))
+        )
+        status = self._node.status(stats, in_batch=len(observations))
         batch = ObservationBatch(
             node_id=self._settings.node_id,
             incarnation=scheduler.incarnation,
             spool=spool_id,
             observations=tuple(observations),
             gaps=tuple(gaps),
+            device=status,
         )
         body = gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
         answer = await scheduler.ask(
@@ -308,6 +353,7 @@ class Uplink:
                 raise NotTerrace(f"the scheduler says that source '{source}' has come to number {where.highest}")
             log.warning("source '%s' numbers on after %d: the scheduler has that already", source, where.highest)
             await self._spool.do(partial(_renumber, source, where.highest))
+        self._states.sent(status.sources, time.monotonic(), alone=not (observations or gaps))
         _delivered.inc(len(taken))
         return bool(behind)
 

@@ -282,7 +282,7 @@ class HeartbeatSender:
         ):
             said = await read_at_most(answer, _MAX_ANSWER_BYTES)
         if not 200 <= answer.status < 300:
-            raise error_of("the scheduler", answer.status, said)
+            raise error_of("the scheduler", answer.status, said, answer.headers.get("Retry-After"))
         return said, answer.headers
 
     def _tell(self, level: int, news: str) -> None:

@@ -29,7 +29,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import serve_app
 from tierkit.types import Tier
 from tierkit.wire.messages import DeviceRoute, Registration, Stage, Upstream
-from tierkit.wire.observations import Gap, Observation, Receipt, read_batch
+from tierkit.wire.observations import DeviceStatus, Gap, Observation, Receipt, read_batch
 
 FIT = Fit(height=2, width=2, rule="squash", resize_to=None, resample="bicubic")
 
@@ -53,6 +53,10 @@ class SaidScheduler:
         """Source, sequence number and revision, in the order of their arrival."""
         self.gaps: list[Gap] = []
         self.spools: list[str] = []
+        self.devices: list[DeviceStatus] = []
+        """The state of the device, from each batch."""
+        self.empty = 0
+        """Batches without observations and gaps."""
         self.pictures: dict[tuple[str, int], bytes] = {}
         self.route = DeviceRoute(version="0" * 16, upstreams=())
         self.known = False
@@ -99,6 +103,11 @@ class SaidScheduler:
         batch = read_batch(gzip.decompress(await request.body()))
         if not self.known:
             return JSONResponse({"error": "unknown"}, 404)
+        if batch.device is not None:
+            self.devices.append(batch.device)
+        if not batch.observations and not batch.gaps:
+            self.empty += 1
+            return receipt(Receipt(stored=0, known=0))
         if (said := self.receipt(batch)) is not None:
             return said
         for each in batch.observations:

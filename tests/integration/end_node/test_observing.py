@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from end_node.uplink import sending
 from tests.integration.end_node.aids import PixelModel, RunningUpper, images, serve_upper, to
 from tests.integration.end_node.observing import SaidScheduler, first, observing, png, receipt, said_scheduler
 from tierkit.errors import SpoolUnavailable
@@ -176,6 +178,81 @@ async def test_a_scheduler_that_has_forgotten_the_node_is_told_again(
         await node.push(png(0))
         await has(scheduler, 2, settled=False)
     assert len(scheduler.registrations) == 2
+    in_order(scheduler, 2)
+
+
+async def test_each_batch_carries_the_state_of_the_device(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str]
+) -> None:
+    scheduler, url = hub
+    async with observing(tmp_path, http, url, spool={"folder": tmp_path, "size": "8MB"}) as node:
+        await node.push(png(0))
+        await has(scheduler, 1, settled=False)
+        report = await node.sources()
+    told = scheduler.devices[-1]
+    assert [(each.name, each.state) for each in told.sources] == [("gate", "running")]
+    assert told.spool_size_bytes == report["spool"]["size_bytes"] == 8_000_000
+    assert 0 < told.spool_bytes <= told.spool_size_bytes
+    assert told.spent_bytes > 0
+    assert (told.waiting_answers, told.lost_answers, told.bytes_per_day) == (0, 0, None)
+
+
+async def test_a_source_that_is_paused_is_reported_without_a_picture(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str]
+) -> None:
+    scheduler, url = hub
+
+    def told(state: str) -> Any:
+        return wait_for(lambda: any(device.sources[0].state == state for device in scheduler.devices[-1:]))
+
+    async with observing(tmp_path, http, url, remote_sources=True) as node:
+        await told("running")
+        assert (await http.post(f"{node.url}/v1/sources/gate/pause")).status_code == 204
+        await told("paused")
+        scheduler.devices.clear()
+        scheduler.known = False  # it was restarted
+        await told("paused")
+    assert scheduler.arrived == []
+
+
+async def test_with_a_budget_the_state_of_a_source_waits_for_the_next_batch(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str]
+) -> None:
+    scheduler, url = hub
+    uplink = {"bytes_per_day": "5MB"}
+    async with observing(tmp_path, http, url, remote_sources=True, uplink=uplink) as node:
+        await wait_for(lambda: node.node.uplink.online)
+        assert (await http.post(f"{node.url}/v1/sources/gate/pause")).status_code == 204
+        clock = node.node.pace._clock
+        node.node.pace._clock = lambda: clock() + 1000.0
+        node.node.uplink.source_changed()
+        await wait_for(lambda: bool(scheduler.devices))
+    assert [device.sources[0].state for device in scheduler.devices] == ["paused"]
+
+
+@pytest.mark.parametrize("asked_s", ["1", "1000000"])
+async def test_a_device_that_sends_too_much_keeps_its_answers_and_waits(
+    asked_s: str,
+    tmp_path: Path,
+    http: httpx.AsyncClient,
+    hub: tuple[SaidScheduler, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "_LONGEST_REFUSAL_S", 1.5)
+    scheduler, url = hub
+    times: list[float] = []
+
+    def refuse(batch: Any) -> Response | None:
+        times.append(time.monotonic())
+        return JSONResponse({"error": "too many"}, 429, {"Retry-After": asked_s}) if len(times) == 1 else None
+
+    scheduler.receipt = refuse
+    async with observing(tmp_path, http, url) as node:
+        await node.push(png(0))
+        await wait_for(lambda: node.node.uplink.reason == "too many")
+        await node.push(png(1))
+        await has(scheduler, 2, settled=False)
+    assert times[1] - times[0] >= 1.0
     in_order(scheduler, 2)
 
 

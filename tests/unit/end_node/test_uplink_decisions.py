@@ -19,7 +19,14 @@ from end_node.uplink.budget import DailyBudget, lease_s
 from end_node.uplink.clock import DeviceClock, system_synchronised
 from end_node.uplink.hours import opens_in_s, time_of_day
 from tests.unit.end_node.test_spool import FINER, LOCAL
-from tierkit.wire.observations import LocalAnswer, Observation, ObservationBatch, write_batch
+from tierkit.wire.observations import (
+    DeviceStatus,
+    LocalAnswer,
+    Observation,
+    ObservationBatch,
+    ReportedSource,
+    write_batch,
+)
 
 NIGHT, OFFICE = (time(22), time(6)), (time(8, 30), time(17))
 HOUR, DAY = 3600.0, 86400.0
@@ -203,6 +210,14 @@ class Simulated(NamedTuple):
 
 
 OVERHEAD_BYTES = 1500
+DEVICE = DeviceStatus(
+    sources=(ReportedSource(name="gate", state="running"),),
+    waiting_pictures=1753,
+    spool_bytes=12_345_678,
+    spool_size_bytes=256_000_000,
+    spent_bytes=1_234_567,
+    bytes_per_day=5_000_000,
+)
 
 
 def simulate(budget_bytes: int, days: float, *, hours: tuple[time, time] | None, seed: int) -> Simulated:
@@ -239,7 +254,9 @@ def simulate(budget_bytes: int, days: float, *, hours: tuple[time, time] | None,
 
     def deliver(now: float) -> None:
         batch, queued[:] = queued[:500], queued[500:]
-        body = ObservationBatch(node_id="camera-7", incarnation="0" * 32, spool="0" * 16, observations=tuple(batch))
+        body = ObservationBatch(
+            node_id="camera-7", incarnation="0" * 32, spool="0" * 16, observations=tuple(batch), device=DEVICE
+        )
         spend(now, len(gzip.compress(write_batch(body), mtime=0)) + OVERHEAD_BYTES)
 
     now = 0.0
