@@ -79,6 +79,9 @@ class TokenOptions:
     unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="People: limit of jobs at a time.")] = None
     uploads: Annotated[int | None, typer.Option(min=1, help="People: limit of uploads at a time.")] = None
     streams: Annotated[int | None, typer.Option(min=1, help="People: limit of event streams at a time.")] = None
+    observations_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Node: limit of observations; its device keeps the rest and waits.")
+    ] = None
 
     def entry(self, token: str, now: datetime) -> TokenEntry:
         """Return what the file of tokens keeps about a token: its rights and its hash."""
@@ -94,6 +97,7 @@ class TokenOptions:
                 unfinished_jobs=self.unfinished_jobs,
                 uploads=self.uploads,
                 streams=self.streams,
+                observations_per_minute=self.observations_per_minute,
                 nodes=tuple(self.node or ()),
                 tiers=tuple(self.tier or ()),
             )
@@ -184,7 +188,10 @@ def _scope(entry: TokenEntry) -> str:
     if entry.run is not None:
         return f"{len(entry.used)} of {entry.uses} workers of run {entry.run}"
     if entry.role in ("node", "worker"):
-        return ", ".join([*(entry.nodes or (entry.name, f"{entry.name}-*")), *(f"{tier} only" for tier in entry.tiers)])
+        limit = entry.observations_per_minute
+        limits = [] if limit is None else [f"{limit:,} observations a minute"]
+        names = entry.nodes or (entry.name, f"{entry.name}-*")
+        return ", ".join([*names, *(f"{tier} only" for tier in entry.tiers), *limits])
     limits = {
         "requests a minute": entry.requests_per_minute,
         "bytes a minute": entry.upload_bytes_per_minute,

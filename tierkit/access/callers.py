@@ -29,7 +29,7 @@ _AGAIN_S = 5.0
 
 @dataclass(slots=True)
 class Allowance:
-    """What one name may still do. Holds two buckets and three counts, however much is asked.
+    """What one name may still do. Holds three buckets and three counts, however much is asked.
 
     A bucket holds one minute's worth, and may be overdrawn by what is charged after the fact. So in any minute at most
     twice the limit passes, and the limit on average.
@@ -38,6 +38,7 @@ class Allowance:
     name: str
     requests: TokenBucket | None = None
     upload: TokenBucket | None = None
+    observations: TokenBucket | None = None
     max_jobs: int | None = None
     max_uploads: int | None = None
     max_streams: int | None = None
@@ -52,6 +53,7 @@ class Allowance:
         """Take over the limits of an entry, and keep what has been used up of those that stay."""
         self.requests = _bucket(self.requests, entry.requests_per_minute)
         self.upload = _bucket(self.upload, entry.upload_bytes_per_minute)
+        self.observations = _bucket(self.observations, entry.observations_per_minute)
         self.max_jobs, self.max_uploads, self.max_streams = entry.unfinished_jobs, entry.uploads, entry.streams
 
     def take_request(self, now: float) -> None:
@@ -68,6 +70,15 @@ class Allowance:
         """Bytes of an upload have come."""
         if self.upload is not None:
             self.upload.take(now, amount)
+
+    def check_observations(self, now: float) -> None:
+        """Before a batch is read. Raises LimitReached when earlier ones have used up the allowance."""
+        self._check(self.observations, "observations", now)
+
+    def count_observations(self, amount: int, now: float) -> None:
+        """Count the observations of a batch that has come."""
+        if self.observations is not None:
+            self.observations.take(now, amount)
 
     @contextmanager
     def submits(self, unfinished: int, *, check: bool = True) -> Iterator[None]:

@@ -96,6 +96,8 @@ class TokenRights(BaseModel):
     """People: uploads under way at a time."""
     streams: _Limit | None = None
     """People: event streams open at a time."""
+    observations_per_minute: _Limit | None = None
+    """Node: observations on average. A batch that has begun is taken; the next one waits on its device."""
     nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
     """Node and worker: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-"
     and more."""
@@ -110,8 +112,9 @@ class TokenRights(BaseModel):
     def _fits_its_role(self) -> Self:
         limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs", "uploads", "streams")
         invitation = ("run", "uses")
-        others = {"node": (*limits, *invitation), "worker": (*limits, "tiers")}.get(
-            self.role, ("nodes", "tiers", *invitation)
+        observations = "observations_per_minute"
+        others = {"node": (*limits, *invitation), "worker": (*limits, "tiers", observations)}.get(
+            self.role, ("nodes", "tiers", observations, *invitation)
         )
         for name in others:
             if getattr(self, name):

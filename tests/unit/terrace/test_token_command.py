@@ -65,6 +65,17 @@ def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFix
     assert [entry.name for entry in read_book(BOOK)] == ["pi"]
 
 
+def test_a_node_may_have_a_limit_of_observations(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["token", "create", "--name", "camera", "--role", "node", "--observations-per-minute", "6000"]
+    assert run(command) == 0
+    assert read_book(BOOK)[0].observations_per_minute == 6000
+    capsys.readouterr()
+    assert run(["token", "list"]) == 0
+    assert "6,000 observations a minute" in capsys.readouterr().out
+    assert run([*ALICE, "--observations-per-minute", "6000"]) == 2
+    assert "--observations-per-minute is not for tokens of the role user" in capsys.readouterr().err
+
+
 def test_a_worker_has_names_and_no_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["token", "create", "--name", "laptop", "--role", "worker", "--node", "desk-?"]) == 0
     (entry,) = read_book(BOOK)

@@ -283,6 +283,17 @@ def test_uploads_and_jobs_are_limited() -> None:
     assert allowance.submitting == 0
 
 
+def test_a_batch_of_observations_may_overdraw_and_the_next_one_waits() -> None:
+    allowance = Allowance("camera")
+    allowance.adopt(entry(USER, name="camera", role="node", observations_per_minute=60))
+    allowance.check_observations(0.0)
+    allowance.count_observations(500, 0.0)
+    with pytest.raises(LimitReached, match="used up its 60 observations a minute") as caught:
+        allowance.check_observations(0.0)
+    assert caught.value.retry_after_s == pytest.approx(441.0)
+    allowance.check_observations(441.1)
+
+
 @pytest.mark.parametrize("what", ["uploads", "streams"])
 def test_what_is_under_way_at_a_time_is_limited(what: str) -> None:
     allowance = Allowance("alice")

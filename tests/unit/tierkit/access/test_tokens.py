@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     entries = [
         entry("one", expires=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), requests_per_minute=7, unfinished_jobs=2),
         entry("two", upload_bytes_per_minute=1000, created=datetime(2026, 1, 2, tzinfo=UTC)),
-        entry("three", name="pi", role="node", nodes=("pi", "door-*"), tiers=(Tier.END,)),
+        entry("three", name="pi", role="node", nodes=("pi", "door-*"), tiers=(Tier.END,), observations_per_minute=9),
         entry("four", name="laptop", role="worker", nodes=("laptop-*",)),
     ]
     assert list(book_of(tmp_path, *entries)) == entries
@@ -116,6 +116,14 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
         (
             f'[[token]]\nname = "a"\nrole = "worker"\nsha256 = "{SHA}"\ntiers = ["end"]',
             "tiers is not for tokens of the role worker",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nobservations_per_minute = 1',
+            "observations_per_minute is not for tokens of the role user",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "node"\nsha256 = "{SHA}"\nobservations_per_minute = 0',
+            "token.0.observations_per_minute is 0: input should be greater than 0",
         ),
         (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n' * 2, "stands there twice"),
         (
