@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
         **MISSING,
         409: {"description": "Another process has this node id now."},
         415: {"description": "Another content encoding than gzip, deflate or zstd."},
+        429: {"description": "The node's token has used up its observations per minute."},
     },
     openapi_extra=_BATCH,
     dependencies=NODES,
@@ -94,6 +96,8 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
 async def post_observations(request: Request, scheduler: Service, caller: CallerOf) -> Response:
     """Stored when this answers. The same again changes nothing. 404 or 409: register again. May be packed
     (`Content-Encoding: gzip`). The answer has the version of the node's route in `Terrace-Route`."""
+    allowance = allowance_of(caller)
+    allowance.check_observations(time.monotonic())
     with BodyRoom() as room:
         body = await read_body(request.receive, room, most_bytes=_MOST_BYTES)
         if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
@@ -104,6 +108,7 @@ async def post_observations(request: Request, scheduler: Service, caller: Caller
             raise InvalidInput(f"the body is not a batch of observations: {exc}") from exc
     if caller is not None:
         caller.check_claim(batch.node_id)
+    allowance.count_observations(len(batch.observations) + len(batch.gaps), time.monotonic())
     receipt = await scheduler.observations.accept(batch)
     headers = {ROUTE_HEADER: scheduler.route_of_sources(batch.node_id).version}
     return Response(msgspec.json.encode(receipt), media_type="application/json", headers=headers)

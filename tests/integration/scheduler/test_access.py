@@ -37,7 +37,7 @@ from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import connected, wait_for
 from tierkit.wire.messages import NODE_HEADER
 
-ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE, LAPTOP = TOKENS = [new_token() for _ in range(10)]
+ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE, LAPTOP, CAMERA = TOKENS = [new_token() for _ in range(11)]
 
 
 def entry(token: str, **fields: Any) -> TokenEntry:
@@ -53,6 +53,7 @@ ENTRIES = (
     entry(PI, name="pi", role="node", tiers=("end",)),
     entry(ANY, name="any", role="node", nodes=("*",)),
     entry(LAPTOP, name="laptop", role="worker"),
+    entry(CAMERA, name="camera", role="node", observations_per_minute=60),
     entry(DAVE, name="dave", role="user", requests_per_minute=2),
     entry(OLD, name="pi", role="node", expires=datetime.now(UTC) - timedelta(hours=3)),
 )
@@ -189,6 +190,27 @@ async def test_a_node_sends_observations_and_asks_for_a_route_under_its_own_name
         put = await closed.http.put(f"/v1/observations/{name}/gate/1/picture", content=b"", headers=bearer(PI))
         assert (sent.status_code, route.status_code, put.status_code) == (code, code, 415 if code == 200 else 403)
     assert (await closed.http.get("/v1/observations/export?node=pi2", headers=bearer(OLGA))).text == ""
+
+
+async def test_the_observations_of_a_node_are_limited_by_its_token(closed: Any) -> None:
+    """A batch may overdraw the limit; the next one is refused until the device has waited."""
+
+    async def send(place: dict[str, Any], token: str, *numbers: int) -> Any:
+        seen = [{"source": "gate", "sequence": number, "age_s": 1.0} for number in numbers]
+        own = {"node_id": place["node_id"], "incarnation": place["incarnation"], "spool": "5" * 16}
+        return await closed.http.post("/v1/observations", json={**own, "observations": seen}, headers=bearer(token))
+
+    places = registration("camera", spool="5" * 16), registration("pi", spool="5" * 16)
+    for place, token in zip(places, (CAMERA, PI), strict=True):
+        assert (await closed.http.post("/v1/devices", json=place, headers=bearer(token))).status_code == 200
+    assert (await send(places[0], CAMERA, *range(1, 101))).json() == {"stored": 100, "known": 0}
+    refused = await send(places[0], CAMERA, 101)
+    assert (refused.status_code, refused.json()) == (
+        429,
+        {"error": "'camera' has used up its 60 observations a minute"},
+    )
+    assert 30 <= int(refused.headers["retry-after"]) <= 41
+    assert (await send(places[1], PI, 1)).status_code == 200
 
 
 async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:
