@@ -115,7 +115,7 @@ class Sources(Experiment):
                     began = time.perf_counter()
                     seen = await self._all_settled(client, count)
                     seconds = time.perf_counter() - began
-                    report = await client.sources("end-1")
+                    report = await client.node_sources("end-1")
             numbers = [int(str(each.name).removesuffix(".png")) for each in seen]
             stands = np.full(count, -1)
             stands[numbers] = [standing_label(each) for each in seen]

@@ -306,7 +306,7 @@ def _check_sources(client: Client, devices: Sequence[Device]) -> Iterator[Check]
             continue  # reported by the check of the node
         name = f"{device.node_id}, sources"
         try:
-            report = client.sources(device.node_id)
+            report = client.node_sources(device.node_id)
         except TerraceError as exc:
             advice = "look at its log, and at the firewall between the scheduler and the device"
             yield Check(_FLEET, name, CheckVerdict.NOTE, f"cannot be listed: {exc}", advice)

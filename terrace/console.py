@@ -27,6 +27,7 @@ __all__ = [
     "TIER_STYLES",
     "Column",
     "Listing",
+    "age_text",
     "health_text",
     "image_count",
     "milliseconds",
@@ -241,6 +242,16 @@ def image_count(count: int) -> str:
 def percent(share: float | None) -> str:
     """0.4567 as "45.7 %", None as "-"."""
     return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def age_text(seconds: float | None) -> str:
+    """75 as "1 min", with the largest unit that is full, None as "-"."""
+    if seconds is None:
+        return "-"
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds // unit:,.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def milliseconds(value: float | None) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from terrace.console import Column, Listing, image_count, percent, print_json, screen, tier_text
 from terrace.following import follow
 from terrace.options import Json, LowestTier, connected
+from terrace.outputs import check_out_file, format_of
 from terrace.report import check_answers, job_summary, networks_see
 from terrace.several import Answered, Parts, bounds_of, missing_text
 from terrace.sources import FOLDER_LABELS, open_source
@@ -102,7 +102,7 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         if self.out is not None:
-            _check_out(self.out)
+            check_out_file(self.out)
         if self.bom and (self.out is None or self.out.suffix.lower() != ".csv"):
             raise typer.BadParameter("it goes with --out FILE.csv", param_hint="--bom")
 
@@ -168,7 +168,7 @@ def classify(
         raise
     if out is not None:
         try:
-            client.save_results(job, out, format=_format_of(out), bom=bom)
+            client.save_results(job, out, format=format_of(out), bom=bom)
         except OSError as exc:
             hint = f"get the results with 'terrace jobs results {job.id}'"
             raise InvalidInput(f"cannot write {out} ({exc.strerror}); {hint}") from exc
@@ -188,10 +188,6 @@ def _say(text: str) -> None:
         screen(stderr=True).print(one_line(text), style="yellow", soft_wrap=True, markup=False)
 
 
-def _format_of(out: Path) -> Literal["jsonl", "csv"]:
-    return "csv" if out.suffix.lower() == ".csv" else "jsonl"
-
-
 def _show_several(answered: Answered, out: Path | None, left_out: Mapping[str, int], *, json: bool) -> None:
     if json:
         print_json({"jobs": answered.jobs, "out": None if out is None else str(out), "left_out": left_out})
@@ -203,22 +199,6 @@ def _show_several(answered: Answered, out: Path | None, left_out: Mapping[str, i
         console.print(where, soft_wrap=True, markup=False)
     if answered.unanswered or not answered.completed:
         raise typer.Exit(1)
-
-
-def _check_out(out: Path) -> None:
-    """Check that `--out` is writable before anything is sent."""
-    if out.suffix.lower() not in (".jsonl", ".csv"):
-        raise typer.BadParameter("the name of the file must end in .jsonl or .csv", param_hint="--out")
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder {folder}", param_hint="--out")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as exc:
-        raise typer.BadParameter(
-            f"the folder {folder} cannot be written to ({exc.strerror})", param_hint="--out"
-        ) from exc
 
 
 def _show(job: Job, results: list[ImageResult], out: Path | None, seen: str) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from terrace.console import Column, Listing, node_order, print_json, screen
+from terrace.console import Column, Listing, age_text, health_text, percent, print_json, screen
 from terrace.options import Json, connected
-from tierkit.client import Client, SourcesReport
-from tierkit.errors import TerraceError
-from tierkit.types import Health
+from tierkit.client import Client, SourceRights, SourcesReport
+from tierkit.errors import InvalidInput
 from tierkit.wire.sources import SourceFields, SourceState
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, add, pause and remove sources of pictures.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="See, share, add, pause and remove sources of pictures."
+)
 
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", show_default=False)]
 SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source.", show_default=False)]
@@ -48,21 +50,62 @@ class NewSource:
 def list_sources(
     client: Client,
     node: Annotated[
-        str | None, typer.Argument(metavar="[NODE]", help="Id of a node. Default: all.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NODE]", help="Ask this node for the details of its sources.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """The sources of a device, or of all devices, and what becomes of their pictures."""
-    reports, troubles = _reports(client, node)
-    if json:
-        found = [{"node_id": node_id, **report.model_dump(mode="json")} for node_id, report in reports.items()]
-        print_json({"devices": [*found, *({"node_id": name, "error": why} for name, why in troubles.items())]})
+    """The sources of all devices, what each saw last, and what waits on its device."""
+    if node is not None:
+        _show_node(node, client.node_sources(node), json=json)
         return
-    if not reports and not troubles:
-        screen().print("no device has sources; give one with [bold]terrace end --source NAME=URL[/bold]")
+    sources = client.sources()
+    if json:
+        print_json({"sources": sources})
+        return
+    if not sources:
+        screen().print("no sources; give a device one with [bold]terrace end --source NAME=URL[/bold]")
         return
     table = Listing(
         Column(title="node"),
+        Column(title="source"),
+        Column(title="device", rank=5),
+        Column(title="state", rank=1),
+        Column(title="last answer", rank=2, max_width=24),
+        Column(title="sure", rank=6, right=True),
+        Column(title="heard", rank=3, right=True),
+        Column(title="waiting", rank=7, right=True),
+        Column(title="bytes left", rank=8, right=True),
+        Column(title="owner", rank=9, max_width=24),
+        Column(title="readers", rank=10, max_width=24),
+        Column(title="reason", rank=4, max_width=48),
+    )
+    for source in sources:
+        answer = source.last
+        left = None if source.bytes_per_day is None else max(0, source.bytes_per_day - (source.spent_bytes or 0))
+        waiting = (source.waiting_answers or 0) + (source.waiting_pictures or 0)
+        table.add_row(
+            source.node,
+            source.source,
+            health_text(source.health) if source.health else "",
+            source.state,
+            (answer and answer.label) or "",
+            percent(answer.confidence) if answer and answer.confidence is not None else "",
+            age_text(source.heard_s),
+            "-" if source.waiting_answers is None else f"{waiting:,}",
+            "" if left is None else f"{left:,}",
+            source.owner or "",
+            ", ".join(source.readers),
+            source.reason,
+        )
+    screen().print(table, crop=False)
+
+
+def _show_node(node: str, report: SourcesReport, *, json: bool) -> None:
+    if json:
+        print_json({"node_id": node, **report.model_dump(mode="json")})
+        return
+    table = Listing(
         Column(title="source"),
         Column(title="kind", rank=6),
         Column(title="state", rank=1),
@@ -72,33 +115,10 @@ def list_sources(
         Column(title="url", rank=3, max_width=40),
         Column(title="reason", rank=2, max_width=48),
     )
-    for node_id, report in reports.items():
-        for source in report.sources:
-            table.add_row(node_id, *_cells(source))
+    for source in report.sources:
+        table.add_row(*_cells(source))
     screen().print(table, crop=False)
-    for node_id, report in reports.items():
-        screen().print(Text(_waiting(node_id, report)), soft_wrap=True)
-    for node_id, why in troubles.items():
-        screen().print(Text(f"{node_id}: {why}", style="red"), soft_wrap=True)
-
-
-def _reports(client: Client, node: str | None) -> tuple[dict[str, SourcesReport], dict[str, str]]:
-    """Reports by node, and why others give none."""
-    if node is not None:
-        return {node: client.sources(node)}, {}
-    reports: dict[str, SourcesReport] = {}
-    troubles: dict[str, str] = {}
-    for device in sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id)):
-        if not device.sources:
-            continue
-        if device.health in (Health.DEAD, Health.REMOVED):
-            troubles[device.node_id] = f"{device.health}: {device.reason}"
-            continue
-        try:
-            reports[device.node_id] = client.sources(device.node_id)
-        except TerraceError as exc:
-            troubles[device.node_id] = str(exc)
-    return reports, troubles
+    screen().print(Text(_waiting(node, report)), soft_wrap=True)
 
 
 def _cells(source: SourceState) -> list[str]:
@@ -164,6 +184,64 @@ def resume(client: Client, node: NodeId, source: SourceName, json: Json = False)
     """Let a paused source continue."""
     client.resume_source(node, source)
     _say(node, source, "resumed", json=json)
+
+
+@app.command()
+@connected
+def share(
+    client: Client,
+    node: NodeId,
+    source: SourceName,
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make this user the owner, who may also pause and share it.")
+    ] = None,
+    reader: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Let this user see it; may be repeated.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Let users see a source, by the names of their tokens. It need not have sent anything yet."""
+    if owner is None and not reader:
+        raise typer.BadParameter("one of them is needed", param_hint="--owner, --reader")
+    now = _rights(client, node, source)
+    readers = dict.fromkeys((*now.readers, *(reader or ())))
+    _set_rights(client, node, source, owner or now.owner, readers, json=json)
+
+
+@app.command()
+@connected
+def unshare(
+    client: Client,
+    node: NodeId,
+    source: SourceName,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of tokens.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Let users no longer see a source, its owner included. Operators still see it."""
+    now = _rights(client, node, source)
+    if strangers := [name for name in names if name not in (now.owner, *now.readers)]:
+        raise InvalidInput(f"{source} on {node} is not shared with {', '.join(strangers)}")
+    readers = [name for name in now.readers if name not in names]
+    _set_rights(client, node, source, None if now.owner in names else now.owner, readers, json=json)
+
+
+def _rights(client: Client, node: str, source: str) -> SourceRights:
+    for each in client.sources():
+        if (each.node, each.source) == (node, source):
+            return SourceRights(owner=each.owner, readers=each.readers)
+    return SourceRights()
+
+
+def _set_rights(
+    client: Client, node: str, source: str, owner: str | None, readers: Iterable[str], *, json: bool
+) -> None:
+    rights = client.set_rights(node, source, owner=owner, readers=readers)
+    if json:
+        print_json({"node_id": node, "source": source, **rights.model_dump()})
+        return
+    owned = f"owner {rights.owner}" if rights.owner else "no owner"
+    read = f"readers {', '.join(rights.readers)}" if rights.readers else "no readers"
+    screen().print(f"{source} on {node}: {owned}, {read}", markup=False, soft_wrap=True)
 
 
 def _say(node: str, source: str, state: str, *, json: bool) -> None:

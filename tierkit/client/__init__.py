@@ -5,7 +5,7 @@ with Client("http://127.0.0.1:8070") as terrace:
     print(job.answered_fine, job.images_per_s)
 """
 
-from tierkit.client.aio import AsyncClient
+from tierkit.client.aio import AsyncClient, ObservationFilters
 from tierkit.client.blocking import Client
 from tierkit.client.files import Files, gather, shortened
 from tierkit.client.http import DEFAULT_URL, Backoff
@@ -31,7 +31,7 @@ from tierkit.wire.api import (
     StateChange,
 )
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
-from tierkit.wire.sources import SeenGap, SeenPicture, SourcesReport
+from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture, SourceNow, SourceRights, SourcesReport
 
 __all__ = [
     "DEFAULT_URL",
@@ -59,6 +59,8 @@ __all__ = [
     "JobState",
     "Labels",
     "NodeShare",
+    "ObservationFilters",
+    "ObservationPage",
     "PolicyFields",
     "Run",
     "RunPage",
@@ -68,6 +70,8 @@ __all__ = [
     "RunWorker",
     "SeenGap",
     "SeenPicture",
+    "SourceNow",
+    "SourceRights",
     "SourcesReport",
     "StateChange",
     "gather",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import anyio
@@ -50,13 +51,23 @@ from tierkit.wire.runs import (
     WorkerOffer,
     WorkerWish,
 )
-from tierkit.wire.sources import SeenGap, SeenPicture, SourceFields, SourcesReport
+from tierkit.wire.sources import (
+    ObservationPage,
+    SeenGap,
+    SeenPicture,
+    SourceFields,
+    SourceList,
+    SourceNow,
+    SourceRights,
+    SourcesReport,
+)
 
-__all__ = ["AsyncClient"]
+__all__ = ["AsyncClient", "ObservationFilters"]
 
 # The scheduler sends a comment every 15 s; after two that did not come the connection is dead.
 _STREAM_SILENCE_S = 35.0
 
+_OBSERVATIONS = "/v1/observations"
 _GAP = b'{"gap"'
 """The beginning of a line about lost observations."""
 
@@ -68,6 +79,23 @@ _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | F
     "fallback": FallbackResults,
     "failed": FailedResults,
 }
+
+
+class ObservationFilters(TypedDict, total=False):
+    """Conditions that an observation must meet, all of them; None sets no condition."""
+
+    source: str | None
+    """Name of the source."""
+    node: str | None
+    """Id of its node."""
+    label: str | None
+    """Class that is the answer in force, or a superclass for all of its classes."""
+    since: datetime | None
+    """Taken then or later. Without a time zone it is local time."""
+    below: float | None
+    """The confidence is less than this, 0 to 1."""
+    amended: bool | None
+    """True: the observation was amended."""
 
 
 class AsyncClient(SchedulerConnection):
@@ -167,15 +195,7 @@ class AsyncClient(SchedulerConnection):
         bom: bool = False,
     ) -> None:
         """Write the results to a file, which appears when it is complete; arguments as of `raw_results`."""
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-        try:
-            async with await anyio.open_file(partial, "wb") as file:
-                async for chunk in self.raw_results(job, format=format, bom=bom):
-                    await file.write(chunk)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        await _save(path, self.raw_results(job, format=format, bom=bom))
 
     async def events(self, job: Job | str, *, budget_s: float | None = None) -> AsyncGenerator[Event, None]:
         """Follow a job from its beginning until its final state: coarse and fine answers as they arrive.
@@ -194,7 +214,7 @@ class AsyncClient(SchedulerConnection):
                 yield event
 
     def _job_events(
-        self, job: Job | str, budget_s: float | None, params: Mapping[str, str]
+        self, job: Job | str, budget_s: float | None, params: Mapping[str, str | float]
     ) -> AsyncGenerator[Event, None]:
         return self._follow(f"{_path(job)}/events", _id(job), budget_s, params, read=_read_event, is_last=_ends_job)
 
@@ -203,7 +223,7 @@ class AsyncClient(SchedulerConnection):
         path: str,
         what: str,
         budget_s: float | None,
-        params: Mapping[str, str],
+        params: Mapping[str, str | float],
         *,
         read: Callable[[str, bytes], T | None],
         is_last: Callable[[T], bool],
@@ -218,7 +238,7 @@ class AsyncClient(SchedulerConnection):
         patience = Patience(self._backoff, budget_s)
         after: str | None = None
         while True:
-            events = self._event_stream(path, after, params)
+            events = self._event_stream(path, after, params, patience.sign_of_life)
             try:
                 while True:
                     with anyio.fail_after(patience.left_s):
@@ -226,7 +246,6 @@ class AsyncClient(SchedulerConnection):
                     if raw is None:
                         raise Unavailable(f"the scheduler at {self.url} ended the event stream in the middle")
                     after = raw.id
-                    patience.sign_of_life()
                     event = read(raw.kind, raw.data)
                     if event is not None:
                         yield event
@@ -393,8 +412,24 @@ class AsyncClient(SchedulerConnection):
         said = {True: "yes", False: "no", None: "default"}[trusted]
         await self._request("PUT", f"{_device_path(node_id)}/trust", repeatable=True, params={"trusted": said})
 
-    async def sources(self, node_id: str) -> SourcesReport:
-        """The sources of a node, its spool and its uplink; `NotFound` if it has none."""
+    async def sources(self) -> tuple[SourceNow, ...]:
+        """The sources of all devices that the caller may see, by node and name."""
+        return (await self._get(SourceList, "/v1/sources")).sources
+
+    async def set_rights(self, node: str, source: str, *, owner: str | None, readers: Iterable[str]) -> SourceRights:
+        """Replace the owner and the readers of a source; `Forbidden` for users who do not own it.
+
+        Args:
+            owner, readers: names of tokens.
+        """
+        path = f"/v1/sources/{_segment('node', node)}/{_segment('source', source)}/rights"
+        rights = SourceRights(owner=owner, readers=tuple(readers))
+        return parse(
+            SourceRights, (await self._request("PUT", path, repeatable=True, upload=json_upload(rights))).content
+        )
+
+    async def node_sources(self, node_id: str) -> SourcesReport:
+        """The sources of a node, its spool and its uplink, as the node reports them; `NotFound` if it has none."""
         return await self._get(SourcesReport, f"{_device_path(node_id)}/sources")
 
     async def add_source(self, node_id: str, name: str, url: str = "", **fields: Unpack[SourceFields]) -> None:
@@ -419,20 +454,78 @@ class AsyncClient(SchedulerConnection):
         await self._request("DELETE", f"{_source_path(node_id, name)}/pause", repeatable=True)
 
     async def observations(
-        self, *, source: str | None = None, node: str | None = None, after: int = 0
+        self, *, after: int = 0, **filters: Unpack[ObservationFilters]
     ) -> AsyncGenerator[SeenPicture | SeenGap, None]:
-        """The pictures that sources have seen, with their answers, by node, source and sequence number. A `SeenGap`
-        names numbers that a device has lost.
+        """All pictures that sources have seen, with their answers, by node, source and sequence number. A `SeenGap`
+        names numbers that a device has lost. Gaps come only if `source`, `node` and `after` are the only conditions.
 
         Args:
-            source, node: only theirs.
             after: only higher sequence numbers.
         """
-        given = {"source": source, "node": node, "after": after or None}
-        params = {name: value for name, value in given.items() if value is not None}
-        async with self._stream("GET", "/v1/observations/export", params=params) as chunks:
+        params = {"format": "jsonl", **_sought(filters, after=after)}
+        async with self._stream("GET", f"{_OBSERVATIONS}/export", params=params) as chunks:
             async for line in iter_lines(chunks):
                 yield parse(SeenGap, line) if line.startswith(_GAP) else parse(SeenPicture, line)
+
+    async def observation_page(
+        self, *, limit: int = 100, cursor: str | None = None, **filters: Unpack[ObservationFilters]
+    ) -> ObservationPage:
+        """One page of observations, newest first; `next_cursor` of a page asks for the next. A page may be short or
+        empty and have a next one, because the scheduler looks at a limited number of observations at a time."""
+        return await self._get(ObservationPage, _OBSERVATIONS, limit=limit, cursor=cursor, **_sought(filters))
+
+    async def follow_observations(
+        self,
+        *,
+        source: str | None = None,
+        node: str | None = None,
+        label: str | None = None,
+        below: float | None = None,
+    ) -> AsyncGenerator[SeenPicture, None]:
+        """Observations from now on, in the order in which they reach the scheduler, each again whenever it is amended.
+        A broken connection is resumed where it broke, and so is that of `events`.
+
+        Args:
+            source, node, label, below: conditions; see `ObservationFilters`.
+
+        Raises:
+            Unavailable: the scheduler stayed away for longer than `Backoff.outage_s`.
+        """
+        params = _sought({"source": source, "node": node, "label": label, "below": below})
+        path = f"{_OBSERVATIONS}/events"
+        events = self._follow(path, "observations", None, params, read=_read_seen, is_last=lambda _: False)
+        async with aclosing(events):
+            async for seen in events:
+                yield seen
+
+    async def save_observations(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["jsonl", "csv"] = "jsonl",
+        bom: bool = False,
+        after: int = 0,
+        **filters: Unpack[ObservationFilters],
+    ) -> None:
+        """Write observations to a file, which appears when it is complete.
+
+        Args:
+            bom: begin a CSV with a byte order mark, by which spreadsheets know UTF-8.
+            after: only higher sequence numbers.
+        """
+        params = {"format": format, **({"bom": "true"} if bom else {}), **_sought(filters, after=after)}
+        async with self._stream("GET", f"{_OBSERVATIONS}/export", params=params) as chunks:
+            await _save(path, chunks)
+
+    async def picture(self, node: str, source: str, sequence: int, *, size: int | None = None) -> bytes:
+        """The picture of an observation as a JPEG, PNG or WebP file; `NotFound` if the scheduler does not have it.
+
+        Args:
+            size: pixels of the longer side of a smaller copy, 16 to 512. Default: the picture as it was sent.
+        """
+        path = f"{_OBSERVATIONS}/{_segment('node', node)}/{_segment('source', source)}/{sequence}/picture"
+        params = {} if size is None else {"size": size}
+        return (await self._request("GET", path, repeatable=True, params=params)).content
 
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
@@ -454,13 +547,13 @@ class AsyncClient(SchedulerConnection):
         """The manifest of the scheduler's model set: classes, networks with their sha256, and encoders."""
         return await self._get(dict[str, Any], "/v1/models")
 
-    async def _get(self, kind: type[T], path: str, **params: str | int | None) -> T:
+    async def _get(self, kind: type[T], path: str, **params: str | float | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}
         response = await self._request("GET", path, repeatable=True, params=given)
         return parse(kind, response.content)
 
     async def _event_stream(
-        self, path: str, after: str | None, params: Mapping[str, str]
+        self, path: str, after: str | None, params: Mapping[str, str | float], heard: Callable[[], None]
     ) -> AsyncGenerator[ServerSentEvent, None]:
         headers = {"Accept": "text/event-stream"}
         if after is not None:
@@ -473,8 +566,16 @@ class AsyncClient(SchedulerConnection):
             read_timeout_s=_STREAM_SILENCE_S,
             patient=False,  # its caller is
         ) as chunks:
-            async for event in iter_server_sent_events(iter_lines(chunks)):
+            async for event in iter_server_sent_events(_hearing(iter_lines(chunks), heard)):
                 yield event
+
+
+async def _hearing(lines: AsyncIterator[bytes], heard: Callable[[], None]) -> AsyncIterator[bytes]:
+    """The lines of an event stream; calls `heard` after each event, and for the comments of a quiet stream."""
+    async for line in lines:
+        if not line or line.startswith(b":"):
+            heard()
+        yield line
 
 
 def _id(job: Job | str) -> str:
@@ -499,6 +600,34 @@ def _device_path(node_id: str) -> str:
 
 def _source_path(node_id: str, name: str) -> str:
     return f"{_device_path(node_id)}/sources/{_segment('source', name)}"
+
+
+def _sought(filters: ObservationFilters, *, after: int = 0) -> dict[str, str | float]:
+    """Conditions as parameters of a query."""
+    since = filters.get("since")
+    given = {
+        "source": filters.get("source"),
+        "node": filters.get("node"),
+        "label": filters.get("label"),
+        "since": None if since is None else since.astimezone().isoformat(),
+        "below": filters.get("below"),
+        "amended": "true" if filters.get("amended") else None,
+        "after": after or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def _save(path: str | os.PathLike[str], chunks: AsyncIterator[bytes]) -> None:
+    """Write a file, which appears when it is complete."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        async with await anyio.open_file(partial, "wb") as file:
+            async for chunk in chunks:
+                await file.write(chunk)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _segment(kind: str, name: str) -> str:
@@ -529,6 +658,11 @@ def _read_run(kind: str, data: bytes) -> RunProgress | None:
     if kind == "state":
         return parse(Run, data)
     return parse(RunProgress, data) if kind == "report" else None
+
+
+def _read_seen(kind: str, data: bytes) -> SeenPicture | None:
+    """An event of the observations; None for a kind that this client does not know yet."""
+    return parse(SeenPicture, data) if kind in ("observation", "amended") else None
 
 
 def _kind_of(line: bytes) -> str:

@@ -172,7 +172,7 @@ class _Question:
 
     method: str
     path: str
-    params: Mapping[str, str | int] | None
+    params: Mapping[str, str | float] | None
     headers: Mapping[str, str] | None
     upload: UploadBody | None
     read_timeout_s: float | None = None
@@ -255,7 +255,7 @@ class SchedulerConnection:
         path: str,
         *,
         repeatable: bool,
-        params: Mapping[str, str | int] | None = None,
+        params: Mapping[str, str | float] | None = None,
         headers: Mapping[str, str] | None = None,
         upload: UploadBody | None = None,
         patience_s: float | None = None,
@@ -289,7 +289,7 @@ class SchedulerConnection:
         method: str,
         path: str,
         *,
-        params: Mapping[str, str | int] | None = None,
+        params: Mapping[str, str | float] | None = None,
         headers: Mapping[str, str] | None = None,
         upload: UploadBody | None = None,
         read_timeout_s: float | None = None,

@@ -72,7 +72,7 @@ def answering(status: int, content: bytes) -> Callable[[], Awaitable[Response]]:
 
 
 async def test_requests_reach_the_node_with_its_key(node: FakeNode, client: AsyncClient) -> None:
-    report = await client.sources("end-0")
+    report = await client.node_sources("end-0")
     assert [(source.name, source.taken) for source in report.sources] == [("gate", 1234), ("yard", 0)]
     assert report.spool is not None
     assert report.spool.lost_answers == 3
@@ -101,7 +101,7 @@ async def test_refusals_of_the_node_come_back(node: FakeNode, client: AsyncClien
     # The scheduler's key is refused, and not the token of the caller.
     node.answer = answering(401, b'{"error": "no token"}')
     with pytest.raises(UpstreamError, match="does not accept the scheduler's key"):
-        await client.sources("end-0")
+        await client.node_sources("end-0")
 
 
 async def test_a_node_that_answers_nonsense_or_not_at_all(
@@ -112,10 +112,10 @@ async def test_a_node_that_answers_nonsense_or_not_at_all(
     for content in nonsense:
         node.answer = answering(200, content)
         with pytest.raises(UpstreamError, match="a form that is not known here"):
-            await client.sources("end-0")
+            await client.node_sources("end-0")
     node.answer = answering(500, b"<html>")
     with pytest.raises(UpstreamError, match="answered 500, and not as a Terrace service does"):
-        await client.sources("end-0")
+        await client.node_sources("end-0")
 
     async def never() -> Response:
         await asyncio.Event().wait()
@@ -123,19 +123,19 @@ async def test_a_node_that_answers_nonsense_or_not_at_all(
 
     node.answer = never
     with pytest.raises(DeadlineExceeded):
-        await client.sources("end-0")
+        await client.node_sources("end-0")
 
 
 async def test_nodes_without_sources_or_without_an_address(client: AsyncClient, scheduler: Any, kit: Any) -> None:
     with pytest.raises(NotFound, match="no node 'end-9'"):
-        await client.sources("end-9")
+        await client.node_sources("end-9")
     await scheduler.register("end-1", "end")
     with pytest.raises(NotFound, match="has no sources"):
-        await client.sources("end-1")
+        await client.node_sources("end-1")
     place = {**kit.registration("end-2"), "spool": "5" * 16, "lease_s": 600.0}
     assert (await scheduler.http.post("/v1/devices", json=place)).status_code == 200
     with pytest.raises(UpstreamError, match="end-2"):
-        await client.sources("end-2")
+        await client.node_sources("end-2")
     too_long = await scheduler.http.post("/v1/devices/end-2/sources", content=b" " * 100_000)
     assert too_long.status_code == 413
     assert (await scheduler.http.delete("/v1/devices/end-2/sources/..%2Fx")).status_code in (400, 404)

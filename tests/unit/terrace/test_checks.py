@@ -73,7 +73,7 @@ class FakeClient:
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
-    def sources(self, node_id: str) -> SourcesReport:
+    def node_sources(self, node_id: str) -> SourcesReport:
         if self._report is None:
             raise UpstreamError(f"{node_id} cannot be reached")
         return self._report
