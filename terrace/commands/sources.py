@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -43,6 +42,22 @@ class NewSource:
         Literal["none", "unsure", "all"] | None,
         typer.Option(help="Pictures to keep on the device.", show_default=False),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewUsers:
+    """Options of `terrace sources share`."""
+
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make this user the owner, who may also pause and share it.")
+    ] = None
+    reader: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Let this user see it; may be repeated.")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        if self.owner is None and not self.reader:
+            raise typer.BadParameter("name a user", param_hint="--owner or --reader")
 
 
 @app.command("list")
@@ -192,20 +207,14 @@ def share(
     client: Client,
     node: NodeId,
     source: SourceName,
-    owner: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make this user the owner, who may also pause and share it.")
-    ] = None,
-    reader: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Let this user see it; may be repeated.")
-    ] = None,
+    users: NewUsers,
     json: Json = False,
 ) -> None:
     """Let users see a source, by the names of their tokens. It need not have sent anything yet."""
-    if owner is None and not reader:
-        raise typer.BadParameter("one of them is needed", param_hint="--owner, --reader")
     now = _rights(client, node, source)
-    readers = dict.fromkeys((*now.readers, *(reader or ())))
-    _set_rights(client, node, source, owner or now.owner, readers, json=json)
+    readers = dict.fromkeys((*now.readers, *(users.reader or ())))
+    rights = SourceRights(owner=users.owner or now.owner, readers=tuple(readers))
+    _set_rights(client, node, source, rights, json=json)
 
 
 @app.command()
@@ -221,8 +230,9 @@ def unshare(
     now = _rights(client, node, source)
     if strangers := [name for name in names if name not in (now.owner, *now.readers)]:
         raise InvalidInput(f"{source} on {node} is not shared with {', '.join(strangers)}")
-    readers = [name for name in now.readers if name not in names]
-    _set_rights(client, node, source, None if now.owner in names else now.owner, readers, json=json)
+    owner = None if now.owner in names else now.owner
+    readers = tuple(name for name in now.readers if name not in names)
+    _set_rights(client, node, source, SourceRights(owner=owner, readers=readers), json=json)
 
 
 def _rights(client: Client, node: str, source: str) -> SourceRights:
@@ -232,10 +242,8 @@ def _rights(client: Client, node: str, source: str) -> SourceRights:
     return SourceRights()
 
 
-def _set_rights(
-    client: Client, node: str, source: str, owner: str | None, readers: Iterable[str], *, json: bool
-) -> None:
-    rights = client.set_rights(node, source, owner=owner, readers=readers)
+def _set_rights(client: Client, node: str, source: str, wanted: SourceRights, *, json: bool) -> None:
+    rights = client.set_rights(node, source, owner=wanted.owner, readers=wanted.readers)
     if json:
         print_json({"node_id": node, "source": source, **rights.model_dump()})
         return

@@ -483,7 +483,7 @@ class AsyncClient(SchedulerConnection):
         below: float | None = None,
     ) -> AsyncGenerator[SeenPicture, None]:
         """Observations from now on, in the order in which they reach the scheduler, each again whenever it is amended.
-        A broken connection is resumed where it broke, and so is that of `events`.
+        A broken connection is resumed where it broke, as in `events`.
 
         Args:
             source, node, label, below: conditions; see `ObservationFilters`.
