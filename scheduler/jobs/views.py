@@ -20,7 +20,16 @@ from scheduler.core.policy import JobPolicy
 from scheduler.jobs.progress import sent_of
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.api import Attempt, Decision, Job
-from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
+from tierkit.wire.events import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    StageAnswer,
+    TaskEvent,
+    UpstreamAnswer,
+)
 from tierkit.wire.trace import Trace
 
 __all__ = ["Renderer", "Rows", "attempt", "decision", "grouped", "job"]
@@ -219,11 +228,13 @@ class Renderer:
             "confidence": answer.confidences[place],
             "coarse_index": answer.coarse_labels[place],
             "coarse_label": self._hierarchy.coarse[answer.coarse_labels[place]],
+            "coarse_confidence": answer.coarse_confidences[place],
             "node": answer.node_id,
             "tier": answer.tier,
             "model": answer.model,
             "sha256": answer.sha256,
             "ms": round(ms, 3),
+            "sent": _sent_alone(answer),
         }
 
 
@@ -245,6 +256,13 @@ def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[Fine
                 for index, place in zip(at.tolist(), places.tolist(), strict=True)
             }
     return {}
+
+
+def _sent_alone(answer: UpstreamAnswer) -> dict[str, Any] | None:
+    """What was sent up for the image of an answer; None if other images went with it, because they share its cost."""
+    if answer.sent is None or len(answer.labels) > 1:
+        return None
+    return msgspec.structs.asdict(answer.sent)
 
 
 def _time(seconds: float) -> datetime:

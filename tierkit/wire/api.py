@@ -84,7 +84,7 @@ class FineAnswer(_Value):
     coarse_index: int
     coarse_label: str
     coarse_confidence: float | None = None
-    """None in results of jobs."""
+    """Of that superclass; None in results of an older Terrace."""
     node: str
     tier: Tier
     model: str = ""
@@ -94,7 +94,7 @@ class FineAnswer(_Value):
     ms: float | None = None
     """As in `CoarseAnswer`."""
     sent: Sent | None = None
-    """The form in which the picture went up, and what that cost; None in results of jobs, where it counts per task."""
+    """The form in which the picture went up, and what that cost; None if other images of its task went with it."""
 
 
 class PictureAnswers(_Value):

@@ -45,6 +45,21 @@ async def test_mapping_answers_every_image_coarse_then_fine(kit, scheduler):
         assert result["request_id"] == f"{job['id']}-{index // 50}"
 
 
+async def test_a_result_has_what_was_sent_up_if_its_image_went_by_itself(kit, scheduler):
+    sent = {"form": "pixels", "upload_bytes": 3321}
+
+    async def script(end, task_id, upstreams, lines):
+        return [lines[0], {**lines[1], "sent": sent}]
+
+    async with kit.end(scheduler, "end-0", script=script), kit.uppers(scheduler, "edge-0"):
+        job = await scheduler.submit(kit.images(3), batch_size=2, scheme="end-edge")
+        await scheduler.finished(job["id"])
+        fine = [result["fine"] for result in await scheduler.results(job["id"])]
+    alone = {**sent, "encode_ms": 0.0, "encoded_by": None, "relay_bytes": 0}
+    assert [answer["sent"] for answer in fine] == [None, None, alone]
+    assert all(0 < answer["coarse_confidence"] <= 1 for answer in fine)
+
+
 async def test_a_job_whose_pixels_are_gone_fails_and_says_so(kit, settings):
     async with kit.scheduler(settings) as scheduler:
         job = await scheduler.submit(kit.images(10))
