@@ -188,10 +188,10 @@ def _scope(entry: TokenEntry) -> str:
     if entry.run is not None:
         return f"{len(entry.used)} of {entry.uses} workers of run {entry.run}"
     if entry.role in ("node", "worker"):
-        limit = entry.observations_per_minute
-        limits = [] if limit is None else [f"{limit:,} observations a minute"]
+        most = entry.observations_per_minute
+        limit = () if most is None else (f"{most:,} observations a minute",)
         names = entry.nodes or (entry.name, f"{entry.name}-*")
-        return ", ".join([*names, *(f"{tier} only" for tier in entry.tiers), *limits])
+        return ", ".join([*names, *(f"{tier} only" for tier in entry.tiers), *limit])
     limits = {
         "requests a minute": entry.requests_per_minute,
         "bytes a minute": entry.upload_bytes_per_minute,
