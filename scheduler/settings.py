@@ -154,7 +154,7 @@ class SchedulerSettings(ServiceSettings):
     """Seconds for which the scheduler keeps observations, finished jobs with their results, and ended training runs."""
 
     max_observations: PositiveInt = 1_000_000
-    """Most observations that the scheduler keeps; the oldest go first. A million takes about 800 MB of the database."""
+    """Most observations that the scheduler keeps; the oldest go first. A million takes about 500 MB of the database."""
 
     @field_validator("trusted")
     @classmethod

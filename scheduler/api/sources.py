@@ -76,7 +76,7 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     dependencies=USERS,
 )
 async def list_all_sources(scheduler: Service, caller: CallerOf) -> Response:
-    """All for operators, for others those that they own or may read. Made once a second at most."""
+    """Operators see all sources, others those that they own or may read. Made once a second at most."""
     content, _ = scheduler.observations.book.snapshot(only_of(caller))
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 

@@ -265,11 +265,14 @@ class Scheduler:
         self.observations.stop_streams()
 
     async def purge(self) -> int:
-        """Delete jobs, training runs and observations whose retention is over; returns the number of jobs."""
+        """Delete jobs and training runs whose retention is over; returns the number of jobs."""
         before = self.elapsed() - self.settings.retention_s
         await self.runs.purge(before)
-        await self.observations.purge(before, self.settings.max_observations)
         return await self.store.purge(before)
+
+    async def purge_observations(self) -> None:
+        """Delete observations whose retention is over, or that are too many."""
+        await self.observations.purge(self.elapsed() - self.settings.retention_s, self.settings.max_observations)
 
 
 def _in_short(job: JobRow, state: JobState) -> str:

@@ -61,6 +61,8 @@ _SWEEP_S = 0.05
 _SHOW_S = 1.0
 """Between two updates of the figures that take longer to work out."""
 _PURGE_S = 3600.0
+_PURGE_OBSERVATIONS_S = 60.0
+"""A fleet may send sixty thousand in that time."""
 _FLUSH_S = 5.0
 
 
@@ -179,6 +181,7 @@ async def _loops(
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
             lifecycle.own(watch.run(), name="watch"),
             lifecycle.own(_purge(scheduler), name="purge"),
+            lifecycle.own(_purge_observations(scheduler), name="purge of observations"),
             lifecycle.own(note_elapsed(elapsed, commit), name="elapsed time"),
             lifecycle.own(scheduler.operators.run(), name="known nodes"),
             lifecycle.own(scheduler.runs.watch(), name="training runs"),
@@ -254,6 +257,15 @@ async def _purge(scheduler: Scheduler) -> None:
             if purged:
                 _log.info("deleted %d jobs whose retention is over", purged)
         await asyncio.sleep(_PURGE_S)
+
+
+async def _purge_observations(scheduler: Scheduler) -> None:
+    while True:
+        try:
+            await scheduler.purge_observations()
+        except Unavailable as exc:
+            _log.warning("old observations cannot be deleted now: %s", exc)
+        await asyncio.sleep(_PURGE_OBSERVATIONS_S)
 
 
 async def _stop_streams(scheduler: Scheduler, lifecycle: Lifecycle) -> None:

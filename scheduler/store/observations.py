@@ -218,9 +218,9 @@ class ObservationStore:
             stored = table.c.stored_elapsed
             gone = await self._purge_all(table, columns, stored < before, stored, part)
             deleted = max(deleted, gone if table is observations else 0)
-        sources = observation_sources
-        forgotten = delete(sources).where(sources.c.stored_elapsed < before)
-        await self._commit.execute(lambda connection: connection.execute(forgotten))
+        sources = observation_sources.c
+        silent = sources.stored_elapsed
+        await self._purge_all(observation_sources, ("node_id", "source", "highest"), silent < before, silent, 500)
         (row,) = await self._reader.rows(select(func.count()).select_from(observations))
         return row[0], deleted
 

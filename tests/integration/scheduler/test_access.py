@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -211,6 +212,57 @@ async def test_the_observations_of_a_node_are_limited_by_its_token(closed: Any) 
     )
     assert 30 <= int(refused.headers["retry-after"]) <= 41
     assert (await send(places[1], PI, 1)).status_code == 200
+
+
+async def test_users_see_the_sources_that_they_own_or_may_read(closed: Any) -> None:
+    place = registration("any-1", spool="5" * 16, lease_s=600.0)
+    assert (await closed.http.post("/v1/devices", json=place, headers=bearer(ANY))).status_code == 200
+    seen = [{"source": source, "sequence": 1, "age_s": 1.0} for source in ("gate", "hall", "yard")]
+    device = {"sources": [{"name": source, "state": "running"} for source in ("gate", "hall", "yard", "roof")]}
+    batch = {"node_id": "any-1", "incarnation": place["incarnation"], "spool": "a" * 16, "observations": seen}
+
+    async def call(method: str, path: str, token: str, **content: Any) -> Any:
+        return await closed.http.request(method, path, headers=bearer(token), **content)
+
+    async def rights(source: str, token: str, owner: str | None, *readers: str) -> Any:
+        wanted = {"owner": owner, "readers": readers}
+        return (await call("PUT", f"/v1/sources/any-1/{source}/rights", token, json=wanted)).status_code
+
+    assert await rights("gate", ALICE, "alice") == 404, "it is not hers yet"
+    assert await rights("gate", OLGA, "alice", "bob") == 200, "it has sent nothing yet"
+    assert await rights("hall", OLGA, None, "alice") == 200
+    assert (await call("POST", "/v1/observations", ANY, json={**batch, "device": device})).status_code == 200
+
+    async def sight(token: str) -> set[str]:
+        listed = (await call("GET", "/v1/sources", token)).json()["sources"]
+        page = (await call("GET", "/v1/observations", token)).json()["observations"]
+        lines = (await call("GET", "/v1/observations/export", token)).text.splitlines()
+        shown = {each["source"] for each in listed}
+        assert {each["source"] for each in page} == {json.loads(line)["source"] for line in lines} == shown - {"roof"}
+        for source in ("gate", "hall", "yard"):
+            paths = [f"/v1/observations?node=any-1&source={source}", f"/v1/observations/any-1/{source}/1/picture"]
+            answers = [await call("GET", path, token) for path in paths]
+            unseen = source not in shown
+            assert [each.status_code for each in answers] == [404 if unseen else 200, 404]
+            assert ("has no source" in answers[1].text) == unseen
+        return shown
+
+    assert await sight(OLGA) == await sight(ROOT) == {"gate", "hall", "yard", "roof"}
+    assert await sight(ALICE) == {"gate", "hall"}
+    assert await sight(BOB) == {"gate"}
+    assert await sight(EVE) == set()
+    assert await rights("gate", BOB, "alice") == 403, "a reader changes nothing"
+    assert await rights("gate", ALICE, "bob") == 403, "only operators give a source to somebody else"
+    assert await rights("gate", ALICE, "alice", "eve") == 200
+    assert (await sight(BOB), await sight(EVE)) == (set(), {"gate"})
+    for token, source, codes in ((ALICE, "gate", {502, 504}), (ALICE, "hall", {403}), (EVE, "yard", {404})):
+        pause = await call("POST", f"/v1/devices/any-1/sources/{source}/pause", token)
+        assert pause.status_code in codes, (source, pause.text)
+    assert (await call("GET", "/v1/devices/any-1/sources", BOB)).status_code == 404
+    assert (await call("GET", "/v1/devices/any-1/sources", EVE)).status_code in (502, 504)
+    refused: tuple[Any, ...] = ({"owner": "Ä"}, {"readers": ["a"] * 101}, {"owner": "a", "color": 1}, [])
+    for wanted in refused:
+        assert (await call("PUT", "/v1/sources/any-1/gate/rights", OLGA, json=wanted)).status_code == 422
 
 
 async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:

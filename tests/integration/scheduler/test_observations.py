@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import gzip
 import io
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -20,7 +22,7 @@ from PIL import Image
 from models.hierarchy import bundled_hierarchy
 from tierkit.testing import wait_for
 from tierkit.wire.api import parse
-from tierkit.wire.sources import SeenGap, SeenPicture
+from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture
 
 SPOOL, OTHER_SPOOL = "a" * 16, "b" * 16
 SHA256 = "0" * 64
@@ -98,7 +100,7 @@ async def gate(scheduler: Any, kit: Any) -> Camera:
     return await camera(scheduler, kit, lease_s=600.0)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 async def either(request: Any, kit: Any, settings: Any, database_url: str) -> AsyncIterator[Camera]:
     """The same, on each database."""
     async with kit.scheduler(settings.model_copy(update={"database": database_url})) as running:
@@ -335,3 +337,193 @@ async def test_a_reader_that_hangs_up_frees_what_it_read(gate: Camera) -> None:
     ):
         assert json.loads(await anext(lines))["sequence"] == 1
     assert await gate.numbers(after=999) == [1000]
+
+
+async def pages(gate: Camera, **query: Any) -> list[list[int]]:
+    """Sequence numbers, page by page."""
+    found: list[list[int]] = []
+    while True:
+        reply = await gate.running.http.get("/v1/observations", params=query)
+        assert reply.status_code == 200, reply.text
+        page = parse(ObservationPage, reply.content)
+        found.append([each.sequence for each in page.observations])
+        if page.next_cursor is None:
+            return found
+        query["cursor"] = page.next_cursor
+
+
+async def test_pages_show_the_newest_picture_first(gate: Camera) -> None:
+    await gate.send(*[seen(number, age_s=100.0 - number) for number in range(1, 8)])
+    await gate.send(seen(8, age_s=500.0))
+    assert await pages(gate) == [[7, 6, 5, 4, 3, 2, 1, 8]]
+    assert await pages(gate, limit=3) == [[7, 6, 5], [4, 3, 2], [1, 8]]
+    first = await gate.running.http.get("/v1/observations", params={"limit": 3})
+    await gate.send(seen(9, age_s=0.0), seen(5, revision=1, finer=finer()), seen(2, revision=1, finer=finer()))
+    after = {"limit": 9, "cursor": first.json()["next_cursor"]}
+    assert await pages(gate, **after) == [[4, 3, 2, 1, 8]], "what comes meanwhile moves nothing"
+    for cursor in ("x", "W10", "", "MTIz", "A" * 500):
+        assert (await gate.running.http.get("/v1/observations", params={"cursor": cursor})).status_code == 400
+
+
+async def test_observations_are_found_by_their_content(gate: Camera) -> None:
+    since = time.time() - 45
+    await gate.send(*[seen(number, local=local(number % 20, number / 100)) for number in range(1, 41)])
+    await gate.send(seen(41, finer=finer(7)), seen(42, age_s=90.0, local=local(4, 0.99)))
+    await gate.send(seen(3, revision=1, local=local(3, 0.03), finer=finer(8)))
+    await gate.send({"source": "yard", "sequence": 1, "age_s": 1.0, "reason": "truncated"})
+    for wanted, numbers in (
+        ({"label": FINE[7]}, [41]),
+        ({"label": COARSE[4]}, [3, 4, 24, 41, 42]),
+        ({"label": COARSE[4], "below": 0.3}, [4, 24]),
+        ({"below": 0.045}, [1, 2, 4]),
+        ({"below": 0}, []),
+        ({"amended": True}, [3]),
+        ({"source": "yard"}, [1]),
+        ({"source": "attic"}, []),
+        ({"node": "end-0", "source": "gate", "label": FINE[8]}, [3]),
+        ({"label": COARSE[4], "since": datetime.fromtimestamp(since, UTC).isoformat()}, [3, 4, 24, 41]),
+    ):
+        assert sorted(itertools.chain(*await pages(gate, **wanted))) == numbers, wanted
+        assert sorted(await gate.numbers(**wanted)) == numbers, wanted
+    for path in ("/v1/observations", "/v1/observations/export", "/v1/observations/events"):
+        reply = await gate.running.http.get(path, params={"label": f"{FINE[7]}s"})
+        assert (reply.status_code, FINE[7] in reply.json()["error"]) == (404, True)
+        for bad in ({"below": 2}, {"since": "0.5"}, {"since": "2026-01-01"}, {"amended": "often"}, {"colour": "red"}):
+            assert (await gate.running.http.get(path, params=bad)).status_code in (400, 422)
+
+
+async def test_a_table_for_spreadsheets(gate: Camera) -> None:
+    hostile = '=HYPERLINK("http://x")'
+    await gate.send(
+        seen(1, name=hostile, finer=finer(), unsure=True), seen(2), gaps=[{"source": "gate", "first": 3, "last": 9}]
+    )
+    await gate.send({"source": "gate", "sequence": 10, "age_s": 1.0, "reason": "truncated"})
+    reply = await gate.running.http.get("/v1/observations/export", params={"format": "csv", "bom": True})
+    assert reply.headers["content-type"] == "text/csv; charset=utf-8"
+    assert reply.content.startswith(b"\xef\xbb\xbf")
+    first, second, third = csv.DictReader(io.StringIO(reply.content.decode("utf-8-sig")))
+    assert (first["name"], first["unsure"], first["answered_by"]) == (f"'{hostile}", "true", "cloud")
+    assert (first["label"], first["fine_label"], first["coarse_label"]) == (FINE[7], FINE[7], COARSE[1])
+    assert (first["sent_form"], first["sent_upload_bytes"], first["fine_coarse_label"]) == ("pixels", "3321", COARSE[4])
+    assert (second["label"], second["fine_label"], second["waits"]) == (COARSE[2], "", "false")
+    assert (third["label"], third["damaged"], third["sequence"]) == ("", "truncated", "10")
+    assert datetime.fromisoformat(first["taken_at"]).tzinfo is not None
+
+
+class Events:
+    """The events of a stream of the scheduler, one by one."""
+
+    def __init__(self, lines: AsyncIterator[str]) -> None:
+        self._lines = lines
+
+    async def next(self) -> tuple[str, int | None, Any]:
+        """Kind, number and data of the next one."""
+        event: dict[str, str] = {}
+        async for line in self._lines:
+            name, _, value = line.partition(": ")
+            if line and name:
+                event[name] = value
+            elif "data" in event:
+                number = event.get("id")
+                return event["event"], None if number is None else int(number), json.loads(event["data"])
+            else:
+                event = {}
+        raise AssertionError("the stream has ended")
+
+
+@contextlib.asynccontextmanager
+async def events(running: Any, path: str, headers: dict[str, str] | None = None, **query: Any) -> AsyncIterator[Events]:
+    async with running.http.stream("GET", path, params=query, headers=headers or {}) as reply:
+        assert reply.status_code == 200
+        yield Events(reply.aiter_lines())
+
+
+async def test_readers_follow_what_comes_and_continue_where_they_were(either: Camera) -> None:
+    running, path = either.running, "/v1/observations/events"
+    await either.send(seen(1))
+    async with events(running, path) as all_of_it, events(running, path, label=FINE[7]) as sevens:
+        await either.send(*[seen(number) for number in range(2, 5)])
+        assert [(await all_of_it.next())[2]["sequence"] for _ in range(3)] == [2, 3, 4]
+        await either.send(seen(2, revision=1, finer=finer()))
+        kind, at, data = await all_of_it.next()
+        assert (kind, data["sequence"], data["label"]) == ("amended", 2, FINE[7])
+        kind, _, data = await sevens.next()
+        assert (kind, data["sequence"]) == ("amended", 2)
+    for first in (5, 553):
+        await either.send(*[seen(number) for number in range(first, min(first + 548, 1100))])
+    async with events(running, path, {"Last-Event-ID": str(at)}) as continued:
+        missed = [await continued.next() for _ in range(1095)]
+        assert [data["sequence"] for _, _, data in missed] == list(range(5, 1100))
+        numbers = [number or 0 for _, number, _ in missed]
+        assert numbers == sorted(set(numbers))
+        await either.send(seen(2000))
+        assert (await continued.next())[2]["sequence"] == 2000
+    reply = await running.http.get(path, headers={"Last-Event-ID": "latest"})
+    assert reply.status_code == 400
+
+
+async def test_what_each_source_saw_last_is_shown(gate: Camera, kit: Any) -> None:
+    running = gate.running
+
+    async def listed() -> dict[str, Any]:
+        """Sources by name, made again for the state of now."""
+        async with events(running, "/v1/sources/events") as snapshots:
+            kind, _, data = await snapshots.next()
+        assert kind == "snapshot"
+        return {each["source"]: each for each in data["sources"]}
+
+    async def shows(name: str, **fields: Any) -> bool:
+        found = (await listed()).get(name, {})
+        return {key: found.get(key) for key in fields} == fields
+
+    assert (await running.http.get("/v1/sources")).json() == {"sources": []}
+    device = {
+        "sources": [{"name": "gate", "state": "running"}, {"name": "yard", "state": "waiting", "reason": "refused"}],
+        "waiting_pictures": 3,
+        "spool_bytes": 1000,
+        "spool_size_bytes": 50_000_000,
+        "bytes_per_day": 5_000_000,
+    }
+    await gate.send(seen(1), seen(2, finer=finer()), device=device)
+    await wait_for(lambda: shows("gate", state="running", waiting_pictures=3, health="alive"), what="the list")
+    found = await listed()
+    assert (found["gate"]["last"]["sequence"], found["gate"]["last"]["label"]) == (2, FINE[7])
+    assert 0 <= found["gate"]["heard_s"] < 60
+    assert (found["yard"]["state"], found["yard"]["reason"]) == ("waiting", "refused")
+    assert (found["yard"]["last"], found["yard"]["heard_s"]) == (None, None)
+    await gate.send(seen(1, revision=1, finer=finer(3)))
+    await running.http.put("/v1/observations/end-0/gate/2/picture", content=picture(2))
+    await gate.send(device={"sources": [{"name": "gate", "state": "paused"}]})
+    await wait_for(lambda: shows("gate", state="paused", last_picture=2, bytes_per_day=None), what="the picture")
+    found = await listed()
+    assert (found["gate"]["last"]["sequence"], found["gate"]["last"]["picture"]) == (2, True)
+    assert "yard" not in found, "it has sent nothing, and its device has it no longer"
+
+
+async def test_the_list_of_sources_outlives_the_scheduler(kit: Any, settings: Any, database_url: str) -> None:
+    settings = settings.model_copy(update={"database": database_url})
+    async with kit.scheduler(settings) as running:
+        before = await camera(running, kit, lease_s=600.0)
+        lost = {"source": "yard", "first": 2, "last": 9}
+        await before.send(seen(1), seen(2), seen(1, source="yard"), gaps=[lost])
+        await running.http.put("/v1/observations/end-0/gate/1/picture", content=picture(1))
+        await running.http.put("/v1/sources/end-0/gate/rights", json={"owner": "anna", "readers": ["ben", "anna"]})
+    async with kit.scheduler(settings) as running:
+        gate, yard = (await running.http.get("/v1/sources")).json()["sources"]
+        assert (gate["last"]["sequence"], gate["last_picture"], gate["last"]["picture"]) == (2, 1, False)
+        assert (gate["owner"], gate["readers"]) == ("anna", ["ben"])
+        assert (yard["source"], yard["last"]) == ("yard", None), "its highest number was lost"
+
+
+async def test_pictures_in_small(gate: Camera) -> None:
+    await gate.send(seen(1), seen(2))
+    http, url = gate.running.http, "/v1/observations/end-0/gate/1/picture"
+    large = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(large, "PNG")
+    await http.put(url, content=large.getvalue())
+    reply = await http.get(url, params={"size": 16})
+    assert reply.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(reply.content)).size == (16, 12)
+    assert "immutable" in reply.headers["cache-control"]
+    for bad in (0, 513, "large"):
+        assert (await http.get(url, params={"size": bad})).status_code in (400, 422)
