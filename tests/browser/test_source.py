@@ -66,7 +66,7 @@ def test_observations_are_chosen_by_class_confidence_and_amendment(
         node.seen(3, "fish", 0.6),
         node.seen(4, "fish", 0.2, revision=1, finer=node.finer("shark", 0.4)),
     )
-    page = open_page(history(watched_url, node))
+    page = open_page(history(watched_url, node), allowed="status of 400")
     label, sure = page.get_by_label("Class"), page.get_by_label("Less sure than")
     expect(page.get_by_test_id("observation")).to_have_count(4)
     label.fill("trees")
@@ -99,7 +99,8 @@ def test_observations_are_chosen_by_class_confidence_and_amendment(
     expect(row(page, 4)).to_have_count(0)
     label.fill("no such class")
     label.press("Enter")
-    expect(page.get_by_test_id("shown-of")).to_have_text("Nothing is like that.")
+    expect(page.get_by_role("alert")).to_contain_text("no such class")
+    expect(page.get_by_test_id("observation")).to_have_count(0)
 
 
 def test_older_observations_are_shown_page_by_page(watched_url: str, node: PlayedNode, open_page: OpenPage) -> None:

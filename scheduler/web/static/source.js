@@ -1,7 +1,7 @@
 // One source: how it is, who may see it, and what it saw.
 
 import { answerWords, words } from "./answers.js";
-import { follow, get, root, send } from "./api.js";
+import { ApiError, follow, get, root, send } from "./api.js";
 import { attribute, confirmed, el, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
 import { atMost, attempt, begin, caller, main } from "./shell.js";
@@ -222,13 +222,16 @@ async function restart() {
   searches += 1;
   const search = searches;
   cursor = null;
-  const { observations, next_cursor } = await page(null);
-  if (search !== searches) return;
   rows.clear();
-  cursor = next_cursor;
-  for (const seen of observations) rows.set(seen.sequence, seen);
-  show();
-  if (!observations.length && cursor !== null) await readOlder(search);
+  try {
+    const { observations, next_cursor } = await page(null);
+    if (search !== searches) return;
+    cursor = next_cursor;
+    for (const seen of observations) rows.set(seen.sequence, seen);
+  } finally {
+    if (search === searches) show();
+  }
+  if (!rows.size && cursor !== null) await readOlder(search);
 }
 
 /** After a time without events. Rows stay where the newest ones follow on them. */
@@ -337,6 +340,12 @@ begin(async () => {
   below = new Map(coarse.map((each, index) => [each, new Set(hierarchy.fine.filter((/** @type {string} */ _, /** @type {number} */ fine) => hierarchy.parent[fine] === index))]));
   known = new Map([...coarse, ...hierarchy.fine].map((each) => [words(each).toLowerCase(), each]));
   classes.append(...[...known.keys()].sort().map((each) => el("option", { value: each })));
-  await restart();
+  try {
+    await restart();
+  } catch (error) {
+    if (!(error instanceof ApiError && [400, 404].includes(error.status))) throw error;
+    unknown.hidden = false;
+    return;
+  }
   live();
 });
