@@ -235,7 +235,8 @@ async def follow_observations(
     last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
 ) -> StreamingResponse:
     """`observation` and `amended` carry an observation, as it is when it is sent. With `Last-Event-ID`, those that were
-    missed come first; without it, the stream begins now."""
+    missed come first; without it, the stream begins now. `begin` comes before them, so that a reader knows from the
+    start where to resume."""
     after = None if last_event_id is None else last_event_of(last_event_id)
     events = scheduler.observations.follow(sought, after)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)

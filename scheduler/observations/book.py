@@ -203,8 +203,9 @@ class SourceBook:
             raise Forbidden(f"only operators and the owner of {source!r} on {node_id!r} may do this")
 
     def visible(self, reader: str | None) -> list[_Key]:
-        """The sources that a user may see, by node and name; None: an operator."""
-        return sorted(key for key in self.entries if self.may_see(reader, *key))
+        """The sources that a user may see, by node and name; None: an operator. Sources that are shared but have sent
+        nothing yet are among them."""
+        return sorted(key for key in self.entries.keys() | self._rights.keys() if self.may_see(reader, *key))
 
     # --- for those who look -----------------------------------------------------------------------------------------
 
@@ -235,8 +236,9 @@ class SourceBook:
             self._shown.clear()
             self._shown_at, self._shown_version = math.floor(now), self.version
         if reader not in self._shown:
-            healths = {node_id: self._health_of(node_id) for node_id, _ in self.entries}
-            rows = [self._fields(key, healths) for key in self.visible(reader)]
+            keys = self.visible(reader)
+            healths = {node_id: self._health_of(node_id) for node_id, _ in keys}
+            rows = [self._fields(key, healths) for key in keys]
             self._shown[reader] = _ENCODE({"sources": rows})
         return self._shown[reader], self._shown_version
 
@@ -245,7 +247,8 @@ class SourceBook:
         return None if entry.heard_elapsed is None else round(max(0.0, self.elapsed() - entry.heard_elapsed), 1)
 
     def _fields(self, key: _Key, healths: Mapping[str, Health | None]) -> dict[str, Any]:
-        (node_id, source), entry, status = key, self.entries[key], self.devices.get(key[0])
+        (node_id, source), status = key, self.devices.get(key[0])
+        entry = self.entries.get(key) or SourceEntry()
         if entry.shown is None and entry.last is not None:
             entry.shown = Raw(_ENCODE(fields_of(entry.last, self.hierarchies)))
         rights = self.rights(node_id, source)

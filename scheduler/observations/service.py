@@ -270,13 +270,13 @@ class Observations:
         self, sought: SoughtObservations, after: int | None
     ) -> AsyncGenerator[tuple[str, object, int] | None, None]:
         """Observations as they are stored or amended: kind, the fields of a `SeenPicture`, and a number that rises.
-        None while nothing happens.
+        Before them `begin`, whose number is where the stream begins. None while nothing happens.
 
         Args:
             after: the number after which it begins; None: only what comes from now on.
         """
         at = self.last_received if after is None else min(after, self.last_received)
-        yield None
+        yield "begin", {}, at
         while not self._stopping:
             version, upto = self.book.version, self.last_received
             part = await self._reads.received(at, upto, sought) if at < upto else []

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,7 +275,7 @@ class Running:
         return (await self.events(job_id))[-1][2]
 
 
-async def read_events(response: httpx.Response) -> AsyncIterator[tuple[str, int, dict[str, Any]]]:
+async def read_events(response: httpx.Response) -> AsyncGenerator[tuple[str, int, dict[str, Any]], None]:
     event: dict[str, str] = {}
     async for line in response.aiter_lines():
         name, _, value = line.partition(": ")

@@ -15,8 +15,7 @@ from starlette.routing import Route
 
 from scheduler.devices import sources as remote
 from terrace.cli import run
-from tests.integration.scheduler.test_observations import Camera, finer, seen
-from tierkit.client import AsyncClient, SeenGap, SeenPicture
+from tierkit.client import AsyncClient
 from tierkit.errors import DeadlineExceeded, Forbidden, NotFound, UpstreamError
 from tierkit.testing import serve_app
 
@@ -142,7 +141,7 @@ async def test_nodes_without_sources_or_without_an_address(client: AsyncClient, 
 
 
 async def test_the_command_sources(
-    node: FakeNode, scheduler: Any, kit: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: FakeNode, scheduler: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERRACE_SCHEDULER", scheduler.url)
     monkeypatch.setenv("COLUMNS", "160")
@@ -151,17 +150,14 @@ async def test_the_command_sources(
         code = await asyncio.to_thread(run, ["sources", *words])
         return code, *capsys.readouterr()
 
-    code, shown, _ = await call("list")
+    code, shown, _ = await call("list", "end-0")
     assert code == 0
     assert "gate" in shown
     assert "no such folder" in shown
     assert "end-0: 7 answers and 0 pictures wait; 0 pictures dropped, 3 answers lost; online, 100 of 5,000" in shown
-    away = {**kit.registration("end-2"), "spool": "5" * 16, "lease_s": 600.0}
-    assert (await scheduler.http.post("/v1/devices", json=away)).status_code == 200
-    code, shown, _ = await call("list", "--json")
-    first, second = json.loads(shown)["devices"]
-    assert (code, first["node_id"], first["sources"][0]["taken"]) == (0, "end-0", 1234)
-    assert (second["node_id"], "end-2" in second["error"]) == ("end-2", True)
+    code, shown, _ = await call("list", "end-0", "--json")
+    report = json.loads(shown)
+    assert (code, report["node_id"], report["sources"][0]["taken"]) == (0, "end-0", 1234)
     assert (await call("list", "end-9"))[0] == 2
     node.answer = answering(204, b"")
     for words, said in (
@@ -180,34 +176,3 @@ async def test_the_command_sources(
     node.answer = answering(403, b'{"error": "remote_sources is off"}')
     code, _, error = await call("pause", "end-0", "door")
     assert (code, "remote_sources is off" in error) == (1, True)
-
-
-async def test_observations_for_programs_and_on_the_command_line(
-    node: FakeNode,
-    client: AsyncClient,
-    scheduler: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("TERRACE_SCHEDULER", scheduler.url)
-    monkeypatch.setenv("COLUMNS", "160")
-    assert await asyncio.to_thread(run, ["observations"]) == 0
-    assert capsys.readouterr().out == "no observations\n"
-    (device,) = await client.devices()
-    assert (device.sources, device.lease_s) == (True, 600.0)
-    camera = Camera(scheduler, "end-0", device.incarnation)
-    gaps = [{"source": "gate", "first": 1, "last": 3}]
-    await camera.send(seen(4, finer=finer(), name="a.jpg"), seen(5, waits=True, unsure=True), gaps=gaps)
-    gap, better, coarse = [each async for each in client.observations(node="end-0", source="gate")]
-    assert isinstance(gap, SeenGap)
-    assert isinstance(better, SeenPicture)
-    assert isinstance(coarse, SeenPicture)
-    assert (better.answered_by, coarse.answered_by, coarse.waits) == ("cloud", "end", True)
-    assert [each.sequence async for each in client.observations(after=4) if isinstance(each, SeenPicture)] == [5]
-    assert await asyncio.to_thread(run, ["observations"]) == 0
-    shown = capsys.readouterr().out
-    for words in ("1-3", "lost on the device", str(better.label), str(coarse.label), "waits for a better answer"):
-        assert words in shown
-    assert await asyncio.to_thread(run, ["observations", "--json", "--source", "gate"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line.keys() & {"gap", "sequence"} for line in lines] == [{"gap"}, {"sequence"}, {"sequence"}]
