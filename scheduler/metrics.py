@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from models.hierarchy import Hierarchy
 from scheduler.core.device import Node
 from tierkit.types import Tier
+from tierkit.wire.observations import DeviceStatus
 
 __all__ = [
     "ATTEMPTS",
@@ -20,12 +26,18 @@ __all__ = [
     "DEVICES",
     "JOBS",
     "LEADS",
+    "OBSERVATION_BYTES",
     "OUTSTANDING",
     "REFUSED",
+    "SOURCES",
+    "STORED_OBSERVATIONS",
     "TASKS",
     "UNFINISHED",
     "WAITING",
     "ClassCounts",
+    "KnownSources",
+    "SourceCollector",
+    "count_batch",
     "set_standby",
     "show_networks",
 ]
@@ -64,6 +76,38 @@ DATABASE = Gauge(
     "terrace_scheduler_database_accepts_results",
     "1, or 0 while the database refuses results, which then wait.",
 )
+OBSERVATIONS = Counter(
+    "terrace_observations_total",
+    "Observations that nodes have sent: new, amended (a higher revision of a stored one) or known (stored before).",
+    ["kind"],
+)
+OBSERVATION_BATCHES = Counter("terrace_observation_batches_total", "Batches of observations that were stored.")
+OBSERVATION_BYTES = Counter(
+    "terrace_observation_bytes_total", "Bytes of the bodies of these batches as they came, compressed or not."
+)
+OBSERVATION_AGE = Histogram(
+    "terrace_observation_age_seconds",
+    "Age of the pictures of new observations when their batch was written.",
+    buckets=(
+        0.1,
+        0.3,
+        1.0,
+        3.0,
+        10.0,
+        30.0,
+        60.0,
+        300.0,
+        900.0,
+        3600.0,
+        6 * 3600.0,
+        86400.0,
+        7 * 86400.0,
+        30 * 86400.0,
+    ),
+)
+STORED_OBSERVATIONS = Gauge(
+    "terrace_observations_stored", "Observations in the database, as the last deletion of old ones has counted them."
+)
 
 
 def set_standby() -> None:
@@ -74,6 +118,8 @@ def set_standby() -> None:
     for labelled in (OUTSTANDING, DEVICES, NETWORKS):
         labelled.clear()
     DATABASE.set(1)
+    STORED_OBSERVATIONS.set(0)
+    SOURCES.show(None)
 
 
 def show_networks(alive: Iterable[Node]) -> None:
@@ -83,6 +129,106 @@ def show_networks(alive: Iterable[Node]) -> None:
     for labels, count in counts.items():
         NETWORKS.labels(*labels).set(count)
 
+
+def count_batch(ages_s: Sequence[float], *, amended: int, known: int) -> None:
+    """Count a batch of observations that is stored.
+
+    Args:
+        ages_s: ages of the observations that were not stored before.
+        amended: number of higher revisions.
+        known: number of observations that were stored before.
+    """
+    OBSERVATION_BATCHES.inc()
+    for age_s in ages_s:
+        OBSERVATION_AGE.observe(age_s)
+    for kind, value in (("new", len(ages_s)), ("amended", amended), ("known", known)):
+        OBSERVATIONS.labels(kind).inc(value)
+
+
+class _Heard(Protocol):
+    @property
+    def heard_elapsed(self) -> float | None: ...
+
+
+class KnownSources(Protocol):
+    """The sources of the fleet."""
+
+    @property
+    def entries(self) -> Mapping[tuple[str, str], _Heard]:
+        """By node id and name."""
+
+    @property
+    def devices(self) -> Mapping[str, DeviceStatus]:
+        """The last word of each node."""
+
+    @property
+    def elapsed(self) -> Callable[[], float]:
+        """Returns seconds of elapsed time."""
+
+
+_MOST_LISTED = 2000
+"""Sources that have series, and devices that have series."""
+
+
+class SourceCollector(Collector):
+    """Metrics of each source and each device, made when they are read."""
+
+    def __init__(self) -> None:
+        self._known: KnownSources | None = None
+
+    def show(self, known: KnownSources | None) -> None:
+        """Show these sources from now on; None for a scheduler that does not lead."""
+        self._known = known
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return self._families().values()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families = self._families()
+        if self._known is not None:
+            self._fill(self._known, families)
+        return families.values()
+
+    def _fill(self, known: KnownSources, families: Mapping[str, GaugeMetricFamily]) -> None:
+        keys = sorted(known.entries)
+        families["unlisted"].add_metric((), max(0, len(keys) - _MOST_LISTED))
+        began = time.time() - known.elapsed()
+        states = {
+            (node_id, each.name): each.state for node_id, status in known.devices.items() for each in status.sources
+        }
+        for key in keys[:_MOST_LISTED]:
+            if (heard := known.entries[key].heard_elapsed) is not None:
+                families["heard"].add_metric(key, began + heard)
+            if (state := states.get(key, "")) not in ("paused", "finished"):
+                families["running"].add_metric(key, state == "running")
+        for node_id, status in islice(sorted(known.devices.items()), _MOST_LISTED):
+            families["bytes"].add_metric((node_id,), status.spool_bytes)
+            families["size"].add_metric((node_id,), status.spool_size_bytes)
+            families["lost"].add_metric((node_id,), status.lost_answers)
+
+    def _families(self) -> dict[str, GaugeMetricFamily]:
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"terrace_{name}", text, labels=labels)
+
+        source = "node_id", "source"
+        return {
+            "heard": gauge("source_heard_timestamp_seconds", "When something of a source was stored last.", *source),
+            "running": gauge(
+                "source_running",
+                "1 if a source runs, by the last word of its device, otherwise 0; none while it is paused or finished.",
+                *source,
+            ),
+            "unlisted": gauge("sources_unlisted", f"Sources beyond the first {_MOST_LISTED}, which have no series."),
+            "bytes": gauge("device_spool_bytes", "Size of a device's spool, by its last word.", "node_id"),
+            "size": gauge("device_spool_size_bytes", "Limit on the size of a device's spool.", "node_id"),
+            "lost": gauge(
+                "device_lost_answers", "Answers that a device dropped because its spool was full.", "node_id"
+            ),
+        }
+
+
+SOURCES = SourceCollector()
+REGISTRY.register(SOURCES)
 
 _MOST_CLASSES = 1000
 """Above this many classes only superclasses are counted, and above this many of those nothing: each is a series."""
@@ -127,6 +273,7 @@ for _metric, _values in (
     (ATTEMPTS, "ok refused unreachable error lost fallback rerouted deadline cancelled late"),
     (TASKS, "fine coarse fallback failed"),
     (JOBS, "completed failed cancelled"),
+    (OBSERVATIONS, "new amended known"),
 ):
     for _value in _values.split():
         _metric.labels(_value)
