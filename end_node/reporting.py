@@ -43,6 +43,8 @@ def report_of(
         spool=SpoolState(
             bytes=stats.bytes_used,
             size_bytes=stats.size_bytes,
+            waiting_bytes=stats.waiting_bytes,
+            room_bytes=stats.room_bytes,
             waiting_answers=stats.undelivered,
             waiting_pictures=stats.waiting + stats.owed,
             dropped_pictures=stats.dropped_sure + stats.dropped_unsure,
@@ -75,8 +77,8 @@ def device_status(report: SourcesReport, *, in_batch: int) -> DeviceStatus:
         waiting_pictures=spool.waiting_pictures,
         lost_answers=spool.lost_answers,
         dropped_pictures=spool.dropped_pictures,
-        spool_bytes=spool.bytes,
-        spool_size_bytes=spool.size_bytes,
+        spool_bytes=spool.waiting_bytes,
+        spool_size_bytes=spool.room_bytes,
         spent_bytes=uplink.spent_bytes,
         bytes_per_day=uplink.bytes_per_day,
     )

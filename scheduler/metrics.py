@@ -219,8 +219,12 @@ class SourceCollector(Collector):
                 *source,
             ),
             "unlisted": gauge("sources_unlisted", f"Sources beyond the first {_MOST_LISTED}, which have no series."),
-            "bytes": gauge("device_spool_bytes", "Size of a device's spool, by its last word.", "node_id"),
-            "size": gauge("device_spool_size_bytes", "Limit on the size of a device's spool.", "node_id"),
+            "bytes": gauge(
+                "device_spool_bytes",
+                "Room that waiting answers and pictures take in a device's spool, by its last word.",
+                "node_id",
+            ),
+            "size": gauge("device_spool_size_bytes", "Limit on that room.", "node_id"),
             "lost": gauge(
                 "device_lost_answers", "Answers that a device dropped because its spool was full.", "node_id"
             ),

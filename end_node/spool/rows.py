@@ -65,8 +65,8 @@ CREATE INDEX by_rank ON observations (rank, key);
 CREATE UNIQUE INDEX by_change ON observations (change);
 CREATE INDEX fresh ON observations (key) WHERE acked < 0;
 CREATE INDEX amended ON observations (change) WHERE acked >= 0 AND revision > acked;
-CREATE INDEX waiting ON observations (margin, key) WHERE waits;
-CREATE INDEX owed ON observations (margin, key) WHERE owed;
+CREATE INDEX waiting ON observations (margin, key, size) WHERE waits;
+CREATE INDEX owed ON observations (margin, key, size, waits) WHERE owed;
 CREATE INDEX untimed ON observations (taken) WHERE taken_at IS NULL;
 CREATE TABLE pictures (key INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE gaps (
@@ -134,6 +134,10 @@ class SpoolStats:
     """Size of its files."""
     size_bytes: int
     """Limit for them."""
+    waiting_bytes: int
+    """Estimate of the room that answers and pictures take which have to leave the device. The rest may be dropped."""
+    room_bytes: int
+    """Limit for `waiting_bytes`: beyond it some of that is dropped."""
     undelivered: int
     """Observations that the scheduler does not have yet, amendments included."""
     waiting: int

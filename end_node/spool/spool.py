@@ -26,6 +26,8 @@ __all__ = ["Spool"]
 _TOO_LARGE = "the picture is too large for the spool"
 
 _MARK_BYTES = 32
+_ROW_BYTES, _PICTURE_BYTES = 280, 800
+"""What an answer takes in the file with its indexes, and a picture beyond its own bytes, on average."""
 """Room for one mark, with what its tree adds."""
 _HIGHEST = 2**52
 """Above it, a scheduler answers nonsense."""
@@ -390,12 +392,20 @@ class Spool:
         count = self._file.value
         with self._reading() as connection:
             sure, unsure, lost = connection.execute("SELECT dropped_sure, dropped_unsure, lost FROM state").fetchone()
+            undelivered = count("SELECT count(*) FROM observations WHERE acked < 0")
+            undelivered += count("SELECT count(*) FROM observations WHERE acked >= 0 AND revision > acked")
+            waiting, size = count("SELECT count(*) FROM observations WHERE waits"), "SELECT coalesce(sum(size), 0)"
+            pictures = count(f"{size} FROM observations WHERE waits")
+            pictures += count(f"{size} FROM observations WHERE owed AND NOT waits")
+            needed = pictures + waiting * _PICTURE_BYTES + undelivered * _ROW_BYTES
+            room = self._file.max_pages * PAGE_BYTES
             return SpoolStats(
                 bytes_used=self._file.bytes_used,
                 size_bytes=self._file.size_bytes,
-                undelivered=count("SELECT count(*) FROM observations WHERE acked < 0")
-                + count("SELECT count(*) FROM observations WHERE acked >= 0 AND revision > acked"),
-                waiting=count("SELECT count(*) FROM observations WHERE waits"),
+                waiting_bytes=min(needed, room),
+                room_bytes=room,
+                undelivered=undelivered,
+                waiting=waiting,
                 owed=count("SELECT count(*) FROM observations WHERE owed"),
                 gaps=count("SELECT count(*) FROM gaps"),
                 dropped_sure=sure,

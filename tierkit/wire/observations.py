@@ -132,7 +132,8 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     dropped_pictures: Count = 0
     """Pictures that were dropped because the spool was full."""
     spool_bytes: Count = 0
-    """On the disk."""
+    """Estimate of the room that these answers and pictures take in the spool. Its file is larger: it keeps delivered
+    answers until it is full."""
     spool_size_bytes: Count = 0
     """Limit on `spool_bytes`."""
     spent_bytes: Count = 0

@@ -78,6 +78,10 @@ class SpoolState(_Value):
     """On the disk."""
     size_bytes: int
     """Limit on `bytes`."""
+    waiting_bytes: int = 0
+    """Estimate of the room that answers and pictures take which have to leave the device. The rest may be dropped."""
+    room_bytes: int = 0
+    """Limit on `waiting_bytes`: beyond it some of that is dropped."""
     waiting_answers: int = 0
     """Answers that the scheduler does not have yet."""
     waiting_pictures: int = 0

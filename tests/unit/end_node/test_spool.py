@@ -300,6 +300,24 @@ def drop(spool: Spool) -> tuple[int, int, int]:
     return stats.dropped_sure, stats.dropped_unsure, stats.lost
 
 
+@pytest.mark.parametrize("size", [0, 3000, 20_000])
+def test_what_waits_fills_the_spool_and_what_was_delivered_does_not(size: int, device: Device) -> None:
+    spool = device.open()
+    while drop(spool) == (0, 0, 0):
+        spool.add(unsure(picture=b"u" * size) if size else draft())
+        stats = spool.stats()
+    assert 0.8 <= stats.waiting_bytes / stats.room_bytes <= 1.0
+    while waiting := spool.waiting(100):
+        for each in waiting:
+            spool.amend(each.key, finer=FINER, reason="", waits=False, unsure=True)
+    while observations := spool.undelivered(500)[0]:
+        spool.delivered(observations)
+    stats = spool.stats()
+    assert stats.waiting_bytes == 0
+    assert stats.bytes_used > 0.5 * stats.room_bytes, "the file stays as large as it was"
+    spool.close()
+
+
 def test_order_of_eviction(device: Device) -> None:
     """Delivered answers, pictures with sure answers, pictures with unsure ones, answers: the oldest first."""
     spool = device.open()
