@@ -101,7 +101,7 @@ class Answerer(Protocol):
         """The states of the sources."""
 
     def status(self, stats: SpoolStats, *, in_batch: int) -> DeviceStatus:
-        """The state of the device, for a batch with this number of the answers that wait in the spool."""
+        """The state of the device. A batch with this number of the waiting answers carries it."""
 
 
 class Rests:

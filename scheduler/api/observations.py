@@ -41,6 +41,7 @@ from scheduler.api.streams import (
 )
 from scheduler.core.seeking import SoughtObservations, classes_called
 from scheduler.jobs import query
+from scheduler.metrics import OBSERVATION_BYTES
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.wire.messages import NODE_ID_PATTERN, ROUTE_HEADER, NodeId
@@ -100,6 +101,7 @@ async def post_observations(request: Request, scheduler: Service, caller: Caller
     allowance.check_observations(time.monotonic())
     with BodyRoom() as room:
         body = await read_body(request.receive, room, most_bytes=_MOST_BYTES)
+        size = len(body)
         if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
             body = await decompress(body, _MOST_BYTES, coding, hold=room.grow)
         try:
@@ -110,6 +112,7 @@ async def post_observations(request: Request, scheduler: Service, caller: Caller
         caller.check_claim(batch.node_id)
     allowance.count_observations(len(batch.observations) + len(batch.gaps), time.monotonic())
     receipt = await scheduler.observations.accept(batch)
+    OBSERVATION_BYTES.inc(size)
     headers = {ROUTE_HEADER: scheduler.route_of_sources(batch.node_id).version}
     return Response(msgspec.json.encode(receipt), media_type="application/json", headers=headers)
 

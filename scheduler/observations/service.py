@@ -15,6 +15,7 @@ from models.pictures import Picture
 from scheduler.core import events
 from scheduler.core.observing import StoredBatch, StoredObservation, check_batch
 from scheduler.core.seeking import Position, SoughtObservations, cursor_of, position_of
+from scheduler.metrics import STORED_OBSERVATIONS, count_batch
 from scheduler.observations.book import SourceBook, fields_of
 from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.picture_files import kind_of
@@ -159,6 +160,7 @@ class Observations:
         for (batch, future), outcome in zip(taken, outcomes, strict=True):
             if isinstance(outcome, StoredBatch):
                 self.book.stored(batch, outcome)
+                _count(outcome)
             if future.done():
                 continue
             if isinstance(outcome, StoredBatch):
@@ -317,7 +319,14 @@ class Observations:
     async def purge(self, before: float, most: int) -> None:
         """Delete what was stored before this moment of elapsed time, and all but the latest `most` observations."""
         self.count, deleted = await self._store.purge(before, most)
+        STORED_OBSERVATIONS.set(self.count)
         self.book.purged(before, deleted)
+
+
+def _count(stored: StoredBatch) -> None:
+    new = [each for update in stored.updates.values() for each in update.new]
+    ages_s = [each.observation.age_s for each in new if not each.amends]
+    count_batch(ages_s, amended=len(new) - len(ages_s), known=stored.receipt.known)
 
 
 def _gap(node_id: str, source: str, first: int, last: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
-from scheduler.metrics import DATABASE, DEVICES, UNFINISHED, WAITING, show_networks
+from scheduler.metrics import DATABASE, DEVICES, SOURCES, UNFINISHED, WAITING, show_networks
 from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
@@ -176,6 +176,7 @@ async def _loops(
     try:
         await _while_held(lease, recover(scheduler))
         await scheduler.runs.recover()
+        SOURCES.show(scheduler.observations.book)
         others = [
             lifecycle.own(dispatcher.run(), name="dispatcher"),
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),

@@ -17,6 +17,8 @@ from promql_parser import AggregateExpr, MatchOp, VectorSelector
 
 from models.data import read_sample
 from tierkit.client import Client
+from tierkit.types import Tier
+from tierkit.wire.api import Device
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -93,7 +95,9 @@ def measured(fleet_url: str) -> dict[str, dict[str, set[str]]]:
     with Client(fleet_url) as client:
         for scheme in ("end-edge", "end-cloud"):
             client.wait(client.submit(read_sample().images[:20], scheme=scheme), budget_s=60)
-        urls = [fleet_url, *(device.url for device in client.devices())]
+        devices = client.devices()
+    urls = [fleet_url, *(device.url for device in devices)]
+    _send_observation(fleet_url, next(device for device in devices if device.tier is Tier.END))
     series: dict[str, dict[str, set[str]]] = {}
     for url in urls:
         page = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
@@ -103,6 +107,17 @@ def measured(fleet_url: str) -> dict[str, dict[str, set[str]]]:
                 for name, value in sample.labels.items():
                     labels.setdefault(name, set()).add(value)
     return series
+
+
+def _send_observation(scheduler: str, like: Device) -> None:
+    """Let a camera with the network of an end node send one observation."""
+    own = {"node_id": "camera", "incarnation": "0" * 16}
+    place = {**own, "tier": "end", "url": like.url, "models": like.models, "version": "0", "spool": "0" * 16}
+    httpx.post(f"{scheduler}/v1/devices", json=place, trust_env=False).raise_for_status()
+    status = {"sources": [{"name": "gate", "state": "running"}], "spool_bytes": 1, "spool_size_bytes": 2}
+    seen = {"source": "gate", "sequence": 1, "age_s": 1.0}
+    batch = {**own, "spool": "0" * 16, "observations": [seen], "device": status}
+    httpx.post(f"{scheduler}/v1/observations", json=batch, trust_env=False).raise_for_status()
 
 
 def documented(metric: str) -> set[str]:

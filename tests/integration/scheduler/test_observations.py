@@ -271,6 +271,30 @@ async def test_a_batch_may_be_packed_and_bombs_and_huge_bodies_are_refused(gate:
     assert await gate.numbers() == [1]
 
 
+async def test_batches_are_measured(gate: Camera) -> None:
+    async def measured() -> dict[str, float]:
+        page = (await gate.running.http.get("/metrics")).text
+        lines = [line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    before = await measured()
+    status = {"sources": [{"name": "gate", "state": "running"}, {"name": "door", "state": "paused"}]}
+    await gate.send(seen(1), seen(2, age_s=99.0), device={**status, "spool_bytes": 5, "spool_size_bytes": 10})
+    await gate.send(seen(2, age_s=99.0), seen(1, revision=1), seen(3))
+    after = await measured()
+    rises = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert [rises[f'terrace_observations_total{{kind="{kind}"}}'] for kind in ("new", "amended", "known")] == [3, 1, 1]
+    assert rises["terrace_observation_batches_total"] == 2
+    assert rises["terrace_observation_bytes_total"] > 500
+    assert rises["terrace_observation_age_seconds_count"] == 3
+    assert rises["terrace_observation_age_seconds_sum"] == pytest.approx(101.0)
+    of_gate = '{node_id="end-0",source="gate"}'
+    assert after[f"terrace_source_running{of_gate}"] == 1
+    assert after[f"terrace_source_heard_timestamp_seconds{of_gate}"] == pytest.approx(time.time(), abs=60)
+    assert not [name for name in after if "door" in name], "it is paused, and was never heard"
+    assert after['terrace_device_spool_bytes{node_id="end-0"}'] == 5
+
+
 async def test_a_node_must_have_its_place(scheduler: Any, kit: Any) -> None:
     gate = await camera(scheduler, kit)
     assert (await Camera(scheduler, "end-9", gate.incarnation).try_send(seen(1))).status_code == 404
