@@ -26,9 +26,9 @@ __all__ = ["Spool"]
 _TOO_LARGE = "the picture is too large for the spool"
 
 _MARK_BYTES = 32
-_ROW_BYTES, _PICTURE_BYTES = 280, 800
-"""What an answer takes in the file with its indexes, and a picture beyond its own bytes, on average."""
 """Room for one mark, with what its tree adds."""
+_ROW_BYTES, _PICTURE_BYTES = 280, 800
+"""Room for an answer with its indexes, and for a picture beyond its own bytes, on average."""
 _HIGHEST = 2**52
 """Above it, a scheduler answers nonsense."""
 _TRAFFIC_MINUTES = 48 * 60

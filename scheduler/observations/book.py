@@ -177,6 +177,11 @@ class SourceBook:
         """The users who may see a source."""
         return self._rights.get((node_id, source), SourceRights())
 
+    def check_room_for_rights(self, node_id: str, source: str) -> None:
+        """Raises LimitReached if one source too many would be shared."""
+        if (node_id, source) not in self._rights and len(self._rights) >= MOST_KNOWN:
+            raise LimitReached(f"at most {MOST_KNOWN:,} sources can be shared", retry_after_s=_AGAIN_S)
+
     def set_rights(self, node_id: str, source: str, rights: SourceRights) -> None:
         """Take rights that the database has."""
         if rights == SourceRights():

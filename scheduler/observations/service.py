@@ -302,10 +302,12 @@ class Observations:
 
         Raises:
             InvalidInput: too many readers.
+            LimitReached: too many sources are shared.
         """
         readers = tuple(sorted(set(rights.readers) - {rights.owner}))
         if len(readers) > MOST_READERS:
             raise InvalidInput(f"a source has at most {MOST_READERS} readers")
+        self.book.check_room_for_rights(node_id, source)
         rights = SourceRights(owner=rights.owner, readers=readers)
         await self._store.set_rights(node_id, source, rights)
         self.book.set_rights(node_id, source, rights)

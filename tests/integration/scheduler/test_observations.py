@@ -466,6 +466,7 @@ async def test_readers_follow_what_comes_and_continue_where_they_were(either: Ca
     running, path = either.running, "/v1/observations/events"
     await either.send(seen(1))
     async with events(running, path) as all_of_it, events(running, path, label=FINE[7]) as sevens:
+        assert (await all_of_it.next())[0] == (await sevens.next())[0] == "begin"
         await either.send(*[seen(number) for number in range(2, 5)])
         assert [(await all_of_it.next())[2]["sequence"] for _ in range(3)] == [2, 3, 4]
         await either.send(seen(2, revision=1, finer=finer()))
@@ -476,6 +477,7 @@ async def test_readers_follow_what_comes_and_continue_where_they_were(either: Ca
     for first in (5, 553):
         await either.send(*[seen(number) for number in range(first, min(first + 548, 1100))])
     async with events(running, path, {"Last-Event-ID": str(at)}) as continued:
+        assert await continued.next() == ("begin", at, {})
         missed = [await continued.next() for _ in range(1095)]
         assert [data["sequence"] for _, _, data in missed] == list(range(5, 1100))
         numbers = [number or 0 for _, number, _ in missed]

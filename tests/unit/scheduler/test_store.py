@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -29,7 +30,7 @@ from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import JobStore, new_job_id
 from scheduler.store.lease import Lease
 from scheduler.store.reading import Reader
-from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties
+from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, observations, properties
 from tests.postgres import PostgresServer
 from tierkit.elapsed import continued
 from tierkit.errors import DatabaseUnavailable, NotFound, SetupError, Standby, Unavailable
@@ -480,6 +481,40 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
         await newer.dispose()
         with pytest.raises(Standby):
             await add(store.jobs)
+
+
+OLD_OBSERVATION = (
+    "INSERT INTO terrace_observations (node_id, source, sequence, revision, received, taken_at, labelled, "
+    "stored_elapsed, hierarchy, label, confidence, tier, unsure, waits, content) VALUES "
+    "('end-0', 'gate', :number, 0, :number, 1.8e9, :no, 1.0, 'd', :label, 0.5, :tier, :no, :no, :content)"
+)
+
+
+async def test_observations_of_an_older_terrace_are_found_by_their_classes(database_url):
+    local = {"model": "small", "sha256": "0" * 64, "label": 3, "confidence": 0.5}
+    finer = {**local, "node_id": "c", "tier": "cloud", "label": 7, "coarse_label": 4, "coarse_confidence": 0.9}
+    rows: tuple[tuple[dict[str, Any], int | None, str | None], ...] = (
+        ({"local": local}, 3, "end"),
+        ({"local": local, "finer": finer}, 7, "cloud"),
+        ({"reason": "damaged"}, None, None),
+    )
+    async with opened(database_url) as store, store.engine.begin() as connection:
+        for statement in (
+            *(f"DROP INDEX terrace_observations_by_{name}" for name in ("time", "source", "coarse", "fine")),
+            "ALTER TABLE terrace_observations DROP COLUMN coarse_label",
+            "ALTER TABLE terrace_observations RENAME COLUMN fine_label TO label",
+            "DROP TABLE terrace_source_rights",
+            f"UPDATE {VERSION_TABLE} SET version_num = '0006'",
+        ):
+            await connection.execute(text(statement))
+        for number, (answers, label, tier) in enumerate(rows, 1):
+            content = json.dumps({"source": "gate", "sequence": number, "age_s": 1.0, **answers})
+            values = {"number": number, "label": label, "tier": tier, "content": content, "no": False}
+            await connection.execute(text(OLD_OBSERVATION), values)
+    async with opened(database_url) as store, store.engine.connect() as connection:
+        columns = (observations.c.sequence, observations.c.coarse_label, observations.c.fine_label)
+        found = (await connection.execute(select(*columns).order_by(observations.c.sequence))).all()
+        assert [tuple(row) for row in found] == [(1, 3, None), (2, 4, 7), (3, None, None)]
 
 
 async def test_the_migrations_make_the_tables_that_the_code_knows(database_url):
