@@ -22,6 +22,7 @@ from tierkit.access import CALLER, Caller
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, Overloaded
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
+from tierkit.http.server_sent import EVENT_STREAM, WAITING, last_event_of, server_sent
 from tierkit.wire.observations import Observation
 
 __all__ = ["source_routes"]
@@ -98,11 +99,10 @@ class _Events:
             self._node.keeper(source)
         last = request.headers.get("last-event-id")
         after: int = await self._node.spool.do(lambda spool: spool.last_change)
-        if last is not None and last.isascii() and last.isdigit() and len(last) < 19:
+        if last is not None:
             # A higher number than any comes from a spool that is lost: all of this one is new to the reader.
-            after = int(last) if int(last) <= after else 0
-        elif last is not None:
-            raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {last[:32]!r}")
+            number = last_event_of(last)
+            after = number if number <= after else 0
         if self._readers >= _MOST_READERS:
             raise Overloaded(f"{_MOST_READERS} programs read the events already; try again later")
         return _EventStream(self._events(after, source))
@@ -118,10 +118,9 @@ class _Events:
                 for after, observation in found:
                     if source in (None, observation.source):
                         kind = "amended" if observation.revision else "observation"
-                        data = node.seen(observation).model_dump_json()
-                        yield f"event: {kind}\nid: {after}\ndata: {data}\n\n".encode()
+                        yield server_sent(kind, node.seen(observation).model_dump_json().encode(), after)
                 if not found and not await _either(changed.wait(), node.lifecycle.wait_draining()):
-                    yield b": waiting\n\n"
+                    yield WAITING
         finally:
             self._readers -= 1
 
@@ -134,7 +133,7 @@ class _EventStream(StreamingResponse):
     """Ends with the connection of its reader."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(events, media_type=EVENT_STREAM, headers={"Cache-Control": "no-store"})
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 
 from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, StillAdmitted, allowance_of, only_of
 from scheduler.api.snapshot import FleetSnapshot, Snapshots
-from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream, last_event_of
+from scheduler.api.streams import NO_STORE, EventStream
 from scheduler.history.record import COLUMNS, FleetEvent
+from tierkit.http.server_sent import EVENT_STREAM, WAITING, last_event_of, server_sent
 
 __all__ = ["history"]
 
@@ -90,15 +91,15 @@ async def follow_fleet(
         record, seen = snapshots.record, -1
         while not scheduler.stopping:
             if seen == record.version:
-                yield b": waiting\n\n"
+                yield WAITING
             else:
                 seen = record.version
                 for event in record.after(after):
                     after = event.id
                     if not event.concerns(owner):
                         continue
-                    yield b"event: happened\nid: %d\ndata: %s\n\n" % (after, _JSON.encode(event))
-                yield b"event: snapshot\nid: %d\ndata: %s\n\n" % (after, snapshots.json(owner))
+                    yield server_sent("happened", _JSON.encode(event), after)
+                yield server_sent("snapshot", snapshots.json(owner), after)
             try:
                 await asyncio.wait_for(record.changed(seen), _KEEP_ALIVE_S)
             except TimeoutError:

@@ -26,16 +26,7 @@ from scheduler.api.routing import (
     only_of,
     still_admitted,
 )
-from scheduler.api.streams import (
-    EVENT_STREAM,
-    NO_STORE,
-    EventStream,
-    Stream,
-    as_csv,
-    as_lines,
-    as_server_sent,
-    last_event_of,
-)
+from scheduler.api.streams import NO_STORE, EventStream, Stream, as_csv, as_lines, as_server_sent
 from scheduler.core.policy import PolicyRequest
 from scheduler.ingest.upload import ACCEPTED, Incoming
 from scheduler.jobs import classify as interactive, follow, query, submit as submission
@@ -44,6 +35,7 @@ from scheduler.jobs.service import Scheduler
 from tierkit.access import CALLER, Allowance, Caller
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.server_sent import EVENT_STREAM, last_event_of
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
 from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage

@@ -28,22 +28,13 @@ from scheduler.api.routing import (
     allowance_of,
     only_of,
 )
-from scheduler.api.streams import (
-    EVENT_STREAM,
-    NO_STORE,
-    OBSERVATION_CSV,
-    EventStream,
-    Stream,
-    as_csv,
-    as_lines,
-    as_server_sent,
-    last_event_of,
-)
+from scheduler.api.streams import NO_STORE, OBSERVATION_CSV, EventStream, Stream, as_csv, as_lines, as_server_sent
 from scheduler.core.seeking import SoughtObservations, classes_called
 from scheduler.jobs import query
 from scheduler.metrics import OBSERVATION_BYTES
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
+from tierkit.http.server_sent import EVENT_STREAM, last_event_of
 from tierkit.wire.messages import NODE_ID_PATTERN, ROUTE_HEADER, NodeId
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress

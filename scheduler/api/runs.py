@@ -21,12 +21,13 @@ from scheduler.api.routing import (
     allowance_of,
     only_of,
 )
-from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
+from scheduler.api.streams import EventStream, as_server_sent
 from scheduler.api.tokens import change_tokens
 from scheduler.runs.invitations import invited
 from scheduler.runs.service import Sight
 from tierkit.access import Authenticator, Caller, TokenEntry, digest_of, new_token
 from tierkit.errors import Conflict, Forbidden, NotFound
+from tierkit.http.server_sent import EVENT_STREAM
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
     BegunRun,

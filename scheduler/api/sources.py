@@ -23,10 +23,11 @@ from scheduler.api.routing import (
     allowance_of,
     only_of,
 )
-from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream
+from scheduler.api.streams import NO_STORE, EventStream
 from scheduler.observations.service import MOST_READERS
 from tierkit.errors import Forbidden, NotFound
 from tierkit.http.asgi import read_body
+from tierkit.http.server_sent import EVENT_STREAM, WAITING, server_sent
 from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
 from tierkit.wire.sources import SourceList, SourceRights, SourcesReport
 
@@ -96,7 +97,7 @@ async def follow_sources(scheduler: Service, caller: CallerOf, still_admitted: S
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(snapshots):
             async for snapshot in snapshots:
-                yield b": waiting\n\n" if snapshot is None else b"event: snapshot\ndata: %s\n\n" % snapshot
+                yield WAITING if snapshot is None else server_sent("snapshot", snapshot)
 
     return EventStream(pieces(), allowance_of(caller), still_admitted)
 

@@ -17,12 +17,11 @@ from starlette.types import Receive, Scope, Send
 from scheduler.api.routing import NOSNIFF
 from scheduler.jobs.views import Rows
 from tierkit.access import Allowance
-from tierkit.errors import InvalidInput
 from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.server_sent import EVENT_STREAM, WAITING, server_sent
 from tierkit.plaintext import spreadsheet_cell
 
 __all__ = [
-    "EVENT_STREAM",
     "NO_STORE",
     "OBSERVATION_CSV",
     "EventStream",
@@ -30,10 +29,8 @@ __all__ = [
     "as_csv",
     "as_lines",
     "as_server_sent",
-    "last_event_of",
 ]
 
-EVENT_STREAM = "text/event-stream"
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _CSV_HEADER = (
@@ -172,20 +169,13 @@ def _cell(value: object) -> object:
     return spreadsheet_cell(value) if isinstance(value, str) else value
 
 
-def last_event_of(header: str) -> int:
-    """The number in `Last-Event-ID`. Raises InvalidInput."""
-    if not (header.isascii() and header.isdigit() and len(header) < 19):
-        raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {header[:32]!r}")
-    return int(header)
-
-
-async def as_server_sent(events: AsyncGenerator[tuple[str, object, int] | None, None]) -> AsyncGenerator[str, None]:
+async def as_server_sent(events: AsyncGenerator[tuple[str, object, int] | None, None]) -> AsyncGenerator[bytes, None]:
     """A `text/event-stream` of kinds, data and numbers. For None a comment, which readers skip, keeps the connection
     open while nothing happens."""
     async with aclosing(events):
         async for event in events:
             if event is None:
-                yield ": waiting\n\n"
+                yield WAITING
             else:
                 kind, data, number = event
-                yield f"event: {kind}\nid: {number}\ndata: {_JSON.encode(data).decode()}\n\n"
+                yield server_sent(kind, _JSON.encode(data), number)
