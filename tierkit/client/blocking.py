@@ -5,6 +5,7 @@ There is no second implementation here. Each method is made from the asynchronou
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import threading
@@ -21,6 +22,9 @@ from tierkit.client.aio import AsyncClient
 from tierkit.client.http import DEFAULT_URL, Backoff, OnWait
 
 __all__ = ["Client"]
+
+_CANCEL_S = 5.0
+"""A call that is cancelled gets this long to end."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,11 +50,24 @@ def _iterating(
     @functools.wraps(method)
     def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         items = method(self._client, *args, **kwargs)
+        reading: asyncio.Task[Any] | None = None
 
         async def following() -> tuple[T] | None:
-            async for item in items:
-                return (item,)
-            return None
+            nonlocal reading
+            reading = asyncio.current_task()
+            try:
+                async for item in items:
+                    return (item,)
+                return None
+            finally:
+                reading = None
+
+        async def close() -> None:
+            # Ctrl-C may arrive between the start of a call and the moment at which the call can be cancelled.
+            if reading is not None:
+                reading.cancel()
+                await asyncio.wait({reading}, timeout=_CANCEL_S)
+            await items.aclose()
 
         try:
             while held := self._run(following):
@@ -58,7 +75,7 @@ def _iterating(
         finally:
             # An iterator that outlives its client was closed together with the client's event loop.
             if self._portal is not None:
-                self._run(items.aclose)
+                self._run(close)
 
     return iterate
 
@@ -199,5 +216,5 @@ class Client:
             # Ctrl-C arrives here, in the caller's thread: stop the call in the other one before going on, since a
             # generator that still runs cannot be closed.
             if future.cancel():
-                finished.wait(timeout=5)
+                finished.wait(timeout=_CANCEL_S)
             raise

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from anyio import to_thread
+from anyio.from_thread import BlockingPortal
 
 from tierkit.client import (
     AsyncClient,
@@ -501,6 +502,33 @@ async def test_a_blocking_iteration_may_be_left(api: FakeApi) -> None:
             return client.job("j1")
 
     assert (await to_thread.run_sync(program)).id == "j1"
+
+
+async def test_ctrl_c_at_the_start_of_a_call_ends_an_iteration(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.on("GET /v1/jobs/j1/events", Reply(body=COARSE, silent=True))
+    api.on("GET /v1/jobs/j1", answer(JOB))
+    begun: list[str] = []
+
+    def program() -> Job:
+        with Client(api.url, backoff=FAST) as client:
+            events = client.events("j1")
+            assert isinstance(next(events), CoarseResults)
+            start = BlockingPortal.start_task_soon
+
+            def interrupted(portal: BlockingPortal, function: Any, *args: Any) -> Any:
+                call = start(portal, function, *args)
+                if not begun:
+                    begun.append("the call")
+                    raise KeyboardInterrupt
+                return call
+
+            monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(events)
+            return client.job("j1")
+
+    assert (await to_thread.run_sync(program)).id == "j1"
+    assert begun
 
 
 async def test_an_iteration_may_outlive_its_client(api: FakeApi) -> None:
