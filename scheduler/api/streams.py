@@ -35,8 +35,9 @@ NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _CSV_HEADER = (
     "index,name,label,confidence,coarse_label,coarse_confidence,coarse_node,coarse_model,coarse_sha256,coarse_ms,fine_label,"
-    "fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,fine_ms,fine_coarse_label,answered_by,not_escalated,"
-    "fallback,error,damaged,resized_from,true_fine,true_coarse,request_id,trace_id"
+    "fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,fine_ms,fine_coarse_label,fine_coarse_confidence,"
+    "sent_form,sent_upload_bytes,answered_by,not_escalated,fallback,error,damaged,resized_from,"
+    "true_fine,true_coarse,request_id,trace_id"
 )
 OBSERVATION_CSV = (
     "node,source,sequence,revision,taken_at,name,label,confidence,coarse_label,coarse_confidence,coarse_node,"
