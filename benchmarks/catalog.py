@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.cascade.experiment import CASCADE
 from benchmarks.durability import DURABILITY
 from benchmarks.main_job import MAIN_JOB
+from benchmarks.observations.experiment import OBSERVATIONS
 from benchmarks.overload import OVERLOAD
 from benchmarks.peers.duel import DUEL
 from benchmarks.peers.engines import ENGINES
@@ -19,5 +20,18 @@ __all__ = ["BENCHMARKS"]
 
 BENCHMARKS: dict[str, Experiment] = {
     benchmark.name: benchmark
-    for benchmark in (PEERS, DUEL, CASCADE, ENGINES, MAIN_JOB, OVERLOAD, DURABILITY, PHOTOGRAPHS, RIVALS, ROAD, SOURCES)
+    for benchmark in (
+        PEERS,
+        DUEL,
+        CASCADE,
+        ENGINES,
+        MAIN_JOB,
+        OBSERVATIONS,
+        OVERLOAD,
+        DURABILITY,
+        PHOTOGRAPHS,
+        RIVALS,
+        ROAD,
+        SOURCES,
+    )
 }

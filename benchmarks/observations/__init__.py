@@ -1,0 +1,1 @@
+"""Observations at the scheduler, measured: many devices, many rows, many readers."""

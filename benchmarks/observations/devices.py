@@ -1,0 +1,290 @@
+"""Virtual devices in a second process: each sends the answers of one source in batches over a connection that it keeps.
+
+They write HTTP by hand, so that the load takes little of the machine. A batch is the one that an end node sends:
+compressed, with the state of the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import multiprocessing
+import random
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
+
+from experiments.bench.load import loop_factory
+from models.manifest import load_manifest
+from tierkit.types import Tier
+from tierkit.wire.messages import ModelOffer, Registration
+from tierkit.wire.observations import (
+    DeviceStatus,
+    LocalAnswer,
+    Observation,
+    ObservationBatch,
+    ReportedSource,
+    read_receipt,
+    write_batch,
+)
+
+__all__ = ["SOURCE", "DeviceFleet", "SendingPlan", "Sent", "device_fleet", "device_name"]
+
+SOURCE = "gate"
+_INCARNATION = "0123456789abcdef"
+_LEASE_S = 90.0
+_BEAT_S = 30.0
+_AGAIN_S = 0.2
+_STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ")
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendingPlan:
+    """What the devices send, and for how long."""
+
+    host: str
+    port: int
+    count: int
+    rate: float
+    """Pictures a second of each device."""
+    interval_s: float
+    """Between two batches of a device."""
+    seconds: float
+    probe_s: float | None = None
+    """Between two heartbeats of one device whose delays are measured; None: they are not."""
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """What was sent, and how it was answered."""
+
+    observations: int = 0
+    stored: int = 0
+    known: int = 0
+    failures: int = 0
+    """Requests that were not answered with 200; their batches were sent again."""
+    first_failure: str = ""
+    body_bytes: int = 0
+    wire_bytes: int = 0
+    """Requests and answers, with headers."""
+    post_ms: list[float] = field(default_factory=list)
+    beat_ms: list[float] = field(default_factory=list)
+
+
+def device_name(number: int) -> str:
+    """Node id of a device."""
+    return f"camera-{number:05}"
+
+
+class _HttpFailed(Exception):
+    """A request was answered with another status than 2xx."""
+
+
+class _Wire:
+    """A kept connection of HTTP/1.1."""
+
+    def __init__(self, plan: SendingPlan, sent: Sent) -> None:
+        self._plan = plan
+        self._sent = sent
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, target: str, body: bytes, *, packed: bool = False) -> bytes:
+        """POST, and return the body of the answer. Raises OSError, IncompleteReadError, _HttpFailed."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._plan.host, self._plan.port)
+        reader, writer = self._streams
+        coding = "Content-Encoding: gzip\r\n" if packed else ""
+        head = (
+            f"POST {target} HTTP/1.1\r\nHost: {self._plan.host}:{self._plan.port}\r\nContent-Type: application/json\r\n"
+            f"{coding}Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        writer.write(head + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = _LENGTH.search(answer)
+        said = await reader.readexactly(0 if length is None else int(length[1]))
+        self._sent.wire_bytes += len(head) + len(body) + len(answer) + len(said)
+        status = _STATUS.match(answer)
+        if status is None or status[1][:1] != b"2":
+            raise _HttpFailed(f"{answer.splitlines()[0].decode()}: {said[:200].decode(errors='replace')}")
+        return said
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class _VirtualDevice:
+    """A device with one source."""
+
+    def __init__(self, number: int) -> None:
+        self.node_id = device_name(number)
+        self._spool = f"{number:016x}"
+        self._chance = random.Random(number)
+        self._next = 1
+        """Sequence number."""
+        network = load_manifest().default_for(Tier.END)
+        self._answer = LocalAnswer(model=network.name, sha256=network.sha256, label=0, confidence=0.5)
+        self._classes = len(load_manifest().hierarchy.coarse)
+
+    def _registration(self) -> bytes:
+        offer = ModelOffer(name=self._answer.model, sha256=self._answer.sha256, ms_per_image=1.0)
+        registration = Registration(
+            node_id=self.node_id,
+            incarnation=_INCARNATION,
+            tier=Tier.END,
+            url="http://127.0.0.1:9",
+            models=(offer,),
+            version="0",
+            spool=self._spool,
+            lease_s=_LEASE_S,
+        )
+        return registration.model_dump_json().encode()
+
+    def _batch(self, taken: list[float], now: float) -> bytes:
+        """A compressed batch, with pictures that were taken at these times."""
+        chance, wall = self._chance, time.time()
+        observations = tuple(
+            Observation(
+                source=SOURCE,
+                sequence=self._next + place,
+                age_s=now - at,
+                taken_at=wall - (now - at),
+                local=LocalAnswer(
+                    model=self._answer.model,
+                    sha256=self._answer.sha256,
+                    label=chance.randrange(self._classes),
+                    confidence=chance.random(),
+                ),
+            )
+            for place, at in enumerate(taken)
+        )
+        status = DeviceStatus(
+            sources=(ReportedSource(name=SOURCE, state="running"),),
+            spool_bytes=len(taken) * 280,
+            spool_size_bytes=200_000_000,
+            spent_bytes=1_234_567,
+        )
+        batch = ObservationBatch(
+            node_id=self.node_id,
+            incarnation=_INCARNATION,
+            spool=self._spool,
+            observations=observations,
+            device=status,
+        )
+        return gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
+
+    async def run(self, plan: SendingPlan, sent: Sent, began: float, phase: float) -> None:
+        """Send batches until the time is over and all have been accepted."""
+        wire = _Wire(plan, sent)
+        await _until_taken(wire, "/v1/devices", self._registration(), sent, limit_s=60.0)
+        pictures = max(1, round(plan.rate * plan.interval_s))
+        due, beat_at = began + phase * plan.interval_s, began + phase * _BEAT_S
+        beat = json.dumps({"incarnation": _INCARNATION, "in_flight": 0, "queued_images": 0, "images_done": 0}).encode()
+        while due < began + plan.seconds:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            body = self._batch([due - place / plan.rate for place in reversed(range(pictures))], max(now, due))
+            answered = time.perf_counter()
+            said = await _until_taken(wire, "/v1/observations", body, sent, packed=True, limit_s=60.0)
+            sent.post_ms.append(1000 * (time.perf_counter() - answered))
+            receipt = read_receipt(said)
+            sent.stored, sent.known = sent.stored + receipt.stored, sent.known + receipt.known
+            sent.observations += pictures
+            sent.body_bytes += len(body)
+            self._next += pictures
+            due += plan.interval_s
+            if time.monotonic() >= beat_at:
+                beat_at += _BEAT_S
+                await _until_taken(wire, f"/v1/devices/{self.node_id}/heartbeat", beat, sent, limit_s=60.0)
+        wire.close()
+
+    async def probe(self, plan: SendingPlan, sent: Sent, began: float) -> None:
+        """Send heartbeats, and note how long each takes."""
+        assert plan.probe_s is not None
+        wire = _Wire(plan, sent)
+        await _until_taken(wire, "/v1/devices", self._registration(), sent, limit_s=60.0)
+        beat = json.dumps({"incarnation": _INCARNATION, "in_flight": 0, "queued_images": 0, "images_done": 0}).encode()
+        while time.monotonic() < began + plan.seconds:
+            asked = time.perf_counter()
+            await _until_taken(wire, f"/v1/devices/{self.node_id}/heartbeat", beat, sent, limit_s=60.0)
+            sent.beat_ms.append(1000 * (time.perf_counter() - asked))
+            await asyncio.sleep(plan.probe_s)
+        wire.close()
+
+
+async def _until_taken(
+    wire: _Wire, target: str, body: bytes, sent: Sent, *, limit_s: float, packed: bool = False
+) -> bytes:
+    """Send again and again, until it is taken. Raises the last error when the time is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return await wire.ask(target, body, packed=packed)
+        except (OSError, asyncio.IncompleteReadError, _HttpFailed) as exc:
+            wire.close()
+            sent.failures += 1
+            sent.first_failure = sent.first_failure or f"{target}: {exc}"
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _send(devices: list[_VirtualDevice], plan: SendingPlan) -> Sent:
+    sent, began = Sent(), time.monotonic() + 1.0
+    async with asyncio.TaskGroup() as group:
+        if plan.probe_s is not None:
+            group.create_task(_VirtualDevice(99_999).probe(plan, sent, began))
+        for number, device in enumerate(devices[: plan.count]):
+            group.create_task(device.run(plan, sent, began, number / plan.count))
+    return sent
+
+
+def _serve(pipe: Pipe) -> None:
+    """The second process: takes plans, and answers each with what was sent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
+    devices: list[_VirtualDevice] = []
+    with suppress(EOFError), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        while True:
+            plan: SendingPlan = pipe.recv()
+            devices += [_VirtualDevice(number) for number in range(len(devices), plan.count)]
+            try:
+                pipe.send(runner.run(_send(devices, plan)))
+            except BaseExceptionGroup as exc:
+                pipe.send(RuntimeError(f"a device gave up: {exc.exceptions[0]!r}"))
+
+
+class DeviceFleet:
+    """The devices. Their sequence numbers continue from one plan to the next."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    async def send(self, plan: SendingPlan) -> Sent:
+        """Send what a plan says. Raises RuntimeError if a device gave up."""
+        self._pipe.send(plan)
+        answer: Sent | Exception = await asyncio.to_thread(self._pipe.recv)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@asynccontextmanager
+async def device_fleet() -> AsyncIterator[DeviceFleet]:
+    """Devices in a second process."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield DeviceFleet(ours)
+    finally:
+        process.terminate()
+        process.join()
