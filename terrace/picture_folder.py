@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tierkit.errors import InvalidInput, NotFound
+from tierkit.errors import InvalidAnswer, InvalidInput, NotFound
 from tierkit.picture_files import kind_of
 from tierkit.plaintext import from_cell, spreadsheet_cell
 
@@ -35,7 +35,7 @@ _TABLE = ".observations.csv"
 _FILE = "file"
 """Column of the CSV: the picture, relative to the folder."""
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp"}
-_PICTURE = re.compile(r"[a-z0-9._-]+\+[a-z0-9._-]+-\d+\.(jpg|png|webp)")
+_STEM = re.compile(r"[a-z0-9._-]+\+[a-z0-9._-]+-\d+")
 
 _NOT_IN_NAMES = re.compile(
     '[\x00-\x1f\x7f-\x9f/\\\\:*?"<>|\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]'
@@ -109,7 +109,7 @@ class PictureFolder:
         """
         before = self._labels_before()
         names = folder_names({*before.values(), *(_label(row) for row in _rows(self.table))} - {""})
-        present = {path.stem: path for path in self.folder.glob("*/*") if _PICTURE.fullmatch(path.name)}
+        present = {path.stem: path for path in self.folder.glob("*/*") if _STEM.fullmatch(path.stem)}
         filled, out = FilledFolder(), self.folder / OBSERVATIONS
         partial = _partial(out)
         try:
@@ -117,7 +117,7 @@ class PictureFolder:
                 writer = csv.DictWriter(file, [*_columns(self.table), _FILE])
                 writer.writeheader()
                 for row in _rows(self.table):
-                    stem, label = f"{row['node']}+{row['source']}-{row['sequence']}", _label(row)
+                    stem, label = _stem(row), _label(row)
                     path = present.get(stem)
                     if label and path is not None:
                         old = before.get(stem, label)
@@ -214,6 +214,13 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 def _partial(path: Path) -> Path:
     """Return a name for a file until it is whole. No folder of a label begins with a dot."""
     return path.with_name(f".{path.name}.part")
+
+
+def _stem(row: Mapping[str, str]) -> str:
+    stem = f"{row['node']}+{row['source']}-{row['sequence']}"
+    if not _STEM.fullmatch(stem):
+        raise InvalidAnswer(f"the scheduler sent an observation with the name {stem[:200]!r}")
+    return stem
 
 
 def _label(row: Mapping[str, str]) -> str:

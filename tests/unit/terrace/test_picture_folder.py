@@ -14,7 +14,7 @@ import pytest
 
 from terrace.picture_folder import OBSERVATIONS, FilledFolder, PictureFolder, folder_names
 from tierkit.commandline import asked_wrongly
-from tierkit.errors import InvalidInput, NotFound, Unavailable
+from tierkit.errors import InvalidAnswer, InvalidInput, NotFound, Unavailable
 
 JPEG, PNG = b"\xff\xd8\xff" + b"j" * 100, b"\x89PNG\r\n\x1a\n" + b"p" * 100
 
@@ -210,6 +210,14 @@ def test_a_full_disk_ends_with_one_sentence_and_no_half_file(scheduler: Schedule
     assert files(tmp_path) == ["fish/pi-1+gate-1.jpg"]
     assert os.listdir(tmp_path) == ["fish"]
     assert scheduler.fill(tmp_path).new == 1
+
+
+@pytest.mark.parametrize("node", ["../../x", "/tmp/x", "", "PI"])
+def test_a_scheduler_writes_to_no_other_place(scheduler: Scheduler, tmp_path: Path, node: str) -> None:
+    scheduler.has(1, "fish", node=node)
+    with pytest.raises(InvalidAnswer, match="an observation with the name"):
+        scheduler.fill(tmp_path / "out")
+    assert files(tmp_path) == []
 
 
 def test_one_command_uses_a_folder_at_a_time(tmp_path: Path) -> None:
