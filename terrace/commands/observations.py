@@ -52,7 +52,7 @@ class ObservationOptions:
     below: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Only answers that are less sure than this.")
     ] = None
-    amended: Annotated[bool, typer.Option("--amended", help="Only those that changed later, mostly by a better answer.")] = False
+    amended: Annotated[bool, typer.Option("--amended", help="Only those with a later, better answer.")] = False
     limit: Annotated[int | None, typer.Option(min=1, help="How many, newest first. Default: 20.")] = None
     follow: Annotated[bool, typer.Option("--follow", help="Show new ones as they arrive, until Ctrl-C.")] = False
     out: Annotated[
