@@ -31,8 +31,9 @@ from tests.integration.scheduler.test_access import (
     tokens as tokens,
 )
 from tests.integration.scheduler.test_observations import Camera, camera, finer, local, picture, seen
-from tierkit.client import AsyncClient, SeenGap, SeenPicture
+from tierkit.client import AsyncClient, Backoff, SeenGap, SeenPicture
 from tierkit.errors import NotFound
+from tierkit.http.address import free_port
 
 CLASSES = bundled_hierarchy()
 COARSE, FINE = CLASSES.coarse, CLASSES.fine
@@ -205,6 +206,43 @@ async def test_the_command_follows_until_ctrl_c(gate: Camera, options: list[str]
     process.send_signal(signal.SIGINT)
     await process.communicate()
     assert process.returncode == 130
+
+
+async def test_nothing_is_missed_while_the_scheduler_restarts(kit: Any, settings: Any) -> None:
+    at_one_port = settings.model_copy(update={"port": free_port()})
+    patience = Backoff(first_s=0.01, cap_s=0.05)
+    numbers: list[int] = []
+    number = 0
+    async with (
+        AsyncClient(f"http://127.0.0.1:{at_one_port.port}", backoff=patience) as client,
+        aclosing(client.follow_observations()) as followed,
+    ):
+        for _ in range(3):
+            following = asyncio.ensure_future(anext(followed))
+            async with kit.scheduler(at_one_port) as running:
+                device = await camera(running, kit, lease_s=600.0)
+                # The reader may be late: what comes before its first connection is not for it.
+                while not following.done() or number < 3:
+                    number += 1
+                    await device.send(seen(number))
+                numbers.append((await following).sequence)
+                while numbers[-1] < number:
+                    numbers.append((await anext(followed)).sequence)
+    assert numbers == list(range(numbers[0], number + 1))
+
+
+@pytest.mark.parametrize("out", ["seen.csv", "seen.jsonl", "found/"])
+async def test_a_full_disk_leaves_no_half_export(gate: Camera, tmp_path: Path, out: str) -> None:
+    await gate.send(*[seen(number) for number in range(14, 514)])
+    (tmp_path / "out").mkdir()
+    words = f"{sys.executable} -m terrace observations --out {out} --scheduler {gate.running.url}"
+    # The kernel refuses files of more than 50 KiB, as a full disk does.
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", f"ulimit -f 50; exec {words}"), cwd=tmp_path / "out", stderr=asyncio.subprocess.PIPE
+    )
+    _, error = await process.communicate()
+    assert (process.returncode, b"cannot write" in error, b"Traceback" in error) == (1, True, False), error
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
 
 async def test_a_reader_can_resume_before_the_first_observation(gate: Camera) -> None:
