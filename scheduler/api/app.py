@@ -17,7 +17,7 @@ from scheduler.api.history import history
 from scheduler.api.jobs import classify_directly, jobs
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
-from scheduler.api.observations import observations
+from scheduler.api.observations import observations, post_observations_directly
 from scheduler.api.own_address import OwnAddress
 from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
@@ -77,5 +77,8 @@ def create_app(
     app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)
     install(app)
-    answer_directly(app, {"/v1/classify": Direct(classify_directly)})
+    answer_directly(
+        app,
+        {"/v1/classify": Direct(classify_directly), "/v1/observations": Direct(post_observations_directly)},
+    )
     return app

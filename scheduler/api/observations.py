@@ -13,6 +13,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, BeforeValidator
+from starlette.types import Receive, Scope, Send
 
 from scheduler.api.routing import (
     CHECKS,
@@ -26,12 +27,15 @@ from scheduler.api.routing import (
     SmallBody,
     StillAdmitted,
     allowance_of,
+    for_nodes,
     only_of,
 )
 from scheduler.api.streams import NO_STORE, OBSERVATION_CSV, EventStream, Stream, as_csv, as_lines, as_server_sent
 from scheduler.core.seeking import SoughtObservations, classes_called
 from scheduler.jobs import query
+from scheduler.jobs.service import Scheduler
 from scheduler.metrics import OBSERVATION_BYTES
+from tierkit.access import CALLER, Caller
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.http.server_sent import EVENT_STREAM, last_event_of
@@ -40,7 +44,7 @@ from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture
 
-__all__ = ["observations"]
+__all__ = ["observations", "post_observations_directly"]
 
 _MOST_BYTES = 16 * 1024**2
 """Most bytes of a batch, before and after it is unpacked."""
@@ -88,6 +92,20 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
 async def post_observations(request: Request, scheduler: Service, caller: CallerOf) -> Response:
     """Stored when this answers. The same again changes nothing. 404 or 409: register again. May be packed
     (`Content-Encoding: gzip`). The answer has the version of the node's route in `Terrace-Route`."""
+    return await _stored(request, scheduler, caller)
+
+
+async def post_observations_directly(scope: Scope, receive: Receive, send: Send) -> None:
+    """ASGI application of `post_observations` that does not pass through the web framework, whose layers take long."""
+    request = Request(scope, receive)
+    scheduler: Scheduler = request.app.state.scheduler
+    caller: Caller | None = scope.get(CALLER)
+    await for_nodes(request, scheduler, caller)
+    answer = await _stored(request, scheduler, caller)
+    await answer(scope, receive, send)
+
+
+async def _stored(request: Request, scheduler: Scheduler, caller: Caller | None) -> Response:
     allowance = allowance_of(caller)
     allowance.check_observations(time.monotonic())
     with BodyRoom() as room:

@@ -103,29 +103,28 @@ class ObservationStore:
 
         async def write(connection: AsyncConnection) -> None:
             stored.clear()
+            group = await _Group.begin(connection, {batch.node_id for batch in batches}, elapsed)
             for batch in batches:
-                stored.append(await self._add(connection, batch, now))
+                stored.append(await self._add(group, batch, now))
+            await group.flush()
 
         await self._commit.execute(write)
         self._received = next(numbers) - 1
         return stored
 
-    async def _add(self, connection: AsyncConnection, batch: ObservationBatch, now: _Now) -> StoredBatch | InvalidInput:
+    async def _add(self, group: _Group, batch: ObservationBatch, now: _Now) -> StoredBatch | InvalidInput:
         stored = known = 0
         behind: dict[str, Behind] = {}
         updates: dict[str, SourceUpdate] = {}
         newest: dict[str, StoredObservation] = {}
-        rows = await connection.execute(
-            select(observation_sources).where(observation_sources.c.node_id == batch.node_id)
-        )
-        sources = {row.source: SourceNumbers(row.spool, row.highest) for row in rows}
+        sources = group.sources.setdefault(batch.node_id, {})
         parts = _by_source(batch)
         if len(sources.keys() | parts.keys()) > MOST_SOURCES:
             return InvalidInput(f"node {batch.node_id!r} has too many sources: {MOST_SOURCES} is the limit")
         for source, part in parts.items():
             before = sources.get(source)
             own = {"node_id": batch.node_id, "source": source}
-            held = await _held(connection, own, part.observations, before)
+            held = await group.held(own, part.observations, before)
             change = sort_out(part, numbers=before, held=held, wall=now.wall)
             if change.first_behind is not None:
                 behind[source] = Behind(first=change.first_behind, highest=0 if before is None else before.highest)
@@ -137,16 +136,10 @@ class ObservationStore:
             new = [self._numbered(batch.node_id, each, next(now.numbers)) for each in change.new]
             if new:
                 newest[source] = max(new, key=lambda each: each.content.sequence)
-            await _write(connection, own, zip(change.new, new, strict=True), now.elapsed)
+            group.write(own, zip(change.new, new, strict=True))
+            group.note(own, SourceNumbers(batch.spool, change.highest), is_new=before is None)
             if change.gaps:
-                await _add_gaps(connection, own, change.gaps, now.elapsed)
-            values = {"spool": batch.spool, "highest": change.highest, "stored_elapsed": now.elapsed}
-            if before is None:
-                await connection.execute(insert(observation_sources).values(**own, **values))
-            else:
-                await connection.execute(
-                    update(observation_sources).where(*_is(observation_sources, own)).values(values)
-                )
+                await group.add_gaps(own, change.gaps)
         receipt = Receipt(stored=stored, known=known, behind=behind)
         return StoredBatch(receipt=receipt, updates=updates, newest=newest)
 
@@ -255,63 +248,110 @@ def _is(table: Table, own: dict[str, str]) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in own.items()]
 
 
-async def _write(
-    connection: AsyncConnection,
-    own: dict[str, str],
-    new: Iterable[tuple[NewObservation, StoredObservation]],
-    elapsed: float,
-) -> None:
-    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    for each, stored in new:
-        key = {**own, "sequence": each.observation.sequence}
-        if each.amends:
-            key = {f"its_{name}": value for name, value in key.items()}
-        values = {"received": stored.received, "stored_elapsed": elapsed, "hierarchy": stored.hierarchy}
-        rows[each.amends].append({**key, **_values(each), **values})
-    if rows[False]:
-        await connection.execute(insert(observations), rows[False])
-    if rows[True]:
-        its = [observations.c[name] == bindparam(f"its_{name}") for name in ("node_id", "source", "sequence")]
-        await connection.execute(update(observations).where(*its), rows[True])
+class _Group:
+    """The rows of one transaction. They are written together, at its end or before a query that may need them."""
+
+    def __init__(
+        self, connection: AsyncConnection, sources: dict[str, dict[str, SourceNumbers]], elapsed: float
+    ) -> None:
+        self.sources = sources
+        """The numbering of each source, by node."""
+        self._connection = connection
+        self._elapsed = elapsed
+        self._inserts: list[dict[str, Any]] = []
+        self._updates: list[dict[str, Any]] = []
+        self._new_sources: dict[tuple[str, str], dict[str, Any]] = {}
+        self._old_sources: dict[tuple[str, str], dict[str, Any]] = {}
+
+    @classmethod
+    async def begin(cls, connection: AsyncConnection, nodes: Collection[str], elapsed: float) -> _Group:
+        """A group of batches of these nodes."""
+        sources: dict[str, dict[str, SourceNumbers]] = {}
+        rows = await connection.execute(_SOURCES_OF, {"nodes": list(nodes)})
+        for row in rows:
+            sources.setdefault(row.node_id, {})[row.source] = SourceNumbers(row.spool, row.highest)
+        return cls(connection, sources, elapsed)
+
+    async def held(
+        self, own: dict[str, str], seen: Sequence[Observation], numbers: SourceNumbers | None
+    ) -> dict[int, HeldObservation]:
+        """The stored observations with the numbers of these."""
+        known = [each.sequence for each in seen if numbers is not None and each.sequence <= numbers.highest]
+        if not known:
+            return {}
+        await self.flush()
+        found = {}
+        for row in await self._connection.execute(_HELD, {**own, "known": known}):
+            content = _read(row.content)
+            found[row.sequence] = HeldObservation(
+                revision=row.revision,
+                local=content.local,
+                name=content.name,
+                taken_at=row.taken_at,
+                labelled=row.labelled,
+            )
+        return found
+
+    def write(self, own: dict[str, str], new: Iterable[tuple[NewObservation, StoredObservation]]) -> None:
+        """Store observations of a source."""
+        for each, stored in new:
+            key = {**own, "sequence": each.observation.sequence}
+            values = {"received": stored.received, "stored_elapsed": self._elapsed, "hierarchy": stored.hierarchy}
+            if each.amends:
+                its = {f"its_{name}": value for name, value in key.items()}
+                self._updates.append({**its, **_values(each), **values})
+            else:
+                self._inserts.append({**key, **_values(each), **values})
+
+    def note(self, own: dict[str, str], numbers: SourceNumbers, *, is_new: bool) -> None:
+        """Store the numbering of a source."""
+        key = (own["node_id"], own["source"])
+        self.sources[key[0]][key[1]] = numbers
+        values = {"spool": numbers.spool, "highest": numbers.highest, "stored_elapsed": self._elapsed}
+        if is_new or key in self._new_sources:
+            self._new_sources[key] = {**own, **values}
+        else:
+            self._old_sources[key] = {"its_node_id": key[0], "its_source": key[1], **values}
+
+    async def flush(self) -> None:
+        """Write what has gathered."""
+        for statement, rows in (
+            (_INSERT, self._inserts),
+            (_UPDATE, self._updates),
+            (_INSERT_SOURCE, list(self._new_sources.values())),
+            (_UPDATE_SOURCE, list(self._old_sources.values())),
+        ):
+            if rows:
+                await self._connection.execute(statement, rows)
+        self._inserts, self._updates = [], []
+        self._new_sources, self._old_sources = {}, {}
+
+    async def add_gaps(self, own: dict[str, str], gaps: Collection[Gap]) -> None:
+        """Store gaps of a source; gaps that overlap or touch become one."""
+        table, its, connection = observation_gaps, _is(observation_gaps, own), self._connection
+        for first, last in joined([(gap.first, gap.last) for gap in gaps]):
+            touching = (*its, table.c.first <= last + 1, table.c.last >= first - 1)
+            found = (await connection.execute(select(table.c.first, table.c.last).where(*touching))).all()
+            (whole,) = joined([(first, last), *((row.first, row.last) for row in found)])
+            if found:
+                await connection.execute(delete(table).where(*touching))
+            row = {**own, "first": whole[0], "last": whole[1], "stored_elapsed": self._elapsed}
+            await connection.execute(insert(table).values(row))
 
 
-async def _held(
-    connection: AsyncConnection, own: dict[str, str], seen: Sequence[Observation], numbers: SourceNumbers | None
-) -> dict[int, HeldObservation]:
-    """The stored observations with these numbers."""
-    known = [each.sequence for each in seen if numbers is not None and each.sequence <= numbers.highest]
-    if not known:
-        return {}
-    query = select(
-        observations.c.sequence,
-        observations.c.revision,
-        observations.c.taken_at,
-        observations.c.labelled,
-        observations.c.content,
-    ).where(*_is(observations, own), observations.c.sequence.in_(known))
-    held = {}
-    for row in await connection.execute(query):
-        content = _read(row.content)
-        held[row.sequence] = HeldObservation(
-            revision=row.revision,
-            local=content.local,
-            name=content.name,
-            taken_at=row.taken_at,
-            labelled=row.labelled,
-        )
-    return held
-
-
-async def _add_gaps(connection: AsyncConnection, own: dict[str, str], gaps: Collection[Gap], elapsed: float) -> None:
-    """Store gaps of a source; gaps that overlap or touch become one."""
-    table, its = observation_gaps, _is(observation_gaps, own)
-    for first, last in joined([(gap.first, gap.last) for gap in gaps]):
-        touching = (*its, table.c.first <= last + 1, table.c.last >= first - 1)
-        found = (await connection.execute(select(table.c.first, table.c.last).where(*touching))).all()
-        (whole,) = joined([(first, last), *((row.first, row.last) for row in found)])
-        if found:
-            await connection.execute(delete(table).where(*touching))
-        await connection.execute(insert(table).values(**own, first=whole[0], last=whole[1], stored_elapsed=elapsed))
+# Made once: what they are costs more than what they do.
+_KEY = ("node_id", "source", "sequence")
+_SOURCES_OF = select(observation_sources).where(observation_sources.c.node_id.in_(bindparam("nodes", expanding=True)))
+_HELD = select(*(observations.c[name] for name in ("sequence", "revision", "taken_at", "labelled", "content"))).where(
+    observations.c.node_id == bindparam("node_id"),
+    observations.c.source == bindparam("source"),
+    observations.c.sequence.in_(bindparam("known", expanding=True)),
+)
+_INSERT, _INSERT_SOURCE = insert(observations), insert(observation_sources)
+_UPDATE = update(observations).where(*(observations.c[name] == bindparam(f"its_{name}") for name in _KEY))
+_UPDATE_SOURCE = update(observation_sources).where(
+    *(observation_sources.c[name] == bindparam(f"its_{name}") for name in _KEY[:2])
+)
 
 
 def _values(new: NewObservation) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _LEVEL = 1
 
 _STEP_BYTES = 2**20
 """Of content, that is unpacked before anybody is told how long it is by now."""
+_AT_ONCE_BYTES = 1024
+"""A packed body up to this size, which unpacks to a megabyte at most, is unpacked on the event loop."""
 _SLICE_BYTES = 2**16
 """Of what is packed, that goes to zlib at a time: it copies what it leaves over."""
 
@@ -85,7 +87,10 @@ async def decompress(
     packed = memoryview(body)
     while not unpacker.eof and (packed or unpacker.unconsumed_tail):
         room = min(_STEP_BYTES, most_bytes + 1 - size)
-        piece, packed = await asyncio.to_thread(_step, unpacker, packed, room, coding)
+        if len(body) <= _AT_ONCE_BYTES:  # a thread would take longer
+            piece, packed = _step(unpacker, packed, room, coding)
+        else:
+            piece, packed = await asyncio.to_thread(_step, unpacker, packed, room, coding)
         size += len(piece)
         if size > most_bytes:
             raise TooLarge(f"the body unpacks to more than the {most_bytes} bytes that are accepted")
