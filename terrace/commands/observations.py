@@ -153,6 +153,8 @@ def _newest(client: Client, limit: int, filters: ObservationFilters) -> Iterator
 
 
 def _follow(client: Client, options: ObservationOptions, *, json: bool) -> None:
+    # A wrong filter, or no scheduler, is an error at once; a scheduler that goes away later may come back.
+    client.observation_page(limit=1, **options.filters())
     events = client.follow_observations(
         source=options.source, node=options.node, label=options.label, below=options.below
     )

@@ -266,6 +266,7 @@ async def test_wrong_options_are_explained(scheduler: Any, terrace: Command, tmp
         (("--since", "9999999999d"), "it is a time ago"),
         (("--below", "1.5"), "less than or equal to 1"),
         (("--label", "fishes"), "no class or superclass is called 'fishes'"),
+        (("--follow", "--label", "fishes"), "no class or superclass is called 'fishes'"),
         (("--out", "x"), "a file ends in .jsonl or .csv, and a folder in /"),
         (("--out", "x.txt"), "the name of the file must end in .jsonl or .csv"),
         (("--out", "no/such/"), "there is no folder"),
@@ -277,6 +278,10 @@ async def test_wrong_options_are_explained(scheduler: Any, terrace: Command, tmp
         code, out, error = await terrace("observations", *words)
         assert (code, out, sentence in error) == (2, "", True), error
     assert os.listdir(tmp_path / "out") == []
+    url = f"http://127.0.0.1:{free_port()}"
+    for option in ("--follow", "--json", "--out=x.csv", "--out=found/"):
+        code, out, error = await terrace("observations", option, "--scheduler", url)
+        assert (code, out, f"no scheduler answers at {url}" in error) == (1, "", True), error
 
 
 async def test_all_sources_are_listed(gate: Camera, terrace: Command) -> None:
