@@ -39,7 +39,10 @@ SOURCE = "gate"
 _INCARNATION = "0123456789abcdef"
 _LEASE_S = 90.0
 _BEAT_S = 30.0
-_AGAIN_S = 0.2
+_AGAIN_S, _LIMIT_S = 0.2, 60.0
+_AT_ONCE = 20
+"""Devices that register at a time."""
+_BEAT = json.dumps({"incarnation": _INCARNATION, "in_flight": 0, "queued_images": 0, "images_done": 0}).encode()
 _STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
@@ -89,13 +92,26 @@ class _HttpFailed(Exception):
 class _Wire:
     """A kept connection of HTTP/1.1."""
 
-    def __init__(self, plan: SendingPlan, sent: Sent) -> None:
+    def __init__(self, plan: SendingPlan) -> None:
         self._plan = plan
-        self._sent = sent
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, target: str, body: bytes, *, packed: bool = False) -> bytes:
-        """POST, and return the body of the answer. Raises OSError, IncompleteReadError, _HttpFailed."""
+    async def until_taken(self, target: str, body: bytes, sent: Sent, *, packed: bool = False) -> bytes:
+        """POST again and again, until it is taken; returns the body of the answer. Raises the last error when the time
+        is over."""
+        deadline = time.monotonic() + _LIMIT_S
+        while True:
+            try:
+                return await self._ask(target, body, sent, packed)
+            except (OSError, asyncio.IncompleteReadError, _HttpFailed) as exc:
+                self.close()
+                sent.failures += 1
+                sent.first_failure = sent.first_failure or f"{target}: {exc}"
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _ask(self, target: str, body: bytes, sent: Sent, packed: bool) -> bytes:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._plan.host, self._plan.port)
         reader, writer = self._streams
@@ -108,7 +124,7 @@ class _Wire:
         answer = await reader.readuntil(b"\r\n\r\n")
         length = _LENGTH.search(answer)
         said = await reader.readexactly(0 if length is None else int(length[1]))
-        self._sent.wire_bytes += len(head) + len(body) + len(answer) + len(said)
+        sent.wire_bytes += len(head) + len(body) + len(answer) + len(said)
         status = _STATUS.match(answer)
         if status is None or status[1][:1] != b"2":
             raise _HttpFailed(f"{answer.splitlines()[0].decode()}: {said[:200].decode(errors='replace')}")
@@ -123,8 +139,9 @@ class _Wire:
 class _VirtualDevice:
     """A device with one source."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, plan: SendingPlan) -> None:
         self.node_id = device_name(number)
+        self._wire = _Wire(plan)
         self._spool = f"{number:016x}"
         self._chance = random.Random(number)
         self._next = 1
@@ -180,20 +197,21 @@ class _VirtualDevice:
         )
         return gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
 
+    async def join(self, sent: Sent) -> None:
+        """Register."""
+        await self._wire.until_taken("/v1/devices", self._registration(), sent)
+
     async def run(self, plan: SendingPlan, sent: Sent, began: float, phase: float) -> None:
         """Send batches until the time is over and all have been accepted."""
-        wire = _Wire(plan, sent)
-        await _until_taken(wire, "/v1/devices", self._registration(), sent, limit_s=60.0)
         pictures = max(1, round(plan.rate * plan.interval_s))
         due, beat_at = began + phase * plan.interval_s, began + phase * _BEAT_S
-        beat = json.dumps({"incarnation": _INCARNATION, "in_flight": 0, "queued_images": 0, "images_done": 0}).encode()
         while due < began + plan.seconds:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
             body = self._batch([due - place / plan.rate for place in reversed(range(pictures))], max(now, due))
-            answered = time.perf_counter()
-            said = await _until_taken(wire, "/v1/observations", body, sent, packed=True, limit_s=60.0)
-            sent.post_ms.append(1000 * (time.perf_counter() - answered))
+            asked = time.perf_counter()
+            said = await self._wire.until_taken("/v1/observations", body, sent, packed=True)
+            sent.post_ms.append(1000 * (time.perf_counter() - asked))
             receipt = read_receipt(said)
             sent.stored, sent.known = sent.stored + receipt.stored, sent.known + receipt.known
             sent.observations += pictures
@@ -202,47 +220,42 @@ class _VirtualDevice:
             due += plan.interval_s
             if time.monotonic() >= beat_at:
                 beat_at += _BEAT_S
-                await _until_taken(wire, f"/v1/devices/{self.node_id}/heartbeat", beat, sent, limit_s=60.0)
-        wire.close()
+                await self._beat(sent)
 
     async def probe(self, plan: SendingPlan, sent: Sent, began: float) -> None:
         """Send heartbeats, and note how long each takes."""
         assert plan.probe_s is not None
-        wire = _Wire(plan, sent)
-        await _until_taken(wire, "/v1/devices", self._registration(), sent, limit_s=60.0)
-        beat = json.dumps({"incarnation": _INCARNATION, "in_flight": 0, "queued_images": 0, "images_done": 0}).encode()
         while time.monotonic() < began + plan.seconds:
             asked = time.perf_counter()
-            await _until_taken(wire, f"/v1/devices/{self.node_id}/heartbeat", beat, sent, limit_s=60.0)
+            await self._beat(sent)
             sent.beat_ms.append(1000 * (time.perf_counter() - asked))
             await asyncio.sleep(plan.probe_s)
-        wire.close()
+
+    async def _beat(self, sent: Sent) -> None:
+        await self._wire.until_taken(f"/v1/devices/{self.node_id}/heartbeat", _BEAT, sent)
 
 
-async def _until_taken(
-    wire: _Wire, target: str, body: bytes, sent: Sent, *, limit_s: float, packed: bool = False
-) -> bytes:
-    """Send again and again, until it is taken. Raises the last error when the time is over."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return await wire.ask(target, body, packed=packed)
-        except (OSError, asyncio.IncompleteReadError, _HttpFailed) as exc:
-            wire.close()
-            sent.failures += 1
-            sent.first_failure = sent.first_failure or f"{target}: {exc}"
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(_AGAIN_S)
+async def _join(devices: list[_VirtualDevice]) -> Sent:
+    sent, few = Sent(), asyncio.Semaphore(_AT_ONCE)
+
+    async def join(device: _VirtualDevice) -> None:
+        async with few:
+            await device.join(sent)
+
+    async with asyncio.TaskGroup() as group:
+        for device in devices:
+            group.create_task(join(device))
+    return sent
 
 
 async def _send(devices: list[_VirtualDevice], plan: SendingPlan) -> Sent:
-    sent, began = Sent(), time.monotonic() + 1.0
+    sent, began = Sent(), time.monotonic() + _AGAIN_S
+    prober, *others = devices
     async with asyncio.TaskGroup() as group:
         if plan.probe_s is not None:
-            group.create_task(_VirtualDevice(99_999).probe(plan, sent, began))
-        for number, device in enumerate(devices[: plan.count]):
-            group.create_task(device.run(plan, sent, began, number / plan.count))
+            group.create_task(prober.probe(plan, sent, began))
+        for number, device in enumerate(others):
+            group.create_task(device.run(plan, sent, began, number / len(others)))
     return sent
 
 
@@ -252,23 +265,31 @@ def _serve(pipe: Pipe) -> None:
     devices: list[_VirtualDevice] = []
     with suppress(EOFError), asyncio.Runner(loop_factory=loop_factory()) as runner:
         while True:
-            plan: SendingPlan = pipe.recv()
-            devices += [_VirtualDevice(number) for number in range(len(devices), plan.count)]
+            joins, plan = pipe.recv()
             try:
-                pipe.send(runner.run(_send(devices, plan)))
+                if joins:
+                    devices = [_VirtualDevice(number, plan) for number in range(plan.count + 1)]
+                pipe.send(runner.run(_join(devices) if joins else _send(devices, plan)))
             except BaseExceptionGroup as exc:
                 pipe.send(RuntimeError(f"a device gave up: {exc.exceptions[0]!r}"))
 
 
 class DeviceFleet:
-    """The devices. Their sequence numbers continue from one plan to the next."""
+    """The devices. Those of one scheduler continue their sequence numbers from one plan to the next."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
+    async def join(self, plan: SendingPlan) -> None:
+        """Register new devices, and one that only probes. Raises RuntimeError if a device gave up."""
+        await self._ask(True, plan)
+
     async def send(self, plan: SendingPlan) -> Sent:
-        """Send what a plan says. Raises RuntimeError if a device gave up."""
-        self._pipe.send(plan)
+        """Send what a plan says, from the devices that have joined. Raises RuntimeError if a device gave up."""
+        return await self._ask(False, plan)
+
+    async def _ask(self, joins: bool, plan: SendingPlan) -> Sent:
+        self._pipe.send((joins, plan))
         answer: Sent | Exception = await asyncio.to_thread(self._pipe.recv)
         if isinstance(answer, Exception):
             raise answer

@@ -45,10 +45,10 @@ _ASKED = 100
 _PROBE_S, _POLL_S = 0.02, 1.0
 _READ_SOURCES, _READ_RATE, _READ_INTERVAL_S = 100, 2.0, 0.5
 _START = (
-    "import scheduler.runtime.assembly as assembly; assembly._PURGE_S = {purge_s}; "
+    "import scheduler.runtime.assembly as assembly; assembly._PURGE_OBSERVATIONS_S = {purge_s}; "
     "from scheduler.__main__ import main; main()"
 )
-"""Starts a scheduler that looks for old rows more often than once an hour."""
+"""Starts a scheduler that looks for old rows at other intervals."""
 
 
 class Chosen(Options):
@@ -91,10 +91,16 @@ class RunningScheduler:
 
 @asynccontextmanager
 async def _scheduler(
-    folder: Path, database: str | None, *, retention_s: float = 7 * 86400.0, purge_s: float = _HOUR_S
+    folder: Path, database: str | None, *, retention_s: float = 7 * 86400.0, purge_s: float = 60.0
 ) -> AsyncIterator[RunningScheduler]:
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    flags: dict[str, Any] = {"port": 0, "state": folder, "max-observations": 10**9, "retention-s": retention_s}
+    flags: dict[str, Any] = {
+        "port": 0,
+        "state": folder,
+        "max-observations": 10**9,
+        "max-connections": 11_000,  # one for each device, and those of readers
+        "retention-s": retention_s,
+    }
     if database is not None:
         flags["database"] = database
     words = [f"--{name}={value}" for name, value in flags.items()]
@@ -166,6 +172,7 @@ class ObservationsBenchmark(Experiment):
 
     async def _devices(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
         async with _scheduler(folder, chosen.database) as scheduler:
+            await fleet.join(scheduler.plan(chosen))
             cpu_before, began = cpu_s(scheduler.pid), time.perf_counter()
             sent = await fleet.send(scheduler.plan(chosen))
             seconds, used_s = time.perf_counter() - began, cpu_s(scheduler.pid) - cpu_before
@@ -238,6 +245,7 @@ class ObservationsBenchmark(Experiment):
         retention_s = _HOUR_S + began - stored_at + window_s + _START_S
         purge_s = 2 * window_s + _START_S
         async with _scheduler(folder, chosen.database, retention_s=retention_s, purge_s=purge_s) as scheduler:
+            await fleet.join(scheduler.plan(chosen))
             calm = await fleet.send(scheduler.plan(chosen, seconds=window_s, probe_s=_PROBE_S))
             left_s = began + purge_s + 2 * window_s - time.monotonic()
             deleting = asyncio.create_task(_deleted(scheduler.url, chosen.doomed))
@@ -253,9 +261,10 @@ class ObservationsBenchmark(Experiment):
     async def _readers(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
         async with _scheduler(folder, chosen.database) as scheduler:
             few = {"count": _READ_SOURCES, "rate": _READ_RATE, "interval_s": _READ_INTERVAL_S}
+            plan = scheduler.plan(chosen, **few, seconds=chosen.window_s)
+            await fleet.join(plan)
             for turn in range(chosen.repeats + 1):
                 for readers in (0, chosen.readers):
-                    plan = scheduler.plan(chosen, **few, seconds=chosen.window_s)
                     async with _reading(scheduler.url, readers) as read:
                         cpu_before, began = cpu_s(scheduler.pid), time.perf_counter()
                         sent = await fleet.send(plan)
@@ -295,7 +304,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
         case "devices":
             figures = (
                 f"{row['observations']:,} stored once, {row['cores']:.2f} cores, "
-                f"{row['body_bytes_per_s'] / 1000:,.0f} kB/s of bodies, {row['wire_bytes_per_s'] / 1000:,.0f} kB/s on the wire"
+                f"{row['body_bytes_per_s'] / 1000:,.0f} kB/s of bodies, "
+                f"{row['wire_bytes_per_s'] / 1000:,.0f} kB/s on the wire"
             )
             return ["devices", f"{row['devices']:,} for {row['seconds']:.0f} s", times("post"), figures]
         case "pages":
