@@ -326,3 +326,40 @@ async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_re
         reply = await pair.http.get(f"{pair.url(await pair.leader())}/v1/observations/export")
         assert [json.loads(line)["sequence"] for line in reply.text.splitlines()] == list(range(1, 2001))
         assert sorted(confirmed) == list(range(1, 2001))
+
+
+async def test_a_batch_whose_receipt_was_lost_with_the_leader_is_known_to_the_next_one(
+    kit: Any, settings: Any, database_url: str, tmp_path: Path
+) -> None:
+    pair = Pair(kit, settings, database_url, tmp_path)
+    async with pair.http, pair.stack:
+        for port in pair.ports:
+            await pair.start(port)
+        place = {**kit.registration("end-0"), "spool": "5" * 16, "lease_s": 60.0}
+        own = {"node_id": "end-0", "incarnation": place["incarnation"], "spool": "a" * 16}
+        seen = [{"source": "gate", "sequence": number, "age_s": 1.0} for number in range(1, 101)]
+        leader = await pair.leader()
+        assert (await pair.http.post(f"{pair.url(leader)}/v1/devices", json=place)).status_code == 200
+        body = json.dumps({**own, "observations": seen[:60]}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", leader)
+        head = f"POST /v1/observations HTTP/1.1\r\nHost: 127.0.0.1:{leader}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+        async def numbers(port: int) -> list[int]:
+            reply = await pair.http.get(f"{pair.url(port)}/v1/observations/export")
+            return [json.loads(line)["sequence"] for line in reply.text.splitlines()]
+
+        async def stored() -> bool:
+            return len(await numbers(leader)) == 60
+
+        # The device never reads the receipt: the leader is killed after the batch is durable.
+        await wait_for(stored, what="the batch in the database")
+        pair.processes[leader].kill()
+        await pair.processes[leader].exit_code()
+        writer.close()
+        await wait_for(lambda: _is(pair, pair.other(leader), "ready"), what="the other one to lead")
+        url = pair.url(pair.other(leader))
+        assert (await pair.http.post(f"{url}/v1/devices", json=place)).status_code == 200
+        reply = await pair.http.post(f"{url}/v1/observations", json={**own, "observations": seen})
+        assert reply.json() == {"stored": 40, "known": 60}
+        assert await numbers(pair.other(leader)) == list(range(1, 101))
