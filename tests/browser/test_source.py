@@ -66,7 +66,7 @@ def test_observations_are_chosen_by_class_confidence_and_amendment(
         node.seen(3, "fish", 0.6),
         node.seen(4, "fish", 0.2, revision=1, finer=node.finer("shark", 0.4)),
     )
-    page = open_page(history(watched_url, node), allowed="status of 400")
+    page = open_page(history(watched_url, node), allowed="status of 404")
     label, sure = page.get_by_label("Class"), page.get_by_label("Less sure than")
     expect(page.get_by_test_id("observation")).to_have_count(4)
     label.fill("trees")
@@ -119,10 +119,9 @@ def test_older_observations_are_shown_page_by_page(watched_url: str, node: Playe
 
 
 def test_a_stream_that_was_away_leaves_no_hole(watched_url: str, node: PlayedNode, open_page: OpenPage) -> None:
-    node.send(node.seen(1))
+    node.send(node.seen(1, age_s=600.0))
     page = open_page(history(watched_url, node))
     expect(row(page, 1)).to_have_count(1)
-
     turn(page, hidden=True)
     node.send(*(node.seen(number, age_s=500.0 - number) for number in range(2, 302)))
     turn(page, hidden=False)

@@ -166,7 +166,8 @@ function show() {
     drawing = 0;
     const sorted = [...rows.values()].sort((one, other) => other.sequence - one.sequence);
     for (const { sequence } of sorted.splice(MOST_ROWS)) rows.delete(sequence);
-    table.update(sorted);
+    const [newest] = table.items;
+    table.update(sorted, newest ? sorted.findIndex(({ sequence }) => sequence === newest.sequence) : 0);
     table.element.hidden = sorted.length === 0;
     table.element.classList.toggle("nameless", !sorted.some((seen) => seen.name));
     older.hidden = cursor === null || sorted.length >= MOST_ROWS;

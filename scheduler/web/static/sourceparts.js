@@ -8,8 +8,8 @@ import { number, size, span } from "./format.js";
 /** @typedef {{mark: string, word: string, reason: string, trouble: boolean}} Condition */
 
 /** A running source of which the scheduler gets nothing for this time is silent. */
-const SILENT_S = 300;
-const FULL = 0.9;
+const SILENT_S = 900;
+const FULL = 0.8;
 
 /** @type {Record<string, string>} */
 const DEVICE = { dead: "device is dead", removed: "device is removed", suspect: "device is suspect", gone: "device is gone" };

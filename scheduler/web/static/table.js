@@ -49,13 +49,20 @@ export class Table {
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
   }
 
-  /** @param {T[]} items in their order */
-  update(items) {
+  /**
+   * @param {T[]} items in their order
+   * @param {number} grown rows that are new at the top: what is being read stays in its place
+   */
+  update(items, grown = 0) {
     this.items = items;
     const long = items.length > WHOLE_ROWS;
     this.element.classList.toggle("long", long);
     attribute(this.table, "aria-rowcount", long ? items.length + 1 : null);
     this.draw();
+    if (grown > 0 && this.element.scrollTop > 0) {
+      this.element.scrollTop += grown * ROW_PX;
+      this.draw();
+    }
   }
 
   draw() {
