@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from models.data import read_sample
 from tests.browser.conftest import Fleet, OpenPage, faults
+from tests.browser.watching import PlayedNode, history, jpeg
 from tests.training_runs import report, start, worker
 from tierkit.client import Client
 from tierkit.wire.api import Job
@@ -38,6 +39,33 @@ def run(fleet: Fleet) -> str:
         said = report(done=done, loss=1 / done, accuracy=done / 1000, workers=workers, result={"name": LONG})
         httpx.put(f"{fleet.url}/v1/runs/{wanted['id']}/report", json=said).raise_for_status()
     return str(wanted["id"])
+
+
+@pytest.fixture
+def source(watched_url: str, node: PlayedNode) -> str:
+    """The address of a source whose texts are all as long as they may be."""
+    name = "s" * 63
+    bad = {"source": name, "sequence": 2, "age_s": 1.0, "reason": LONG, "name": LONG}
+    node.send(node.seen(1, "trees", 0.2, source=name, name=LONG, reason=LONG), bad, node.seen(1))
+    node.send_picture(1, jpeg(1), source=name)
+    node.says((name, "waiting"), ("gate", "running"), reason=LONG, waiting_pictures=10**6, bytes_per_day=10**9)
+    return history(watched_url, node, name)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(NARROW, "light"), (NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")])
+def test_no_page_of_sources_has_a_serious_fault(
+    watched_url: str, source: str, open_page: OpenPage, width: int, scheme: Scheme
+) -> None:
+    page = open_page(f"{watched_url}/ui/live", width=width, scheme=scheme)
+    page.get_by_label("Find").fill("s" * 63)
+    expect(page.get_by_test_id("tile").last).to_contain_text("1,000,000 pictures wait")
+    wrong = {"tiles": faults(page)}
+    page.goto(source)
+    expect(page.get_by_test_id("observation")).to_have_count(2)
+    wrong["a source"] = faults(page)
+    page.get_by_role("button", name="Pause").click()
+    wrong["a question"] = faults(page)
+    assert {name: found for name, found in wrong.items() if found} == {}
 
 
 def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:

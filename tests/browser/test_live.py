@@ -32,6 +32,7 @@ def test_a_tile_shows_the_last_picture_its_answer_and_what_waits(
     node.send_picture(1, jpeg(7))
     node.send(node.seen(1, "fish", 0.35, source="door"))
     page = open_page(f"{watched_url}/ui/live")
+    page.get_by_label("Find").fill(node.node_id)
     gate, door = tile(page, node), tile(page, node, "door")
     for words in (
         "running",
@@ -75,6 +76,7 @@ def test_a_tile_loads_a_picture_in_two_seconds_and_shows_its_own_answer_with_it(
 
     sees(1)
     page = open_page(f"{watched_url}/ui/live", before=before)
+    page.get_by_label("Find").fill(node.node_id)
     gate = tile(page, node)
     expect(gate.locator("img")).to_be_visible()
     page.clock.pause_at(start + 60)
@@ -108,6 +110,7 @@ def test_a_hidden_page_asks_for_nothing_until_it_is_seen_again(
         page.clock.install()
 
     page = open_page(f"{watched_url}/ui/live", before=before)
+    page.get_by_label("Find").fill(node.node_id)
     expect(tile(page, node).locator("img")).to_be_visible()
 
     turn(page, hidden=True)
@@ -157,7 +160,7 @@ def test_the_focus_stays_on_a_tile_that_changes_and_leads_to_its_history(
 ) -> None:
     node.send(node.seen(1, "fish"), node.seen(1, "fish", source="door"))
     page = open_page(f"{watched_url}/ui/live")
-    page.get_by_label("Find").fill(f"{node.node_id}")
+    page.get_by_label("Find").fill(node.node_id)
     expect(tile(page, node)).to_contain_text("fish")
     page.get_by_label("Find").focus()
     focused = "document.activeElement.closest('[data-testid=tile]')?.dataset.source"

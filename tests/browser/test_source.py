@@ -188,6 +188,7 @@ def test_a_source_of_a_real_device_is_seen_paused_and_resumed(
 ) -> None:
     (real / "tree.jpg").write_bytes(jpeg(5, 64, 64))
     page = open_page(f"{watched_url}/ui/live")
+    page.get_by_label("Find").fill("inbox")
     inbox = page.locator('[data-testid=tile][data-node=cam][data-source="inbox"]')
     expect(inbox).to_contain_text("running")
     expect(inbox.locator("img")).to_be_visible()
@@ -245,6 +246,7 @@ def test_hostile_texts_are_shown_as_text(
     )
     node.says((source, "waiting"), reason=HOSTILE)
     page = open_page(f"{watched_url}/ui/live", width=width, scheme=scheme)
+    page.get_by_label("Find").fill(node.node_id)
     expect(tile(page, node, source)).to_contain_text("onerror=window.hit=1")
     assert faults(page) == []
     page.goto(history(watched_url, node, source))

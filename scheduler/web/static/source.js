@@ -57,7 +57,7 @@ const readers = el("input", { id: "readers", autocomplete: "off", placeholder: "
 const saved = el("span", { role: "status" });
 const rights = el(
   "details",
-  { hidden: true, toggle: fillRights, "data-testid": "rights" },
+  { hidden: true, "data-testid": "rights" },
   el("summary", {}, "Who may see it"),
   el(
     "form",
@@ -264,6 +264,7 @@ function showSource({ sources }) {
   const may = caller.operates || (source.owner !== null && source.owner === caller.name);
   pause.hidden = !may;
   rights.hidden = !may || caller.name === null;
+  fillRights();
   text(pause, source.state === "paused" ? "Resume" : "Pause");
   const row = source.last_picture === null ? undefined : rows.get(source.last_picture);
   if (row && !row.picture) take([{ ...row, picture: true }]);
@@ -287,9 +288,9 @@ async function askPause() {
   await send(paused ? "DELETE" : "POST", address);
 }
 
-/** Only when it is opened: what somebody writes is not written over. */
+/** Only while it is closed: what somebody writes is not written over. */
 function fillRights() {
-  if (!rights.open || !source) return;
+  if (rights.open || !source) return;
   owner.value = source.owner ?? "";
   owner.disabled = !caller.operates;
   readers.value = source.readers.join(", ");
