@@ -1,6 +1,6 @@
 """Virtual devices in a second process: each sends the answers of one source in batches over a connection that it keeps.
 
-They write HTTP by hand, so that the load takes little of the machine. A batch is the one that an end node sends:
+They write HTTP by hand, so that the load takes little of the machine. A batch looks like one of an end node:
 compressed, with the state of the device.
 """
 
@@ -33,7 +33,7 @@ from tierkit.wire.observations import (
     write_batch,
 )
 
-__all__ = ["SOURCE", "DeviceFleet", "SendingPlan", "Sent", "device_fleet", "device_name"]
+__all__ = ["SOURCE", "DeviceFleet", "SendingPlan", "SentBatches", "device_fleet", "device_name"]
 
 SOURCE = "gate"
 _INCARNATION = "0123456789abcdef"
@@ -49,7 +49,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class SendingPlan:
-    """What the devices send, and for how long."""
+    """Rate, size and duration of a load."""
 
     host: str
     port: int
@@ -64,8 +64,8 @@ class SendingPlan:
 
 
 @dataclass(kw_only=True)
-class Sent:
-    """What was sent, and how it was answered."""
+class SentBatches:
+    """Observations of a load, and the answers to their batches."""
 
     observations: int = 0
     stored: int = 0
@@ -96,7 +96,7 @@ class _Wire:
         self._plan = plan
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def until_taken(self, target: str, body: bytes, sent: Sent, *, packed: bool = False) -> bytes:
+    async def until_taken(self, target: str, body: bytes, sent: SentBatches, *, packed: bool = False) -> bytes:
         """POST again and again, until it is taken; returns the body of the answer. Raises the last error when the time
         is over."""
         deadline = time.monotonic() + _LIMIT_S
@@ -111,7 +111,7 @@ class _Wire:
                     raise
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _ask(self, target: str, body: bytes, sent: Sent, packed: bool) -> bytes:
+    async def _ask(self, target: str, body: bytes, sent: SentBatches, packed: bool) -> bytes:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._plan.host, self._plan.port)
         reader, writer = self._streams
@@ -197,11 +197,11 @@ class _VirtualDevice:
         )
         return gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
 
-    async def join(self, sent: Sent) -> None:
+    async def join(self, sent: SentBatches) -> None:
         """Register."""
         await self._wire.until_taken("/v1/devices", self._registration(), sent)
 
-    async def run(self, plan: SendingPlan, sent: Sent, began: float, phase: float) -> None:
+    async def run(self, plan: SendingPlan, sent: SentBatches, began: float, phase: float) -> None:
         """Send batches until the time is over and all have been accepted."""
         pictures = max(1, round(plan.rate * plan.interval_s))
         due, beat_at = began + phase * plan.interval_s, began + phase * _BEAT_S
@@ -222,7 +222,7 @@ class _VirtualDevice:
                 beat_at += _BEAT_S
                 await self._beat(sent)
 
-    async def probe(self, plan: SendingPlan, sent: Sent, began: float) -> None:
+    async def probe(self, plan: SendingPlan, sent: SentBatches, began: float) -> None:
         """Send heartbeats, and note how long each takes."""
         assert plan.probe_s is not None
         while time.monotonic() < began + plan.seconds:
@@ -231,12 +231,12 @@ class _VirtualDevice:
             sent.beat_ms.append(1000 * (time.perf_counter() - asked))
             await asyncio.sleep(plan.probe_s)
 
-    async def _beat(self, sent: Sent) -> None:
+    async def _beat(self, sent: SentBatches) -> None:
         await self._wire.until_taken(f"/v1/devices/{self.node_id}/heartbeat", _BEAT, sent)
 
 
-async def _join(devices: list[_VirtualDevice]) -> Sent:
-    sent, few = Sent(), asyncio.Semaphore(_AT_ONCE)
+async def _join(devices: list[_VirtualDevice]) -> SentBatches:
+    sent, few = SentBatches(), asyncio.Semaphore(_AT_ONCE)
 
     async def join(device: _VirtualDevice) -> None:
         async with few:
@@ -248,8 +248,8 @@ async def _join(devices: list[_VirtualDevice]) -> Sent:
     return sent
 
 
-async def _send(devices: list[_VirtualDevice], plan: SendingPlan) -> Sent:
-    sent, began = Sent(), time.monotonic() + _AGAIN_S
+async def _send(devices: list[_VirtualDevice], plan: SendingPlan) -> SentBatches:
+    sent, began = SentBatches(), time.monotonic() + _AGAIN_S
     prober, *others = devices
     async with asyncio.TaskGroup() as group:
         if plan.probe_s is not None:
@@ -275,7 +275,7 @@ def _serve(pipe: Pipe) -> None:
 
 
 class DeviceFleet:
-    """The devices. Those of one scheduler continue their sequence numbers from one plan to the next."""
+    """The devices. They continue their sequence numbers from one plan to the next."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -284,13 +284,13 @@ class DeviceFleet:
         """Register new devices, and one that only probes. Raises RuntimeError if a device gave up."""
         await self._ask(True, plan)
 
-    async def send(self, plan: SendingPlan) -> Sent:
+    async def send(self, plan: SendingPlan) -> SentBatches:
         """Send what a plan says, from the devices that have joined. Raises RuntimeError if a device gave up."""
         return await self._ask(False, plan)
 
-    async def _ask(self, joins: bool, plan: SendingPlan) -> Sent:
+    async def _ask(self, joins: bool, plan: SendingPlan) -> SentBatches:
         self._pipe.send((joins, plan))
-        answer: Sent | Exception = await asyncio.to_thread(self._pipe.recv)
+        answer: SentBatches | Exception = await asyncio.to_thread(self._pipe.recv)
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -1,11 +1,9 @@
 """Observations at the scheduler, measured: many devices, many rows, many readers.
 
-The scheduler is a process like any other, on SQLite or on the database that `--database` names. Four parts:
-
-- `devices`: devices send pictures for some minutes. All must be stored once, for less than one core.
-- `pages`: pages of many stored rows, with each filter.
-- `retention`: devices send while the scheduler deletes old rows, and then while it does not.
-- `readers`: the scheduler's processor time with and without readers of the list of sources, in turns.
+The scheduler is a process like any other, on SQLite or on the database that `--database` names. There are four parts.
+In `devices`, devices send pictures for some minutes, and all must be stored once. `pages` reads pages of many stored
+rows with each filter. In `retention`, devices send before and while the scheduler deletes old rows. `readers` measures
+the scheduler's processor time with and without readers of the list of sources, in turns.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.observations.devices import DeviceFleet, SendingPlan, Sent, device_fleet
+from benchmarks.observations.devices import DeviceFleet, SendingPlan, SentBatches, device_fleet
 from benchmarks.observations.rows import ABSENT, COMMON, RARE, StoredRows, fill, stored_name
 from experiments.bench.summary import percentile
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
@@ -51,13 +49,13 @@ _START = (
 """Starts a scheduler that looks for old rows at other intervals."""
 
 
-class Chosen(Options):
+class ObservationLoad(Options):
     """Parts and sizes."""
 
     only: list[str] | None = option(None, "This part; may be repeated.", metavar="|".join(PARTS))
     devices: int = option(1000, "Devices.", quick=50, min=1, max=10_000)
     rate: float = option(1.0, "Pictures a second of each device.", min=0.01, max=1000)
-    interval_s: float = option(1.0, "Seconds between two batches of a device.", min=0.05, max=900)
+    interval_s: float = option(2.0, "Seconds between two batches of a device.", min=0.05, max=900)
     seconds: float = option(600.0, "Seconds for which they send.", quick=10.0, min=1, max=86_400)
     rows: int = option(1_000_000, "Stored rows.", quick=20_000, min=1000, max=100_000_000)
     doomed: int = option(100_000, "Rows that are deleted.", quick=5000, min=100, max=10_000_000)
@@ -75,8 +73,8 @@ class RunningScheduler:
     pid: int
     url: str
 
-    def plan(self, chosen: Chosen, **changes: Any) -> SendingPlan:
-        """What devices send to it."""
+    def plan(self, chosen: ObservationLoad, **changes: Any) -> SendingPlan:
+        """A load of devices on it."""
         at = httpx.URL(self.url)
         plan = SendingPlan(
             host=at.host,
@@ -119,7 +117,7 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
     }
 
 
-def _check(sent: Sent) -> None:
+def _check(sent: SentBatches) -> None:
     """Raises ServiceFailed if not all observations were stored once."""
     if sent.stored != sent.observations or sent.known:
         raise ServiceFailed(
@@ -147,13 +145,13 @@ class ObservationsBenchmark(Experiment):
     """Devices, pages, retention and readers."""
 
     name = "observations"
-    options = Chosen
+    options = ObservationLoad
     repeats = ("n", "turns")
     quick = "{devices} devices for 10 s, and few rows"
     ignores = frozenset({"seed", "share", "data", "tasks"})
     profile = None
 
-    async def measure(self, run: Run, chosen: Chosen) -> None:
+    async def measure(self, run: Run, chosen: ObservationLoad) -> None:
         parts = chosen.only or PARTS
         if unknown := set(parts) - set(PARTS):
             raise InvalidInput(f"--only takes {', '.join(PARTS)}, not {min(unknown)}")
@@ -170,7 +168,7 @@ class ObservationsBenchmark(Experiment):
                     measure = getattr(self, f"_{part}")
                     await measure(run, chosen, fleet, run.folder / part)
 
-    async def _devices(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
+    async def _devices(self, run: Run, chosen: ObservationLoad, fleet: DeviceFleet, folder: Path) -> None:
         async with _scheduler(folder, chosen.database) as scheduler:
             await fleet.join(scheduler.plan(chosen))
             cpu_before, began = cpu_s(scheduler.pid), time.perf_counter()
@@ -196,7 +194,7 @@ class ObservationsBenchmark(Experiment):
             **_spread("post", sent.post_ms),
         )
 
-    async def _pages(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
+    async def _pages(self, run: Run, chosen: ObservationLoad, fleet: DeviceFleet, folder: Path) -> None:
         await _filled(folder, chosen.database, StoredRows(rows=chosen.rows))
         names = load_manifest().hierarchy.coarse
         noon = datetime.fromtimestamp(time.time() - 43_200, UTC).isoformat()
@@ -236,7 +234,7 @@ class ObservationsBenchmark(Experiment):
                     **_spread("page", times[1:]),
                 )
 
-    async def _retention(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
+    async def _retention(self, run: Run, chosen: ObservationLoad, fleet: DeviceFleet, folder: Path) -> None:
         # The doomed rows become too old after the plain window, and the scheduler looks for them some seconds later.
         stored = StoredRows(rows=chosen.rows, doomed=chosen.doomed, doomed_age_s=_HOUR_S)
         stored_at = await _filled(folder, chosen.database, stored)
@@ -258,7 +256,7 @@ class ObservationsBenchmark(Experiment):
             spreads = {**_spread("post", sent.post_ms), **_spread("beat", sent.beat_ms)}
             run.add(what="retention", window=name, rows=chosen.rows, deleted=chosen.doomed, **spreads)
 
-    async def _readers(self, run: Run, chosen: Chosen, fleet: DeviceFleet, folder: Path) -> None:
+    async def _readers(self, run: Run, chosen: ObservationLoad, fleet: DeviceFleet, folder: Path) -> None:
         async with _scheduler(folder, chosen.database) as scheduler:
             few = {"count": _READ_SOURCES, "rate": _READ_RATE, "interval_s": _READ_INTERVAL_S}
             plan = scheduler.plan(chosen, **few, seconds=chosen.window_s)
