@@ -16,6 +16,8 @@ __all__ = ["device_status", "report_of", "reported_sources"]
 _MOST_REASON = 500
 """Characters of a reason that the scheduler is sent."""
 
+_SOON_S = 5.0
+
 
 def report_of(
     keepers: Iterable[SourceKeeper], stats: SpoolStats, uplink: Uplink, bytes_per_day: int | None
@@ -96,4 +98,4 @@ def _reported(name: str, state: str, reason: str) -> ReportedSource:
 
 def _next_batch(wait_s: float, stats: SpoolStats) -> str:
     """The reason why answers wait, if the next batch is more than a moment away."""
-    return f"answers go in batches, the next one in {wait_s:.0f} s" if stats.undelivered and wait_s > 1 else ""
+    return f"answers go in batches, the next one in {wait_s:.0f} s" if stats.undelivered and wait_s > _SOON_S else ""

@@ -15,6 +15,7 @@ from end_node.uplink.clock import DeviceClock, system_synchronised
 from end_node.uplink.hours import opens_in_s, time_of_day
 from tierkit.elapsed import since_boot
 from tierkit.errors import SpoolUnavailable
+from tierkit.pacing import TokenBucket
 
 __all__ = ["Pace"]
 
@@ -22,6 +23,9 @@ _NOTE_S = 10.0
 """Between two notes in the spool of the bytes spent: a crash forgets no more than these."""
 _LINGER_S = 0.2
 """Without a budget, answers that come within this time leave together."""
+_BATCHES_PER_S, _BATCHES_AT_ONCE = 0.5, 5
+"""Without a budget: batches of a device that always has answers, and of one that rarely has some."""
+_FULL_BATCH = 500
 
 
 class Pace:
@@ -41,6 +45,7 @@ class Pace:
         self._sent = self._received = 0
         """Bytes that the spool has not noted yet."""
         self._last_batch = clock()
+        self._batches = TokenBucket(per_s=_BATCHES_PER_S, burst=_BATCHES_AT_ONCE)
         self.counted_bytes = 0
         """Bytes since the node started, both directions."""
 
@@ -82,7 +87,9 @@ class Pace:
     def answers_in_s(self, waiting: int) -> float:
         """Seconds until the next batch of answers; 0 if it may go now."""
         if self._limits.bytes_per_day is None:
-            return max(0.0, _LINGER_S - (self._clock() - self._last_batch))
+            now = self._clock()
+            rest_s = 0.0 if waiting >= _FULL_BATCH else self._batches.wait_s(now)
+            return max(0.0, _LINGER_S - (now - self._last_batch), rest_s)
         return self._budget.answers_in_s(waiting, self._clock() - self._last_batch)
 
     @property
@@ -93,6 +100,7 @@ class Pace:
     def answers_sent(self) -> None:
         """A batch of answers has gone."""
         self._last_batch = self._clock()
+        self._batches.take(self._last_batch)
 
     def opens_in_s(self) -> float:
         """Seconds until pictures may leave; 0 if they may now."""
