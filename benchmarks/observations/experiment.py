@@ -249,8 +249,9 @@ class ObservationsBenchmark(Experiment):
             deleting = asyncio.create_task(_deleted(scheduler.url, chosen.doomed))
             storm = await fleet.send(scheduler.plan(chosen, seconds=left_s, probe_s=_PROBE_S))
             if not deleting.done():
-                deleting.cancel()
-                raise ServiceFailed(f"the rows were not deleted within {2 * window_s:g} s: choose a longer --window-s")
+                run.note("the scheduler deleted rows for longer than the devices sent: choose a longer --window-s")
+            async with asyncio.timeout(_HOUR_S):
+                await deleting
         for name, sent in (("plain", calm), ("deleting", storm)):
             _check(sent)
             spreads = {**_spread("post", sent.post_ms), **_spread("beat", sent.beat_ms)}
