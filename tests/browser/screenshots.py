@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import httpx
 import numpy as np
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
@@ -51,6 +52,7 @@ _LIVE: tuple[tuple[str, str, int, _Scheme], ...] = (
 )
 _SOURCES = ("door", "garage", "gate", "yard")
 _SEEN = 12
+_COLOURS = 200
 _SURE = 0.7
 
 
@@ -129,6 +131,18 @@ def _watched(url: str) -> list[PlayedNode]:
     return nodes
 
 
+def _take_live(browser: Browser, url: str, folder: Path) -> None:
+    nodes = _watched(url)
+    for name, path, width, scheme in _LIVE:
+        page = _opened(browser, f"{url}/ui/live{path}", width, scheme)
+        page.wait_for_timeout(_SETTLED_MS)
+        _take(page, folder, name)
+        file = folder / f"{name}.png"
+        Image.open(file).quantize(_COLOURS).save(file, optimize=True)  # photographs make large files
+    for node in nodes:
+        node.close()
+
+
 def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,13 +183,7 @@ def take_all(folder: Path) -> None:
         page.wait_for_timeout(_SETTLED_MS)
         _take(page, folder, "try-dark")
         _take(_trained(browser, fleet.url), folder, "training")
-        with contextlib.ExitStack() as stack:
-            for node in _watched(fleet.url):
-                stack.enter_context(contextlib.closing(node))
-            for name, path, width, scheme in _LIVE:
-                page = _opened(browser, f"{fleet.url}/ui/live{path}", width, scheme)
-                page.wait_for_timeout(_SETTLED_MS)
-                _take(page, folder, name)
+        _take_live(browser, fleet.url, folder)
         browser.close()
 
 

@@ -138,8 +138,11 @@ class PlayedNode:
 
         Args:
             sources: names and states.
+            reason: why sources wait after a failure.
         """
-        states = [{"name": name, "state": state, "reason": reason} for name, state in sources]
+        states = [
+            {"name": name, "state": state, "reason": reason if state == "waiting" else ""} for name, state in sources
+        ]
         self.send(device={"sources": states, **changes})
 
 
