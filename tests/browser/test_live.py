@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Fleet, OpenPage
 from tests.browser.watching import PLAYS_EVENTS, PlayedNode, jpeg, row, shown_number, tile, turn
@@ -279,6 +279,44 @@ def test_speed_of_updates_of_a_thousand_tiles(
         spread = f"median {sorted(took)[10]:.0f} ms, at most {max(took):.0f} ms"
         sys.stdout.write(f"\n1,000 tiles, 20 updates: {spread}\n")
     assert max(took) <= 100
+
+
+@pytest.mark.benchmark
+def test_cost_of_a_hundred_tiles_at_two_pictures_a_second(
+    watched_url: str, open_page: OpenPage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the page itself costs: the snapshots and the pictures are made here."""
+    seconds, asked, content = 20, 0, jpeg(3)
+
+    def before(page: Page) -> None:
+        def answer(route: Route) -> None:
+            nonlocal asked
+            asked += 1
+            route.fulfill(body=content, content_type="image/jpeg")
+
+        page.add_init_script(PLAYS_EVENTS)
+        page.route("**/picture?size=320", answer)
+
+    page = open_page(f"{watched_url}/ui/live", before=before, width=1920, height=1080)
+    page.wait_for_function("window.streams.length === 1")
+    sees_many(page, 100, 1)
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable")
+
+    def busy_s() -> float:
+        found = metrics.send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in found if each["name"] == "TaskDuration")
+
+    page.wait_for_timeout(2000)
+    began, asked = busy_s(), 0
+    for second in range(seconds):
+        sees_many(page, 100, 3 + 2 * second)
+        page.wait_for_timeout(1000)
+    share, tiles = (busy_s() - began) / seconds, page.locator("[data-testid=tile]:has(.shot)").count()
+    with capsys.disabled():
+        said = f"{share:.1%} of a core for the page; {asked / seconds:.1f} pictures a second by {tiles} tiles in sight"
+        sys.stdout.write(f"\n100 tiles, 2 pictures a second each: {said}\n")
+    assert asked <= tiles * (seconds / 2 + 1)
 
 
 def test_a_fleet_without_sources_is_told_how_to_add_one(fleet: Fleet, open_page: OpenPage) -> None:
