@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,6 +48,8 @@ _SOURCE = {
 }
 
 SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
+OnlyNode = Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")]
+OnlySource = Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")]
 
 
 class NewRights(BaseModel):
@@ -76,9 +78,11 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     responses={200: {"content": {"application/json": {"schema": SourceList.model_json_schema(mode="serialization")}}}},
     dependencies=USERS,
 )
-async def list_all_sources(scheduler: Service, caller: CallerOf) -> Response:
+async def list_all_sources(
+    scheduler: Service, caller: CallerOf, node: OnlyNode = None, source: OnlySource = None
+) -> Response:
     """Operators see all sources, others those that they own or may read. Made once a second at most."""
-    content, _ = scheduler.observations.book.snapshot(only_of(caller))
+    content, _ = scheduler.observations.book.snapshot(only_of(caller), node, source)
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
 
@@ -89,10 +93,16 @@ async def list_all_sources(scheduler: Service, caller: CallerOf) -> Response:
     responses={200: {"content": {EVENT_STREAM: {}}}},
     dependencies=USERS,
 )
-async def follow_sources(scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted) -> StreamingResponse:
+async def follow_sources(
+    scheduler: Service,
+    caller: CallerOf,
+    still_admitted: StillAdmitted,
+    node: OnlyNode = None,
+    source: OnlySource = None,
+) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
     changed."""
-    snapshots = scheduler.observations.follow_sources(only_of(caller))
+    snapshots = scheduler.observations.follow_sources(only_of(caller), node, source)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(snapshots):

@@ -90,8 +90,8 @@ class SourceBook:
         self.elapsed = elapsed
         self._changes = 0
         self._news = asyncio.Event()
-        self._shown: dict[str | None, bytes] = {}
-        """The list as JSON by reader; made at most once a second."""
+        self._shown: dict[tuple[str | None, str | None, str | None], bytes] = {}
+        """Lists as JSON, by the arguments of `snapshot`; they are dropped after a second."""
         self._shown_at = -math.inf
         self._shown_version = (-1, -1)
 
@@ -207,10 +207,21 @@ class SourceBook:
         if reader is not None and reader != self.rights(node_id, source).owner:
             raise Forbidden(f"only operators and the owner of {source!r} on {node_id!r} may do this")
 
-    def visible(self, reader: str | None) -> list[_Key]:
-        """The sources that a user may see, by node and name; None: an operator. Sources that are shared but have sent
-        nothing yet are among them."""
-        return sorted(key for key in self.entries.keys() | self._rights.keys() if self.may_see(reader, *key))
+    def visible(self, reader: str | None, node_id: str | None = None, source: str | None = None) -> list[_Key]:
+        """The sources that a user may see, by node and name. Sources that are shared but have sent nothing yet are
+        among them.
+
+        Args:
+            reader: the user; None: an operator.
+            node_id, source: only these; None: all.
+        """
+        if node_id is not None and source is not None:
+            keys = {(node_id, source)} & (self.entries.keys() | self._rights.keys())
+        else:
+            keys = self.entries.keys() | self._rights.keys()
+        return sorted(
+            key for key in keys if node_id in (None, key[0]) and source in (None, key[1]) and self.may_see(reader, *key)
+        )
 
     # --- for those who look -----------------------------------------------------------------------------------------
 
@@ -233,19 +244,22 @@ class SourceBook:
         if self.version == version:
             await self._news.wait()
 
-    def snapshot(self, reader: str | None) -> tuple[bytes, tuple[int, int]]:
-        """The sources that a user may see as JSON of a `SourceList`, and the version that it shows; made at most once a
-        second."""
+    def snapshot(
+        self, reader: str | None, node_id: str | None = None, source: str | None = None
+    ) -> tuple[bytes, tuple[int, int]]:
+        """Sources as JSON of a `SourceList`, and the version that it shows; made at most once a second. Takes the
+        arguments of `visible`."""
         now = time.monotonic()
         if now >= self._shown_at + _TICK_S:
             self._shown.clear()
             self._shown_at, self._shown_version = math.floor(now), self.version
-        if reader not in self._shown:
-            keys = self.visible(reader)
+        wanted = (reader, node_id, source)
+        if wanted not in self._shown:
+            keys = self.visible(reader, node_id, source)
             healths = {node_id: self._health_of(node_id) for node_id, _ in keys}
             rows = [self._fields(key, healths) for key in keys]
-            self._shown[reader] = _ENCODE({"sources": rows})
-        return self._shown[reader], self._shown_version
+            self._shown[wanted] = _ENCODE({"sources": rows})
+        return self._shown[wanted], self._shown_version
 
     def heard_s(self, entry: SourceEntry) -> float | None:
         """Seconds since a source was heard."""

@@ -249,12 +249,14 @@ class Observations:
                     yield [_gap(node_id, source, max(gap[0], at + 1), gap[1])]
                 gap = await anext(gaps, None)
 
-    async def follow_sources(self, reader: str | None) -> AsyncGenerator[bytes | None, None]:
-        """The sources that a user may see, as JSON of a `SourceList`: at once, and at most once a second when something
-        has changed. None while nothing happens."""
+    async def follow_sources(
+        self, reader: str | None, node_id: str | None, source: str | None
+    ) -> AsyncGenerator[bytes | None, None]:
+        """Sources as JSON of a `SourceList`: at once, and at most once a second when something has changed. None while
+        nothing happens. Takes the arguments of `SourceBook.visible`."""
         shown: tuple[int, int] | None = None
         while not self._stopping:
-            content, version = self.book.snapshot(reader)
+            content, version = self.book.snapshot(reader, node_id, source)
             yield None if version == shown else content
             shown = version
             now = time.monotonic()

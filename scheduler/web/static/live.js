@@ -27,7 +27,7 @@ const tileOf = new WeakMap();
 /** @type {Choice} */
 let choice = "all";
 
-const search = el("input", { type: "search", placeholder: "source, device, owner or class", autocomplete: "off", input: arrange });
+const search = el("input", { type: "search", placeholder: "name, owner or class", autocomplete: "off", input: arrange });
 const choices = Object.entries(CHOICES).map(([name, title]) => {
   const count = el("span", { class: "count" });
   const choose = () => {

@@ -309,7 +309,7 @@ function live() {
     const query = new URLSearchParams(here);
     const one = (/** @type {SeenPicture} */ seen) => take([seen]);
     const ends = [
-      follow("/v1/sources/events", { snapshot: showSource }),
+      follow(`/v1/sources/events?${query}`, { snapshot: showSource }),
       follow(`/v1/observations/events?${query}`, { observation: one, amended: one }, { connected: (well) => well && catchUp() }),
     ];
     const timer = window.setInterval(() => {

@@ -538,6 +538,10 @@ async def test_the_list_of_sources_outlives_the_scheduler(kit: Any, settings: An
         await running.http.put("/v1/sources/end-0/gate/rights", json={"owner": "anna", "readers": ["ben", "anna"]})
     async with kit.scheduler(settings) as running:
         gate, yard = (await running.http.get("/v1/sources")).json()["sources"]
+        only = {"node": "end-0", "source": "yard"}
+        assert (await running.http.get("/v1/sources", params=only)).json()["sources"][0]["source"] == "yard"
+        for nothing in ({"node": "end-1"}, {"source": "attic"}, {**only, "source": "attic"}):
+            assert (await running.http.get("/v1/sources", params=nothing)).json() == {"sources": []}
         assert (gate["last"]["sequence"], gate["last_picture"], gate["last"]["picture"]) == (2, 1, False)
         assert (gate["owner"], gate["readers"]) == ("anna", ["ben"])
         assert (yard["source"], yard["last"]) == ("yard", None), "its highest number was lost"
