@@ -20,12 +20,12 @@ from scheduler.store.reading import Reader
 from tierkit.types import Tier
 from tierkit.wire.observations import FinerAnswer, LocalAnswer, Observation, ObservationBatch
 
-__all__ = ["ABSENT", "COMMON", "RARE", "StoredRows", "fill", "stored_name"]
+__all__ = ["ABSENT", "COMMON", "RARE", "STORED_SOURCES", "StoredRows", "fill", "stored_name"]
 
 COMMON, RARE, ABSENT = 0, 1, 2
 """Superclasses: of half of all observations, of a few, and of none."""
 _RARE_ROWS = 10
-_SOURCES = 100
+STORED_SOURCES = 100
 _STEP = 50_000
 _DAY_S = 86400.0
 
@@ -91,7 +91,7 @@ async def fill(url: str, wanted: StoredRows) -> float:
             )
         return Observation(
             source=SOURCE,
-            sequence=number // _SOURCES + 1,
+            sequence=number // STORED_SOURCES + 1,
             revision=0 if finer is None else 1,
             age_s=age_s,
             taken_at=wall - age_s,
@@ -111,10 +111,10 @@ async def fill(url: str, wanted: StoredRows) -> float:
                     node_id=stored_name(place),
                     incarnation="0" * 16,
                     spool=f"{place:016x}",
-                    observations=tuple(seen(number) for number in numbers if number % _SOURCES == place),
+                    observations=tuple(seen(number) for number in numbers if number % STORED_SOURCES == place),
                 )
-                for place in range(_SOURCES)
+                for place in range(STORED_SOURCES)
             ]
-            for start in range(0, _SOURCES, 10):
+            for start in range(0, STORED_SOURCES, 10):
                 await store.add(batches[start : start + 10], wall=wall, elapsed=elapsed)
     return stored_at
