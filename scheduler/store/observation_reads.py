@@ -219,14 +219,15 @@ def _window(sought: SoughtObservations, before: Position | None, limit: int) -> 
         where += [table.taken_at <= before.taken_at, or_(table.taken_at < before.taken_at, tie)]
     if sought.since is not None:
         where.append(table.taken_at >= sought.since)
+    left = {"node": sought.node_id, "source": sought.source, "classes": sought.classes, "reader": sought.reader}
     if sought.node_id is not None and sought.source is not None:
         where += [table.node_id == sought.node_id, table.source == sought.source]
+        left |= {"node": None, "source": None}
     elif sought.classes is not None and len(sought.classes) == 1:
         where.append(_is_class(observations, sought.classes[0]))
-    anywhere = sought.node_id is None and sought.source is None and sought.reader is None
-    by_source = sought.classes is None and (anywhere or (sought.node_id and sought.source and sought.reader is None))
-    all_found = by_source and sought.below is None and not sought.amended
-    most = limit + 1 if all_found else max(_WINDOW, limit + 1)
+        left |= {"classes": None}
+    all_fit = not any(left.values()) and sought.below is None and not sought.amended
+    most = limit + 1 if all_fit else max(_WINDOW, limit + 1)
     query = select(*(table[name] for name in _JUDGED)).where(*where)
     return query.order_by(*(table[name].desc() for name in _ORDER)).limit(most).cte("looked_at"), most
 
