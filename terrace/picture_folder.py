@@ -73,7 +73,7 @@ class PictureFolder:
         folder: created if missing.
 
     Raises:
-        InvalidInput: another process uses the folder, or it cannot be used.
+        InvalidInput: another process uses the folder, it has a file that would be replaced, or it cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,12 +82,24 @@ class PictureFolder:
         """File into which the caller writes the CSV of the scheduler."""
         with _writing(folder):
             folder.mkdir(exist_ok=True)
+            self._check_table()
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             os.close(self._lock)
             raise InvalidInput(f"another command is at work in {folder}: wait for its end") from exc
+
+    def _check_table(self) -> None:
+        """Raises InvalidInput if the folder is not one of ours, and has a file that the CSV would replace."""
+        table = self.folder / OBSERVATIONS
+        if not table.exists() or any(_STEM.fullmatch(path.stem) for path in self.folder.glob("*/*")):
+            return
+        names: set[str] = set()
+        with suppress(csv.Error):
+            names = set(_columns(table))
+        if not {_FILE, "node", "source", "sequence"} <= names:
+            raise InvalidInput(f"{table} is not a table of observations: choose another folder, or move the file")
 
     def close(self) -> None:
         self.table.unlink(missing_ok=True)
@@ -202,8 +214,8 @@ def _with_hash(name: str, label: str) -> str:
 
 
 def _columns(path: Path) -> list[str]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return next(csv.reader(file))
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return next(csv.reader(file), [])
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

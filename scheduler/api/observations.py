@@ -159,7 +159,6 @@ async def _sought(
     book, reader = scheduler.observations.book, only_of(caller)
     if wanted.node is not None and wanted.source is not None:
         book.check_sight(reader, wanted.node, wanted.source)
-        reader = None
     return SoughtObservations(
         node_id=wanted.node,
         source=wanted.source,
@@ -167,7 +166,7 @@ async def _sought(
         since=None if wanted.since is None else wanted.since.timestamp(),
         below=wanted.below,
         amended=wanted.amended,
-        reader=reader,
+        reader=reader,  # asked again with each query: rights may end while an answer is under way
     )
 
 

@@ -104,4 +104,4 @@ def classes_called(label: str, hierarchies: Mapping[str, Hierarchy]) -> tuple[So
 def _like(label: str, hierarchies: Iterable[Hierarchy]) -> str:
     names = {name for hierarchy in hierarchies for name in (*hierarchy.coarse, *hierarchy.fine)}
     near = get_close_matches(label[:64], sorted(names), n=3)
-    return f"; there are {', '.join(map(repr, near))}" if near else ""
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -56,6 +56,8 @@ MOST_SOURCES = 256
 MOST_PICTURES = 100
 """The latest pictures of a source that are kept."""
 _NUMBERS_PER_S = 1_000_000
+_PART = 200
+"""Rows that are deleted in one transaction, for which other writes wait."""
 
 _read = msgspec.json.Decoder(Observation).decode
 
@@ -202,18 +204,18 @@ class ObservationStore:
         by_number = select(received).order_by(received.desc()).offset(most).limit(1)
         beyond = next((row.received for row in await self._reader.rows(by_number)), 0)
         key = ("node_id", "source")
-        deleted = await self._purge_all(observations, ("received",), received <= beyond, received, 500)
+        deleted = await self._purge_all(observations, ("received",), received <= beyond, received, _PART)
         for table, columns, part in (
-            (observations, ("received",), 500),
+            (observations, ("received",), _PART),
             (observation_pictures, (*key, "sequence"), 20),
-            (observation_gaps, (*key, "first"), 500),
+            (observation_gaps, (*key, "first"), _PART),
         ):
             stored = table.c.stored_elapsed
             gone = await self._purge_all(table, columns, stored < before, stored, part)
             deleted = max(deleted, gone if table is observations else 0)
         sources = observation_sources.c
         silent = sources.stored_elapsed
-        await self._purge_all(observation_sources, ("node_id", "source", "highest"), silent < before, silent, 500)
+        await self._purge_all(observation_sources, ("node_id", "source", "highest"), silent < before, silent, _PART)
         (row,) = await self._reader.rows(select(func.count()).select_from(observations))
         return row[0], deleted
 

@@ -38,8 +38,8 @@ MAX_BATCH = 1000
 SourceName = Annotated[str, Meta(pattern=NODE_ID_PATTERN.replace("$", r"\Z"))]
 SequenceNumber = Annotated[int, Meta(ge=1, le=2**53)]
 Text = Annotated[str, Meta(max_length=500)]
-Age = Annotated[float, Meta(ge=0.0, le=1e10)]
-"""Seconds; at most some three hundred years."""
+Age = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Seconds; at most thirty-one years."""
 Timestamp = Annotated[float, Meta(ge=0.0, le=1e11)]
 """Seconds since 1970."""
 SpoolId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]

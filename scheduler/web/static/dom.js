@@ -27,9 +27,17 @@ function append(element, children) {
   element.append(...children.filter((child) => child !== null && child !== undefined && child !== false).map(asNode));
 }
 
+// What turns the direction of writing: a name with it would be read as another one.
+const TURNS = /[\u202a-\u202e\u2066-\u2069]/g;
+
+/** @param {string | number | true} words */
+function harmless(words) {
+  return String(words).replace(TURNS, "\ufffd");
+}
+
 /** @param {Child} child @returns {Node} */
 function asNode(child) {
-  return child instanceof Node ? child : document.createTextNode(String(child));
+  return child instanceof Node ? child : document.createTextNode(harmless(/** @type {string | number} */ (child)));
 }
 
 /**
@@ -65,7 +73,7 @@ export function svg(tag, properties = {}, ...children) {
 
 /** Sets a text where it is another one. @param {Element} element @param {string | number} value */
 export function text(element, value) {
-  const wanted = String(value);
+  const wanted = harmless(value);
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 

@@ -265,6 +265,44 @@ async def test_users_see_the_sources_that_they_own_or_may_read(closed: Any) -> N
         assert (await call("PUT", "/v1/sources/any-1/gate/rights", OLGA, json=wanted)).status_code == 422
 
 
+async def test_a_stream_of_observations_shows_nothing_more_when_the_right_to_it_ends(closed: Any) -> None:
+    place = registration("any-1", spool="5" * 16, lease_s=600.0)
+    assert (await closed.http.post("/v1/devices", json=place, headers=bearer(ANY))).status_code == 200
+    batch = {"node_id": "any-1", "incarnation": place["incarnation"], "spool": "a" * 16}
+
+    async def send(number: int) -> None:
+        seen = [{"source": "gate", "sequence": number, "age_s": 1.0}]
+        sent = await closed.http.post("/v1/observations", json={**batch, "observations": seen}, headers=bearer(ANY))
+        assert sent.status_code == 200
+
+    async def share(*readers: str) -> None:
+        rights = {"owner": None, "readers": readers}
+        reply = await closed.http.put("/v1/sources/any-1/gate/rights", json=rights, headers=bearer(OLGA))
+        assert reply.status_code == 200
+
+    async def next_number(lines: AsyncIterator[str]) -> int:
+        async for line in lines:
+            if line.startswith("data: ") and "sequence" in (seen := json.loads(line.removeprefix("data: "))):
+                return int(seen["sequence"])
+        return 0
+
+    path = "/v1/observations/events?node=any-1&source=gate"
+    await share("eve")
+    async with (
+        closed.http.stream("GET", path, headers=bearer(EVE)) as of_eve,
+        closed.http.stream("GET", path, headers=bearer(OLGA)) as of_olga,
+    ):
+        eves, olgas = of_eve.aiter_lines(), of_olga.aiter_lines()
+        await send(1)
+        assert (await next_number(eves), await next_number(olgas)) == (1, 1)
+        await share()
+        for number in (2, 3, 4):
+            await send(number)
+            assert await next_number(olgas) == number
+        assert (await closed.http.delete("/v1/tokens/eve", headers=bearer(ROOT))).status_code == 204
+        assert await next_number(eves) == 0, "the stream ends with the token, and showed nothing more"
+
+
 async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:
     body, headers = kit.tensor_body(kit.images(3))
     jobs: dict[str, str] = {}

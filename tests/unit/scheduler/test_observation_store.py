@@ -155,8 +155,17 @@ async def test_a_search_finds_each_once_with_the_newest_first(store: Store) -> N
     await rows.set_rights("end-0", "hall", SourceRights(owner="berta", readers=("anna",)))
     assert await found(reads, 4, reader="anna") == expected(lambda each: each.content.source == "hall")
     assert await reads.rights() == [("end-0", "hall", "anna", False), ("end-0", "hall", "berta", True)]
+    halls = SoughtObservations(node_id="end-0", source="hall", reader="berta")
+
+    async def seen_by_berta() -> list[int]:
+        exported = [len(part) async for part in reads.of_source("end-0", "hall", 0, halls)]
+        page, _ = await reads.page(halls, 10, None)
+        return [len(page), sum(exported), len(await reads.received(0, 2**53, halls))]
+
+    assert await seen_by_berta() == [6, 6, 6]
     await rows.set_rights("end-0", "hall", SourceRights())
     assert await found(reads, 4, reader="berta") == []
+    assert await seen_by_berta() == [0, 0, 0], "streams ask with each query"
 
 
 async def test_a_rare_one_is_found_although_a_search_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,19 @@ def test_one_command_uses_a_folder_at_a_time(tmp_path: Path) -> None:
         PictureFolder(tmp_path / "file")
 
 
+def test_a_table_of_somebody_else_is_not_replaced(scheduler: Scheduler, tmp_path: Path) -> None:
+    for content in ("mine\n", "", "node,source\n"):
+        (tmp_path / "observations.csv").write_text(content)
+        with pytest.raises(InvalidInput, match="not a table of observations"):
+            PictureFolder(tmp_path)
+        assert (tmp_path / "observations.csv").read_text() == content
+    (tmp_path / "observations.csv").unlink()
+    scheduler.has(1, "fish")
+    for _ in range(2):
+        scheduler.fill(tmp_path)
+    assert len(table(tmp_path)) == 1
+
+
 @pytest.mark.train
 def test_torchvision_reads_the_folder(scheduler: Scheduler, tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
