@@ -88,7 +88,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def follow(site: Site, line: str) -> str:
     """The first line of a command that ends with Ctrl-C; the cameras take pictures until it comes."""
-    following = subprocess.Popen(line.split(), env=site.environment, cwd=site.folder, stdout=subprocess.PIPE)
+    following = subprocess.Popen(
+        line.split(),
+        env=site.environment,
+        cwd=site.folder,
+        stdout=subprocess.PIPE,
+        # It is ignored where the tests run in the background of a script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert following.stdout is not None
     for number in range(60):
         site.see(CAMERAS[0], 1000 + number, np.full((32, 32, 3), number, np.uint8))
@@ -96,7 +103,7 @@ def follow(site: Site, line: str) -> str:
             break
     shown = following.stdout.readline().decode()
     following.send_signal(signal.SIGINT)
-    following.communicate()
+    following.communicate(timeout=60)
     assert following.returncode == 130
     return shown
 

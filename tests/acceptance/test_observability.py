@@ -106,12 +106,18 @@ def measured(fleet_url: str) -> dict[str, dict[str, set[str]]]:
                 labels = series.setdefault(sample.name, {})
                 for name, value in sample.labels.items():
                     labels.setdefault(name, set()).add(value)
+    # Others use this fleet.
+    httpx.delete(f"{fleet_url}/v1/devices/camera?incarnation={_INCARNATION}", trust_env=False).raise_for_status()
+    httpx.delete(f"{fleet_url}/v1/devices/camera?forget=true", trust_env=False)
     return series
+
+
+_INCARNATION = "0" * 16
 
 
 def _send_observation(scheduler: str, like: Device) -> None:
     """Let a camera with the network of an end node send one observation."""
-    own = {"node_id": "camera", "incarnation": "0" * 16}
+    own = {"node_id": "camera", "incarnation": _INCARNATION}
     place = {**own, "tier": "end", "url": like.url, "models": like.models, "version": "0", "spool": "0" * 16}
     httpx.post(f"{scheduler}/v1/devices", json=place, trust_env=False).raise_for_status()
     status = {"sources": [{"name": "gate", "state": "running"}], "spool_bytes": 1, "spool_size_bytes": 2}

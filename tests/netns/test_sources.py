@@ -88,7 +88,7 @@ folder = "{tmp_path / "spool"}"
             return (await http.get(f"{url_of(pi)}/v1/sources")).json()
 
         async def observations() -> list[Any]:
-            answer = await http.get(f"{url_of(hub)}/v1/observations", params={"source": "gate"}, timeout=60)
+            answer = await http.get(f"{url_of(hub)}/v1/observations/export", params={"source": "gate"}, timeout=60)
             return [httpx.Response(200, content=line).json() for line in answer.text.splitlines()]
 
         async def amended() -> bool:

@@ -191,7 +191,10 @@ async def test_new_observations_are_followed(gate: Camera) -> None:
 async def test_the_command_follows_until_ctrl_c(gate: Camera, options: list[str]) -> None:
     words = ["observations", "--follow", "--source", "gate", "--scheduler", gate.running.url, *options]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "terrace", *words, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "terrace", *words),
+        stdout=asyncio.subprocess.PIPE,
+        # It is ignored where the tests run in the background of a script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     line, number = asyncio.ensure_future(process.stdout.readline()), 13
