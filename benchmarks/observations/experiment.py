@@ -55,7 +55,7 @@ class ObservationLoad(Options):
     devices: int = option(1000, "Devices.", quick=50, min=1, max=10_000)
     rate: float = option(1.0, "Pictures a second of each device.", min=0.01, max=1000)
     interval_s: float = option(2.0, "Seconds between two batches of a device.", min=0.05, max=900)
-    seconds: float = option(600.0, "Seconds for which they send.", quick=10.0, min=1, max=86_400)
+    seconds: float = option(600.0, "Duration in seconds.", quick=10.0, min=1, max=86_400)
     rows: int = option(1_000_000, "Stored rows.", quick=20_000, min=1000, max=100_000_000)
     doomed: int = option(100_000, "Rows that are deleted.", quick=5000, min=100, max=10_000_000)
     pages: int = option(200, "Pages for each filter.", quick=20, min=1, max=10_000)

@@ -12,6 +12,7 @@ from tierkit.wire.observations import Gap, LocalAnswer, Observation, Observation
 
 __all__ = [
     "HeldObservation",
+    "KnownSource",
     "NewObservation",
     "SourceBatch",
     "SourceNumbers",
@@ -73,6 +74,18 @@ class StoredObservation(Struct, frozen=True, kw_only=True):
     """Digest of the classes that its labels number."""
     has_picture: bool
     content: Observation
+
+
+class KnownSource(Struct, frozen=True, kw_only=True):
+    """A source as the database has it."""
+
+    node_id: str
+    source: str
+    stored_elapsed: float
+    """When its latest batch was stored."""
+    last: StoredObservation | None
+    """The observation with the highest number; None if that number was lost or is deleted."""
+    last_picture: int | None
 
 
 class StoredBatch(Struct, frozen=True, kw_only=True):

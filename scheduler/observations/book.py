@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from models.hierarchy import Hierarchy
-from scheduler.core.observing import StoredBatch, StoredObservation
+from scheduler.core.observing import KnownSource, StoredBatch, StoredObservation
 from tierkit.errors import Forbidden, LimitReached, NotFound
 from tierkit.types import Health
 from tierkit.wire.observations import DeviceStatus, ObservationBatch
@@ -96,12 +96,15 @@ class SourceBook:
         self._shown_version = (-1, -1)
 
     async def load(
-        self, hierarchies: Mapping[str, Hierarchy], known: AsyncIterable[list[Any]], rights: Iterable[tuple[Any, ...]]
+        self,
+        hierarchies: Mapping[str, Hierarchy],
+        known: AsyncIterable[Sequence[KnownSource]],
+        rights: Iterable[tuple[str, str, str, bool]],
     ) -> None:
         """Take what the database has.
 
         Args:
-            known: sources (`KnownSource`), some at a time.
+            known: sources, some at a time.
             rights: node, source, name of a user, and whether they own it.
         """
         self.hierarchies = hierarchies
@@ -138,7 +141,7 @@ class SourceBook:
                 entry.shown = None
         if batch.device is not None:
             self._take_word(batch.node_id, batch.device)
-        self._tell()
+        self.tell()
 
     def _take_word(self, node_id: str, status: DeviceStatus) -> None:
         before, named = _named_by(self.devices.get(node_id)), _named_by(status)
@@ -157,19 +160,20 @@ class SourceBook:
         entry.last_picture = max(sequence, entry.last_picture or 0)
         if entry.last is not None and entry.last.content.sequence == sequence:
             entry.last, entry.shown = msgspec.structs.replace(entry.last, has_picture=True), None
-        self._tell()
+        self.tell()
 
     def purged(self, before: float, received: int) -> None:
         """The database has deleted what was stored before this moment of elapsed time, and observations up to this
-        number."""
+        number. Sources that a forgotten node has named, but that have sent nothing, go too."""
         for key, entry in list(self.entries.items()):
-            if entry.heard_elapsed is not None and entry.heard_elapsed < before:
+            heard = entry.heard_elapsed
+            if (heard is None and self._health_of(key[0]) is None) or (heard is not None and heard < before):
                 del self.entries[key]
             elif entry.last is not None and entry.last.received <= received:
                 entry.last = entry.shown = entry.last_picture = None
         nodes = {node_id for node_id, _ in self.entries}
         self.devices = {node_id: status for node_id, status in self.devices.items() if node_id in nodes}
-        self._tell()
+        self.tell()
 
     # --- rights -----------------------------------------------------------------------------------------------------
 
@@ -189,7 +193,7 @@ class SourceBook:
         else:
             self._rights[node_id, source] = rights
         self._shown_at = -math.inf
-        self._tell()
+        self.tell()
 
     def may_see(self, reader: str | None, node_id: str, source: str) -> bool:
         """True if this user owns the source or may read it; None: an operator."""
@@ -216,11 +220,12 @@ class SourceBook:
             node_id, source: only these; None: all.
         """
         if node_id is not None and source is not None:
-            keys = {(node_id, source)} & (self.entries.keys() | self._rights.keys())
-        else:
-            keys = self.entries.keys() | self._rights.keys()
+            key = (node_id, source)
+            return [key] if (key in self.entries or key in self._rights) and self.may_see(reader, *key) else []
         return sorted(
-            key for key in keys if node_id in (None, key[0]) and source in (None, key[1]) and self.may_see(reader, *key)
+            key
+            for key in self.entries.keys() | self._rights.keys()
+            if node_id in (None, key[0]) and source in (None, key[1]) and self.may_see(reader, *key)
         )
 
     # --- for those who look -----------------------------------------------------------------------------------------
@@ -230,14 +235,11 @@ class SourceBook:
         """Another value when something has changed."""
         return self._changes, self._fleet_version()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Wake all that wait for a change."""
         self._changes += 1
         self._news.set()
         self._news = asyncio.Event()
-
-    def wake_all(self) -> None:
-        """Wake all that wait for a change."""
-        self._tell()
 
     async def changed(self, version: tuple[int, int]) -> None:
         """Wait for something newer than a version; a change of health does not end the wait."""

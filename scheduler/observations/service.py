@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from models.hierarchy import Hierarchy
 from models.pictures import Picture
 from scheduler.core import events
-from scheduler.core.observing import StoredBatch, StoredObservation, check_batch
+from scheduler.core.observing import KnownSource, StoredBatch, StoredObservation, check_batch
 from scheduler.core.seeking import Position, SoughtObservations, cursor_of, position_of
 from scheduler.metrics import STORED_OBSERVATIONS, count_batch
 from scheduler.observations.book import SourceBook, fields_of
@@ -52,7 +52,7 @@ class _Reads(Protocol):
 
     async def picture(self, node_id: str, source: str, sequence: int) -> bytes: ...
 
-    def sources(self) -> AsyncGenerator[list[Any], None]: ...
+    def sources(self) -> AsyncGenerator[list[KnownSource], None]: ...
 
     async def rights(self) -> list[tuple[str, str, str, bool]]: ...
 
@@ -268,7 +268,7 @@ class Observations:
     def stop_streams(self) -> None:
         """End what others follow."""
         self._stopping = True
-        self.book.wake_all()
+        self.book.tell()
 
     async def follow(
         self, sought: SoughtObservations, after: int | None

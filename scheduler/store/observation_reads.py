@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy import (
     CTE,
     ColumnElement,
@@ -24,7 +23,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from scheduler.core.observing import StoredObservation
+from scheduler.core.observing import KnownSource, StoredObservation
 from scheduler.core.seeking import Position, SoughtClass, SoughtObservations
 from scheduler.store.reading import Reader
 from scheduler.store.tables import (
@@ -37,7 +36,7 @@ from scheduler.store.tables import (
 from tierkit.errors import NotFound
 from tierkit.wire.observations import Observation
 
-__all__ = ["KnownSource", "ObservationReads"]
+__all__ = ["ObservationReads"]
 
 _PART = 500
 """Rows that are read at a time."""
@@ -49,18 +48,6 @@ _JUDGED = (*_ORDER, "hierarchy", "coarse_label", "fine_label", "confidence", "re
 """Columns by which a search chooses."""
 
 _read = msgspec.json.Decoder(Observation).decode
-
-
-class KnownSource(Struct, frozen=True, kw_only=True):
-    """A source as the database has it."""
-
-    node_id: str
-    source: str
-    stored_elapsed: float
-    """When its latest batch was stored."""
-    last: StoredObservation | None
-    """The observation with the highest number; None if that number was lost or is deleted."""
-    last_picture: int | None
 
 
 class ObservationReads:
