@@ -19,9 +19,10 @@ from pydantic import (
 
 from scheduler.core.health import DetectorTimes
 from scheduler.core.limits import TaskLimits
+from scheduler.core.site import SharePolicy
 from tierkit.access import Proxies, Role, checked_network, checked_root_path
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath, split_commas
-from tierkit.types import Scheme
+from tierkit.types import Scheme, Share
 from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["SchedulerSettings"]
@@ -86,6 +87,11 @@ class SchedulerSettings(ServiceSettings):
 
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""
+
+    share: CommaSeparated = (Share.CLOUD,)
+    """Where the pictures of a site may go beyond its own nodes: none, cloud (to the cloud nodes of no site) or sites
+    (there, and to edge nodes of other sites while its own are dead or full); other rules for single sites follow, such
+    as cloud,shop-7=none."""
 
     heartbeat_s: PositiveFloat = 0.2
     """Seconds between two heartbeats of a node."""
@@ -164,6 +170,12 @@ class SchedulerSettings(ServiceSettings):
                 raise ValueError(f"{name!r} is no tier (end, edge, cloud), and no node id")
         return value
 
+    @field_validator("share")
+    @classmethod
+    def _rules_of_sites(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        SharePolicy.read(value)
+        return value
+
     @field_validator("suspect_s", "lease_s")
     @classmethod
     def _longer_than_the_one_before(cls, value: float, info: ValidationInfo) -> float:
@@ -198,6 +210,10 @@ class SchedulerSettings(ServiceSettings):
             retries_per_s=self.retries_per_s,
             retry_burst=self.retry_burst,
         )
+
+    @property
+    def sharing(self) -> SharePolicy:
+        return SharePolicy.read(self.share)
 
     @property
     def inputs(self) -> Path:

@@ -37,7 +37,7 @@ from pydantic_core import ErrorDetails
 from tierkit.access import Proxies, Role, TokenFile, check_private, checked_token
 from tierkit.documents import read_toml, sentence
 from tierkit.errors import SetupError
-from tierkit.wire.messages import checked_node_id, checked_url
+from tierkit.wire.messages import SiteName, checked_node_id, checked_url
 
 __all__ = [
     "CommaSeparated",
@@ -184,6 +184,10 @@ class NodeSettings(ServiceSettings):
 
     token: SecretStr | None = None
     """The same token itself, where a file will not do. No flag: command lines are public."""
+
+    site: SiteName | None = None
+    """The place to which this node belongs, such as shop-7: its pictures stay there unless the scheduler's `share` says
+    otherwise. Default: the site of its token, if that is for one, or no site."""
 
     advertise_url: HttpUrl | None = None
     """URL under which the scheduler and other nodes reach this node. Default: the address it listens on or, where

@@ -19,6 +19,8 @@ __all__ = [
     "Recovery",
     "RunState",
     "Scheme",
+    "Share",
+    "SiteHealth",
     "Tier",
     "UpstreamLoss",
     "WorkerOrder",
@@ -47,6 +49,31 @@ class Health(StrEnum):
     def gone(self) -> bool:
         """True if the work of such a node is with others, and only a new registration brings it back."""
         return self in (Health.DEAD, Health.REMOVED)
+
+
+class Share(StrEnum):
+    """Where the pictures of a site may go beyond its own nodes."""
+
+    NONE = "none"
+    """Nowhere."""
+    CLOUD = "cloud"
+    """To the cloud nodes that belong to no site."""
+    SITES = "sites"
+    """There, and to edge nodes of other sites while the site's own are dead or full."""
+
+
+class SiteHealth(StrEnum):
+    """Health of a site, by that of its nodes."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    """Some of its nodes are not alive."""
+    COARSE = "coarse"
+    """Its end devices may ask no upstream node that is alive: their coarse answers stand."""
+    DRAINED = "drained"
+    """An operator wants no new tasks for any of its end devices."""
+    DOWN = "down"
+    """No end device is alive."""
 
 
 class OnBadInput(StrEnum):

@@ -13,6 +13,7 @@ from scheduler.history.record import COLUMNS
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.service import Scheduler
 from tierkit.types import Health, JobState, Scheme, Tier
+from tierkit.wire.api import SiteNow
 
 __all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
 
@@ -29,6 +30,8 @@ class NodeNow:
 
     node_id: str
     tier: Tier
+    site: str | None
+    """The place to which it belongs; null: no site."""
     health: Health
     reason: str
     """Why the failure detector thinks so."""
@@ -107,6 +110,10 @@ class FleetSnapshot:
     """All of them."""
     figures: dict[str, float | None]
     """The last second; names as in the history."""
+    sites: tuple[SiteNow, ...] = ()
+    """All sites that the caller may see; none in a fleet without sites."""
+    site: str | None = None
+    """The site whose nodes, links, jobs and events are shown; null: all."""
 
 
 class Snapshots:
@@ -165,6 +172,7 @@ class Snapshots:
         return NodeNow(
             node_id=device.node_id,
             tier=device.tier,
+            site=registration.site,
             health=view.health,
             reason=view.reason,
             draining=device.draining or (load is not None and load.draining),

@@ -13,6 +13,7 @@ from models.escalation import Tuning
 from scheduler.core.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
 from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.wire.messages import SiteName
 
 __all__ = ["JobPolicy", "PolicyRequest", "check_names", "read_policy", "settle"]
 
@@ -30,6 +31,9 @@ class PolicyRequest(BaseModel):
     scheme: Scheme | None = None
     """Tiers that serve a task after the end device: end, end-cloud, end-edge, mapping or adaptive. Default: the
     scheduler's setting."""
+
+    site: SiteName | None = None
+    """The site whose nodes answer it. Default: every site, or the only one that the caller may use."""
 
     batch_size: Annotated[int, Field(ge=1, le=256)] = 50
     """Images per task."""

@@ -29,7 +29,7 @@ from tierkit.access.files import read_private
 from tierkit.documents import read_document
 from tierkit.errors import SetupError
 from tierkit.types import Tier
-from tierkit.wire.messages import NodeId
+from tierkit.wire.messages import NodeId, SiteName
 
 __all__ = [
     "MOST_TOKENS",
@@ -103,6 +103,9 @@ class TokenRights(BaseModel):
     and more."""
     tiers: tuple[Tier, ...] = ()
     """Node: tiers that it may register for. Default: all."""
+    sites: Annotated[tuple[SiteName, ...], Field(max_length=1_000)] = ()
+    """User: sites whose nodes they see and where their jobs run. Node: sites for which it may register; one that names
+    none gets the only one. Default: all."""
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     """Worker: an invitation to this training run, which opens nothing else, and is shown to the scheduler alone."""
     uses: Annotated[int, Field(ge=1, le=1_000)] | None = None
@@ -116,6 +119,8 @@ class TokenRights(BaseModel):
         others = {"node": (*limits, *invitation), "worker": (*limits, "tiers", observations)}.get(
             self.role, ("nodes", "tiers", observations, *invitation)
         )
+        if self.role not in ("user", "node"):
+            others = (*others, "sites")
         for name in others:
             if getattr(self, name):
                 raise ValueError(f"{name} is not for tokens of the role {self.role}")

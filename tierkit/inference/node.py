@@ -286,6 +286,7 @@ class InferenceNode:
             incarnation=self.incarnation,
             tier=self.tier,
             url=url,
+            site=self.settings.site,
             models=self._offers,
             encoders=() if self.encoders is None else self.encoders.offers,
             version=self.version,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
 from tierkit.errors import InvalidAnswer
-from tierkit.types import Health, JobState, Privacy, Scheme, Tier
+from tierkit.types import Health, JobState, Privacy, Scheme, Share, SiteHealth, Tier
 
 __all__ = [
     "Attempt",
@@ -38,6 +38,9 @@ __all__ = [
     "PictureAnswers",
     "Sent",
     "SentShare",
+    "SiteChange",
+    "SiteList",
+    "SiteNow",
     "StateChange",
     "parse",
 ]
@@ -102,6 +105,8 @@ class PictureAnswers(_Value):
 
     name: str | None = None
     """File name, where there is one."""
+    site: str | None = None
+    """Site of the device that gave the coarse answer; None: no site."""
     coarse: CoarseAnswer | None = None
     fine: FineAnswer | None = None
     answered_by: Tier | None = None
@@ -184,6 +189,8 @@ class Job(_Value):
     name: str | None = None
     owner: str | None = None
     """Name of the token that submitted it; None where none was asked for."""
+    site: str | None = None
+    """The site where it runs; None: anywhere."""
     state: JobState
     reason: str = ""
     """Why it waits, failed or misses answers; "" when all is well."""
@@ -322,6 +329,8 @@ class Device(_Value):
     node_id: str
     tier: Tier
     url: str
+    site: str | None = None
+    """The place to which it belongs; None: no site."""
     health: Health
     reason: str = ""
     """Why the failure detector thinks so."""
@@ -362,6 +371,42 @@ class DeviceList(_Value):
     """All nodes that the scheduler knows."""
 
     devices: tuple[Device, ...]
+
+
+class SiteNow(_Value):
+    """A site of the fleet as it is now."""
+
+    site: str
+    share: Share
+    """Where its pictures may go beyond its own nodes."""
+    health: SiteHealth
+    reason: str
+    """The nodes that are not well, or why nothing is wrong."""
+    nodes: Mapping[Tier, int]
+    """Nodes on the device list."""
+    alive: Mapping[Tier, int]
+    """Those of them that are alive."""
+    images_per_s: float = 0.0
+    """Images that its nodes answered in the last seconds."""
+    n_map: int | None = None
+    """End devices for each of its edge nodes (Eq. 4); None where there is none to compute it for."""
+    theta_cloud: float | None = None
+    """Share of its tasks for which its edge nodes have no place (Eq. 5)."""
+    cloud_nodes: float = 0.0
+    """Its share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
+    edge nodes of the sites have no place."""
+
+
+class SiteList(_Value):
+    """The sites of the fleet, in order."""
+
+    sites: tuple[SiteNow, ...]
+
+
+class SiteChange(_Value):
+    """Nodes of a site with which something was done."""
+
+    nodes: tuple[str, ...]
 
 
 class _Results(_Value):

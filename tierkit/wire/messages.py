@@ -52,9 +52,11 @@ __all__ = [
     "NodeId",
     "Registration",
     "Relay",
+    "SiteName",
     "Stage",
     "Upstream",
     "checked_node_id",
+    "checked_site",
     "checked_url",
     "classes_digest",
 ]
@@ -131,6 +133,15 @@ def checked_node_id(value: str) -> str:
     return value
 
 
+def checked_site(value: str) -> str:
+    """The name of a site. Raises ValueError with the rule in words."""
+    if not re.fullmatch(NODE_ID_PATTERN, value):
+        raise ValueError(
+            "must be 1 to 63 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    return value
+
+
 def _checked_upper_tier(value: object) -> object:
     if value not in (Tier.EDGE, Tier.CLOUD):
         raise ValueError("must be 'edge' or 'cloud', the tiers above the end devices")
@@ -145,6 +156,7 @@ def classes_digest(names: Sequence[str]) -> str:
 UpperTier = Annotated[Tier, BeforeValidator(_checked_upper_tier)]
 
 NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
+SiteName = Annotated[str, AfterValidator(checked_site), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
 """Bearer token of one node process; a secret. Empty: it asks for none."""
@@ -230,6 +242,9 @@ class Registration(_Message):
     tier: Tier
     url: NodeUrl
     """Where the scheduler and other nodes reach this node."""
+    site: SiteName | None = None
+    """The place to which it belongs; its pictures stay there unless the scheduler's `share` says otherwise. None: no
+    site, or the one of its token."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
