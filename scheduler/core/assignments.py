@@ -62,7 +62,9 @@ class Assignments:
         """By node: the end device, and the upstream nodes that are asked first."""
         self._listed: dict[str, Device] = {}
         """End devices that may receive tasks."""
-        self._free, self._open = RoundRobin(), RoundRobin()
+        self._free: dict[str | None, RoundRobin] = {None: RoundRobin()}
+        self._open: dict[str | None, RoundRobin] = {None: RoundRobin()}
+        """By site, and of all."""
         self._full: set[str] = set()
         self._touched: set[str] = set()
         """End devices that may have come to have room, or no room, since the rings were last brought up to date."""
@@ -94,9 +96,10 @@ class Assignments:
         """An end device may receive tasks now, or may not."""
         if member:
             self._listed[device.node_id] = device
-        else:
-            self._listed.pop(device.node_id, None)
-        self._touched.add(device.node_id)
+            self._touched.add(device.node_id)
+        elif self._listed.pop(device.node_id, None) is not None:
+            for rings in (self._free, self._open):
+                _enter(rings, device, member=False)
 
     def at(self, node_id: str) -> Iterable[Attempt]:
         """The attempts on an end device, or those that ask an upstream node first. Do not keep the result: the next
@@ -118,21 +121,21 @@ class Assignments:
 
     # --- an index: nothing in `step` depends on it --------------------------------------------------------------------
 
-    @property
-    def with_room(self) -> RoundRobin:
-        """End devices that may receive tasks and have room in their window."""
+    def with_room(self, site: str | None = None) -> RoundRobin:
+        """End devices that may receive tasks and have room in their window: those of a site, or all."""
         self._update()
-        return self._free
+        return self._free.get(site, _NOBODY)
 
-    @property
-    def not_full(self) -> RoundRobin:
-        """End devices that may receive tasks and have, as far as is known, room for one of the scheme `adaptive`."""
+    def not_full(self, site: str | None = None) -> RoundRobin:
+        """End devices that may receive tasks and have, as far as is known, room for one of the scheme `adaptive`: those
+        of a site, or all."""
         self._update()
-        return self._open
+        return self._open.get(site, _NOBODY)
 
     def fill(self, node_id: str) -> None:
         """An end device was found to have enough to do, until one of its tasks ends or `look_again`."""
-        self._open.set(node_id, (), member=False)
+        if (device := self._listed.get(node_id)) is not None:
+            _enter(self._open, device, member=False)
         self._full.add(node_id)
 
     def look_again(self) -> None:
@@ -143,7 +146,21 @@ class Assignments:
     def _update(self) -> None:
         touched, self._touched = self._touched, set()
         for node_id in touched:
-            device = self._listed.get(node_id)
-            order = () if device is None else device.order
-            self._free.set(node_id, order, member=device is not None and self.load(node_id) < self.window)
-            self._open.set(node_id, order, member=device is not None)
+            if (device := self._listed.get(node_id)) is not None:
+                _enter(self._free, device, member=self.load(node_id) < self.window)
+                _enter(self._open, device, member=True)
+
+
+def _enter(rings: dict[str | None, RoundRobin], device: Device, *, member: bool) -> None:
+    """A device belongs to the ring of all and to that of its site now, or does not."""
+    rings[None].set(device.node_id, device.order, member=member)
+    if not device.site:
+        return  # no job names those of no site
+    ring = rings.setdefault(device.site, RoundRobin()) if member else rings.get(device.site)
+    if ring is not None:
+        ring.set(device.node_id, device.order, member=member)
+        if not ring:
+            del rings[device.site]
+
+
+_NOBODY = RoundRobin()

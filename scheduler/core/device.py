@@ -20,9 +20,10 @@ from scheduler.core.health import (
     stalled_after_s,
     suspect_after_s,
 )
+from scheduler.core.site import NO_SITE, may_reach
 from tierkit.inference.upstreams import is_allowed
 from tierkit.pacing import TokenBucket
-from tierkit.types import Health, Tier
+from tierkit.types import Health, Share, Tier
 from tierkit.wire.messages import Heartbeat, Registration
 
 __all__ = [
@@ -95,14 +96,18 @@ class Node(Struct, frozen=True, kw_only=True):
     model: str
     ms_per_image: float
     """Measured by the node at its start."""
+    site: str = NO_SITE
+    share: Share = Share.CLOUD
+    """Rule of its site."""
     sha256: str = ""
     """Digest of the model's weights."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images there; empty for anywhere."""
 
     def may_ask(self, upper: Node) -> bool:
-        """True if this node's own list allows sending images to `upper`."""
-        return is_allowed(upper.url, self.allowed_upstreams)
+        """True if the rule of its site and this node's own list allow sending images to `upper`."""
+        there = may_reach(self.site, self.share, upper.site, upper.tier)
+        return there and is_allowed(upper.url, self.allowed_upstreams)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +120,7 @@ class Device:
     """Seconds by which it is judged: longer than for other nodes if it asked for a long lease."""
     node_id: str = field(init=False)
     tier: Tier = field(init=False)
+    site: str = field(init=False)
     incarnation: str = field(init=False)
     joined_at: float
     last_seen: float
@@ -170,6 +176,7 @@ class Device:
         # Each decision asks for them many times.
         self.node_id, self.tier = self.registration.node_id, self.registration.tier
         self.incarnation = self.registration.incarnation
+        self.site = self.registration.site or NO_SITE
 
     @property
     def takes_tasks(self) -> bool:

@@ -28,6 +28,7 @@ from scheduler.core.device import (
     Intent,
     KnownNode,
     SortKey,
+    natural_order,
 )
 from scheduler.core.health import DetectorTimes, Probe, hears_nobody
 from scheduler.core.work import Attempt
@@ -100,7 +101,13 @@ class Ledger:
         self._in_order: list[Device] = []
         self._present: dict[str, Device] = {}
         """Those that have not been given up: what is judged again and again."""
-        self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
+        self._alive: dict[tuple[Tier, str | None], list[Device]] = {(tier, None): [] for tier in Tier}
+        """By tier, of all sites and of each."""
+        self._in_site: dict[str, dict[str, Device]] = {}
+        """All nodes on the list, by site."""
+        self._sites: list[str] | None = None
+        """The sites in order; None if that has to be worked out again."""
+        self._site_versions: dict[str, int] = {}
         self.version = 0
         """Another number whenever another set of nodes may receive tasks, by the last `alive`, a node's speed is
         another one, or a node that takes no tasks has registered."""
@@ -154,18 +161,21 @@ class Ledger:
             self._swept_at = now  # no node is silent before the first has come
         intent = NO_INTENT if old is None else old.intent
         device = self._devices[node_id] = self._present[node_id] = Device.new(registration, intent, self.times, now)
+        if old is not None:
+            self._unlist(old)
+            self._part(old)
+        self._join(device)
         device.retired = retired
         if old is not None and old.incarnation == device.incarnation:
             device.given = old.given
         self._dead.pop(node_id, None)
         to_save = old is None or old.registration != registration.model_copy(update={"key": old.registration.key})
         if old is not None:
-            self._unlist(old)
             self._in_order[_place(self._in_order, old)] = device
         else:
             insort(self._in_order, device, key=_order)
         if not device.takes_tasks:
-            self.version += 1  # its own route depends on its networks
+            self._changed(device.site)  # its own route depends on its networks
         self._refresh(device, now)
         self._feed.append(Change(node_id, None, to_save=to_save))
 
@@ -189,6 +199,7 @@ class Ledger:
             device.death = _removal(known.intent) if removed else "has not come back since the scheduler started"
             device.told = (Health.REMOVED if removed else Health.DEAD, False)
             self._devices[device.node_id] = device
+            self._join(device)
             self._buried(device)
         self._in_order = sorted(self._devices.values(), key=_order)
 
@@ -233,7 +244,7 @@ class Ledger:
         if device.beats(beat, now):
             # What was worked out with its speed is void.
             device.node = None
-            self.version += 1
+            self._changed(device.site)
         self._announce(device, now)
 
     def hear(self, node_id: str, incarnation: str, now: float) -> None:
@@ -379,6 +390,7 @@ class Ledger:
         """Know nothing of a node any more. Raises NotFound."""
         device = self.get(node_id)
         self._unlist(device)
+        self._part(device)
         del self._in_order[_place(self._in_order, device)], self._devices[node_id]
         self._present.pop(node_id, None)
         self._unannounced.discard(node_id)
@@ -419,50 +431,76 @@ class Ledger:
         device = self._current(node_id, incarnation)
         return None if device is None else self._view(device, now)
 
-    def alive(self, tier: Tier, now: float) -> list[Device]:
+    @property
+    def sites(self) -> list[str]:
+        """The sites of all nodes on the list, in order; "" comes first, for nodes of no site. Not to be changed."""
+        if self._sites is None:
+            self._sites = sorted(self._in_site, key=natural_order)
+        return self._sites
+
+    def of_site(self, site: str, now: float) -> list[DeviceView]:
+        """The nodes of a site, in order."""
+        return [self._view(device, now) for device in sorted(self._in_site.get(site, {}).values(), key=_order)]
+
+    def site_version(self, site: str) -> int:
+        """Another number whenever `version` changes because of a node of this site."""
+        return self._site_versions.get(site, 0)
+
+    def alive(self, tier: Tier, now: float, site: str | None = None) -> list[Device]:
         """Nodes of a tier that may receive new tasks, in the order of the list. Not to be changed, nor to be kept: it
-        is the list itself, which changes with the next call."""
+        is the list itself, which changes with the next call.
+
+        Args:
+            site: only nodes of this one; None: of all.
+        """
         if self._reviews and self._reviews[0][0] <= self._silence_until(now):
             self._review(now)
-        return self._alive[tier]
+        return self._alive.get((tier, site), [])
 
-    def place(self, tier: Tier, order: SortKey) -> int:
-        """The number of nodes of a tier before this place in the list that may receive new tasks, by the last
-        `alive`."""
-        return bisect_left(self._alive[tier], order, key=_order)
+    def place(self, tier: Tier, device: Device) -> int:
+        """The number of nodes of a tier and of the device's site that stand before it in the list and may receive new
+        tasks, by the last `alive`."""
+        return bisect_left(self._alive.get((tier, device.site), []), device.order, key=_order)
 
-    def last_resort(self, tier: Tier, now: float) -> list[Device]:
+    def last_resort(self, tier: Tier, now: float, site: str | None = None) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
-        fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then."""
-        views = [view for view in self._views(tier, now) if view.keeps_tasks and view.health is not Health.DRAINING]
+        fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then. `site` as for
+        `alive`."""
+        views = [
+            view for view in self._views(tier, now, site) if view.keeps_tasks and view.health is not Health.DRAINING
+        ]
         if not all(view.set_aside for view in views):
             return []
         base_s = self.times.set_aside_s
         devices = (view.device for view in views)
         return [device for device in devices if device.wrong.may_be_asked(now, base_s) and device.not_before <= now]
 
-    def suspect(self, tier: Tier, now: float) -> list[Device]:
-        """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave."""
+    def suspect(self, tier: Tier, now: float, site: str | None = None) -> list[Device]:
+        """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave. `site` as for
+        `alive`."""
         return [
             view.device
-            for view in self._views(tier, now)
+            for view in self._views(tier, now, site)
             if view.health is Health.SUSPECT and view.keeps_tasks and not view.device.draining
         ]
 
-    def _views(self, tier: Tier, now: float) -> Iterator[DeviceView]:
+    def _views(self, tier: Tier, now: float, site: str | None) -> Iterator[DeviceView]:
         """Those that take tasks."""
-        there = (device for device in self._present.values() if device.tier is tier and device.takes_tasks)
-        here = sorted(there, key=_order)
+        known = self._present if site is None else self._in_site.get(site, {})
+        there = (device for device in known.values() if device.tier is tier and device.takes_tasks)
+        here = sorted((device for device in there if device.node_id in self._present), key=_order)
         return (self._view(device, now) for device in here)
 
     def present(self, now: float) -> list[DeviceView]:
         """The nodes that have not been given up, in order."""
         return [self._view(device, now) for device in sorted(self._present.values(), key=_order)]
 
-    def why_none(self, tier: Tier, now: float) -> str:
-        """A sentence about a few nodes of a tier, including recently refused ones; "" without nodes."""
-        here = [device for device in self._in_order if device.tier is tier]
-        refused = [view for view in self.strangers(now) if view.device.tier is tier]
+    def why_none(self, tier: Tier, now: float, site: str | None = None) -> str:
+        """A sentence about a few nodes of a tier, including recently refused ones; "" without nodes. `site` as for
+        `alive`."""
+        here = [device for device in self._in_order if device.tier is tier and site in (None, device.site)]
+        strangers = (view for view in self.strangers(now) if site in (None, view.device.site))
+        refused = [view for view in strangers if view.device.tier is tier]
         told = sorted(here, key=lambda device: device.death is not None)[:_MOST_TOLD]
         views = [*(self._view(device, now) for device in told), *refused[: _MOST_TOLD - len(told)]]
         more = [f"and {len(here) - len(told):,} more"] if len(here) > len(told) else []
@@ -579,7 +617,8 @@ class Ledger:
         able = view.health is Health.ALIVE and device.takes_tasks and device.not_before <= now
         if able and not device.listed:
             device.listed = True
-            insort(self._alive[device.tier], device, key=_order)
+            for site in (None, device.site):
+                insort(self._alive.setdefault((device.tier, site), []), device, key=_order)
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
@@ -593,12 +632,34 @@ class Ledger:
     def _unlist(self, device: Device) -> None:
         if device.listed:
             device.listed = False
-            alive = self._alive[device.tier]
-            del alive[_place(alive, device)]
+            for site in (None, device.site):
+                alive = self._alive[device.tier, site]
+                del alive[_place(alive, device)]
+                if not alive and site is not None:
+                    del self._alive[device.tier, site]
             self._moved(device)
 
-    def _moved(self, device: Device) -> None:
+    def _part(self, device: Device) -> None:
+        """A node is off the list, or may come back in another site."""
+        there = self._in_site[device.site]
+        del there[device.node_id]
+        if not there:
+            del self._in_site[device.site]
+            self._site_versions.pop(device.site, None)
+            self._sites = None
+
+    def _join(self, device: Device) -> None:
+        if device.site not in self._in_site:
+            self._in_site[device.site] = {}
+            self._sites = None
+        self._in_site[device.site][device.node_id] = device
+
+    def _changed(self, site: str) -> None:
         self.version += 1
+        self._site_versions[site] = self.version
+
+    def _moved(self, device: Device) -> None:
+        self._changed(device.site)
         if device.tier is Tier.END:
             self.assigned.listed(device, member=device.listed)
 

@@ -25,6 +25,11 @@ class SharePolicy:
         """The rule of a site."""
         return self.by_site.get(site, self.default)
 
+    @property
+    def lends(self) -> bool:
+        """True if the pictures of some site may go to edge nodes of others."""
+        return Share.SITES in (self.default, *self.by_site.values())
+
     @classmethod
     def read(cls, rules: Sequence[str]) -> SharePolicy:
         """A policy from its rules, such as "cloud" and "shop-7=none". Raises ValueError with the rule in words."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -25,14 +25,18 @@ from scheduler.core.fleet import Ledger
 from scheduler.core.limits import task_deadline
 from scheduler.core.work import Attempt, OpenJob, OpenTask
 from scheduler.placement.adaptive.pilot import Pilot
-from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
+from scheduler.placement.adaptive.planner import Ask, Hold, Outlook, Send
 from scheduler.placement.routes import Placement
-from tierkit.types import Recovery, Scheme, Tier
+from tierkit.types import Recovery, Scheme, Share, Tier
 
 __all__ = ["Choice", "Chooser", "grade", "tags", "turn"]
 
 _PART = 8
 """End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
+_SITES, _MOST_SITES = 3, 64
+"""Sites with room among which the scheme `adaptive` chooses for one task, and sites that it asks for room."""
+_MOST_LAST = 10_000
+"""Sites of which it is known where their round of end devices has come to."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 """Validity of a forecast for a large fleet: a minimum in seconds, and a fraction of the remaining time."""
 
@@ -87,8 +91,8 @@ class _Standing:
     """End devices at the start of the job, used by recovery `reassign`."""
     held_back: str = ""
     """Why the scheme `adaptive` sends nothing of it at the moment."""
-    outlook: Outlook | None = None
-    outlook_until: float = 0.0
+    outlooks: dict[str | None, tuple[Outlook, float]] = field(default_factory=dict)
+    """By site: the forecast, and until when it is valid."""
 
 
 class Chooser:
@@ -108,10 +112,10 @@ class Chooser:
         """When a task that was held back may go."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `tags`."""
-        self._last: SortKey | None = None
-        """The device that got the last task."""
-        self._last_part: SortKey | None = None
-        self._part = 0
+        self._last: dict[str | None, SortKey] = {}
+        """The device that got the last task of those that name a site, and of the others."""
+        self._last_part: dict[str | None, SortKey] = {}
+        self._part = self._site = 0
         self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
         """By job."""
 
@@ -126,7 +130,7 @@ class Chooser:
     def next(self, jobs: Iterable[OpenJob], now: float) -> Choice | None:
         """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another."""
         alive = self._ledger.alive(Tier.END, now)
-        if not self._ledger.assigned.with_room and alive:
+        if not self._ledger.assigned.with_room() and alive:
             jobs = (job for job in jobs if not job.facts.keeps_window)
         ready = (job for job in jobs if job.ready)
         for job in sorted(ready, key=self._turn):
@@ -138,9 +142,12 @@ class Chooser:
         return None
 
     def for_hedge(self, attempt: Attempt, now: float) -> Device | None:
-        """An idle end device that may get the second attempt of a straggler's task."""
+        """An idle end device that may get the second attempt of a straggler's task: one of the same site."""
         not_there = {*attempt.facts.nodes, *attempt.task.blame.tried}
-        for device in self._ledger.alive(Tier.END, now):
+        straggler = self._ledger.find(attempt.facts.node_id)
+        if straggler is None:
+            return None
+        for device in self._ledger.alive(Tier.END, now, straggler.site):
             idle = not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
             if idle and device.node_id not in not_there:
                 return device
@@ -148,8 +155,11 @@ class Chooser:
 
     def sent(self, choice: Choice) -> None:
         """The choice was acted on."""
-        self._last = choice.device.order
         facts = choice.job.facts
+        site = facts.policy.site
+        self._last[site] = choice.device.order
+        while len(self._last) > _MOST_LAST:
+            del self._last[next(iter(self._last))]
         standing = self._standings[facts.job_id]
         standing.held_back = ""
         if not facts.interactive:
@@ -162,14 +172,16 @@ class Chooser:
 
     def _pool(self, job: OpenJob, now: float) -> tuple[Sequence[Device], bool]:
         """The end devices that a job's tasks may go to, and whether they are those that are alive."""
-        alive = self._ledger.alive(Tier.END, now)
+        site = job.facts.policy.site
+        alive = self._ledger.alive(Tier.END, now, site)
         if job.facts.policy.recovery is Recovery.REASSIGN:
             standing = self._standings[job.facts.job_id]
             if not standing.regardless:
                 standing.regardless = frozenset(device.node_id for device in alive)
             known = map(self._ledger.find, standing.regardless)
-            return [device for device in known if device is not None and device.takes_tasks], False
-        return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now), False)
+            there = (device for device in known if device is not None and device.takes_tasks)
+            return [device for device in there if site in (None, device.site)], False
+        return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now, site), False)
 
     def _fits(self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:
         """A test for the devices of the pool that suit the task best; None if all do."""
@@ -179,7 +191,8 @@ class Chooser:
 
         def graded(device: Device) -> int:
             tried, on_trial = device.node_id in task.blame.tried, device.wrong.count > 0
-            cut_off = bool(task.coarse and device.registration.allowed_upstreams) and self._placement.is_cut_off(
+            limited = device.site or device.registration.allowed_upstreams
+            cut_off = bool(task.coarse and limited) and self._placement.is_cut_off(
                 job.facts.policy.scheme, device, now, job.facts.privacy
             )
             return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
@@ -190,57 +203,106 @@ class Chooser:
 
     def _in_order(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        fits = self._fits(job, task, pool, now)
-        found = self._ledger.assigned.with_room.after(self._last, 1, fits) if alive else []
+        fits, site = self._fits(job, task, pool, now), job.facts.policy.site
+        last = self._last.get(site)
+        found = self._ledger.assigned.with_room(site).after(last, 1, fits) if alive else []
         if not found and (job.facts.interactive or not alive):
             limit = self._ledger.assigned.window + job.facts.interactive
             free = RoundRobin(device for device in pool if self._ledger.assigned.load(device.node_id) < limit)
-            found = free.after(self._last, 1, fits)
+            found = free.after(last, 1, fits)
         if not found:
             return None
         return Choice(job=job, task=task, device=self._ledger.get(found[0]), reason="next in order with room")
 
     def _plan(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
+        """The choice of the scheme `adaptive`: of a few sites that have room, the one that answers first."""
+        sends: list[Send] = []
+        for site, part in self._sites_of(job, now):
+            found = self._plan_in(site, part, job, task, now)
+            if isinstance(found, Send):
+                sends.append(found)
+                if len(sends) == _SITES:
+                    break
+            elif found is not None:
+                self._standings[job.facts.job_id].held_back = found.reason
+                self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S)
+        if not sends:
+            return None
+        best = min(sends, key=lambda send: send.finish)
+        device = self._ledger.get(best.end)
+        return Choice(job=job, task=task, device=device, reason=best.reason, upper=best.upper, too_late=best.too_late)
+
+    def _sites_of(self, job: OpenJob, now: float) -> Iterator[tuple[str | None, float]]:
+        """The sites whose devices a task may go to, others first each time, with their parts of the job; None for a
+        fleet of one site."""
+        named, sites = job.facts.policy.site, self._ledger.sites
+        if named is not None or len(sites) < 2:
+            yield named, 1.0
+            return
+        ends = len(self._ledger.alive(Tier.END, now))
+        for _ in range(min(len(sites), _MOST_SITES)):
+            self._site = (self._site + 1) % len(sites)
+            site = sites[self._site]
+            if there := len(self._ledger.alive(Tier.END, now, site)):
+                yield site, there / ends
+        if not ends:
+            yield None, 1.0
+
+    def _plan_in(self, site: str | None, part: float, job: OpenJob, task: OpenTask, now: float) -> Send | Hold | None:
+        """The plan for a task in a site, or in a fleet of one site.
+
+        Args:
+            part: of the job's tasks that the site is to do.
+        """
         pool, alive = self._pool(job, now)
-        uppers = self._placement.uppers(now, job.facts.privacy)
         fits = self._fits(job, task, pool, now)
+        uppers = self._uppers(site, job, task, now)
         untried = [node for node in uppers if node.node_id not in task.blame.tried] or uppers
-        ends = self._some_ends(self._ledger.assigned.not_full, job, task, fits, now) if alive else []
+        ends = self._some_ends(self._ledger.assigned.not_full(site), site, job, task, fits, now) if alive else []
         if not ends and (job.facts.interactive or not alive):
-            ends = self._some_ends(RoundRobin(pool), job, task, fits, now)
+            ring = RoundRobin(device for device in pool if site in (None, device.site))
+            ends = self._some_ends(ring, site, job, task, fits, now)
         ask = Ask(
-            remaining=len(job.ready),
+            remaining=math.ceil(part * len(job.ready)),
             interactive=job.facts.interactive,
             deadline=task_deadline(job.facts, task.started, now),
             job_deadline=job.facts.deadline,
         )
-        found = self._pilot.plan(
+        return self._pilot.plan(
             ask,
             task.facts.images,
             ends,
             self._some_upstreams([node for node in untried if any(end.may_ask(node) for end in ends)]),
             now,
             fine_only=task.coarse is not None,
-            known=self._outlook(job, task, untried, fits, now),
-        )
-        if found is None:
-            return None
-        if isinstance(found, Hold):
-            self._standings[job.facts.job_id].held_back = found.reason
-            self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S)
-            return None
-        device = self._ledger.get(found.end)
-        return Choice(
-            job=job, task=task, device=device, reason=found.reason, upper=found.upper, too_late=found.too_late
+            known=self._outlook(site, ask.remaining, job, task, untried, fits, now),
         )
 
+    def _uppers(self, site: str | None, job: OpenJob, task: OpenTask, now: float) -> list[Node]:
+        """The upstream nodes of a site, edge first; with edge nodes of other sites if its own are dead or full."""
+        uppers = self._placement.uppers(now, job.facts.privacy, site)
+        if not site or self._placement.share(site) is not Share.SITES:
+            return uppers
+        own = [node for node in uppers if node.tier is Tier.EDGE]
+        if self._pilot.with_time(own, task.facts.images, now):
+            return uppers
+        return [*own, *self._placement.foreign_edges(site, now, job.facts.privacy), *uppers[len(own) :]]
+
     def _some_ends(
-        self, ring: RoundRobin, job: OpenJob, task: OpenTask, fits: Callable[[str], bool] | None, now: float
+        self,
+        ring: RoundRobin,
+        site: str | None,
+        job: OpenJob,
+        task: OpenTask,
+        fits: Callable[[str], bool] | None,
+        now: float,
     ) -> list[Node]:
         """The next few end devices of a ring that have room."""
         limit = self._ledger.assigned.window + job.facts.interactive
-        while some := ring.after(self._last_part, _PART, fits):
-            self._last_part = self._ledger.get(some[-1]).order
+        while some := ring.after(self._last_part.get(site), _PART, fits):
+            self._last_part[site] = self._ledger.get(some[-1]).order
+            while len(self._last_part) > _MOST_LAST:
+                del self._last_part[next(iter(self._last_part))]
             nodes = [
                 self._placement.node(self._ledger.get(node_id))
                 for node_id in some
@@ -266,21 +328,24 @@ class Chooser:
 
     def _outlook(
         self,
+        site: str | None,
+        remaining: int,
         job: OpenJob,
         task: OpenTask,
         uppers: Sequence[Node],
         fits: Callable[[str], bool] | None,
         now: float,
     ) -> Outlook | None:
-        """The forecast for all nodes that a task may go to; None without end devices or upstream nodes."""
+        """The forecast for all nodes of a site that a task may go to; None without end devices or upstream nodes."""
         standing = self._standings[job.facts.job_id]
-        if standing.outlook is not None and now < standing.outlook_until and fits is None:
-            return standing.outlook
-        ends = [node for node in self._placement.alive_ends(now) if fits is None or fits(node.node_id)]
+        known, until = standing.outlooks.get(site, (None, 0.0))
+        if known is not None and now < until and fits is None:
+            return known
+        ends = [node for node in self._placement.alive_ends(now, site) if fits is None or fits(node.node_id)]
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART
-        known = self._pilot.outlook(len(job.ready), task.facts.images, ends, uppers, now, in_parts=in_parts)
+        known = self._pilot.outlook(remaining, task.facts.images, ends, uppers, now, in_parts=in_parts)
         if in_parts and fits is None:
-            standing.outlook, standing.outlook_until = known, now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
+            standing.outlooks[site] = known, now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
         return known

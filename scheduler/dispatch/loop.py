@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from scheduler.core import events
@@ -29,7 +29,7 @@ from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
 from scheduler.core.limits import attempt_deadline
 from scheduler.core.policy import PrivacyRules
 from scheduler.core.step import State, may_move, step
-from scheduler.core.work import AttemptFacts, OpenJob, OpenTask
+from scheduler.core.work import Attempt, AttemptFacts, OpenJob, OpenTask
 from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.transport import TaskRequest, Transport, may_have_held
@@ -125,9 +125,9 @@ class Dispatcher:
         self._news = True
         """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
-        self._gathers: dict[tuple[Scheme, PrivacyRules], bool] = {}
-        """By scheme and rules, in this step of the loop: whether its jobs wait for the first upstream node."""
-        self._ends_told = -math.inf, ""
+        self._gathers: dict[tuple[Scheme, PrivacyRules, str | None], bool] = {}
+        """By scheme, rules and site, in this step of the loop: whether its jobs wait for the first upstream node."""
+        self._ends_told: dict[str | None, tuple[float, str]] = {}
         """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -282,7 +282,8 @@ class Dispatcher:
         return self._placement.upstreams(device, nodes, job.facts.privacy, now, content=job.facts.content)
 
     def _has_upstream(self, job: OpenJob, now: float) -> bool:
-        return self._placement.has_upstream(job.facts.policy.scheme, now, job.facts.privacy)
+        policy = job.facts.policy
+        return self._placement.has_upstream(policy.scheme, now, job.facts.privacy, policy.site)
 
     def _look_up(self, facts: AttemptFacts, report: FallbackEvent | RoutedEvent, now: float) -> bool:
         """True if there is a node now that could give what no node gave."""
@@ -291,16 +292,16 @@ class Dispatcher:
             return False
         if isinstance(report, FallbackEvent):
             return self._has_upstream(job, now)
-        tiers = {loss.tier for loss in without(report).values()}
-        return any(self._placement.upper(tier, now, job.facts.privacy) for tier in tiers)
+        tiers, site = {loss.tier for loss in without(report).values()}, job.facts.policy.site
+        return any(self._placement.upper(tier, now, job.facts.privacy, site) for tier in tiers)
 
     def _gathers_for(self, job: OpenJob, now: float) -> bool:
-        scheme, rules = job.facts.policy.scheme, job.facts.privacy
-        if now >= self._gathering_until or scheme is Scheme.END:
+        key = job.facts.policy.scheme, job.facts.privacy, job.facts.policy.site
+        if now >= self._gathering_until or key[0] is Scheme.END:
             return False
-        if (scheme, rules) not in self._gathers:
-            self._gathers[scheme, rules] = not self._has_upstream(job, now)
-        return self._gathers[scheme, rules]
+        if key not in self._gathers:
+            self._gathers[key] = not self._has_upstream(job, now)
+        return self._gathers[key]
 
     def _move(self, now: float) -> None:
         """Take tasks of the scheme `adaptive` away from upstream nodes that have become slow."""
@@ -309,16 +310,24 @@ class Dispatcher:
             wanted = policy.scheme is Scheme.ADAPTIVE and policy.recovery is Recovery.MONITOR
             if job.ending or not wanted:
                 continue
-            waiting = [each for each in self._ledger.assigned.attempts.values() if each.job is job and may_move(each)]
-            if not waiting:
-                continue
-            ask = Ask(remaining=len(job.ready) + 1, interactive=job.facts.interactive)
-            ends, uppers = self._placement.alive_ends(now), self._placement.uppers(now, job.facts.privacy)
-            found = self.pilot.misplaced(ask, waiting, policy.batch_size, ends, uppers, now)
-            if found is not None:
-                slow, why = found
-                self.pilot.taken_away(slow, now)
-                self.handle(events.Move(slow.facts.id, why))
+            waiting: defaultdict[str, list[Attempt]] = defaultdict(list)
+            for each in self._ledger.assigned.attempts.values():
+                device = self._ledger.find(each.facts.node_id)
+                if each.job is job and may_move(each) and device is not None:
+                    waiting[device.site].append(each)
+            for site, attempts in waiting.items():
+                self._move_in(site, job, attempts, now)
+
+    def _move_in(self, site: str, job: OpenJob, waiting: list[Attempt], now: float) -> None:
+        """Take a task of a job away from the slow upstream node for which it waits in a site."""
+        ask = Ask(remaining=len(job.ready) + 1, interactive=job.facts.interactive)
+        ends = self._placement.alive_ends(now, site)
+        uppers = self._placement.uppers(now, job.facts.privacy, site)
+        found = self.pilot.misplaced(ask, waiting, job.facts.policy.batch_size, ends, uppers, now)
+        if found is not None:
+            slow, why = found
+            self.pilot.taken_away(slow, now)
+            self.handle(events.Move(slow.facts.id, why))
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
@@ -367,10 +376,16 @@ class Dispatcher:
         reason = None
         if self._gathers_for(job, now):
             reason = "waiting for an upstream node to register: the scheduler has just started"
-        elif not self._ledger.alive(Tier.END, now):
-            if now - self._ends_told[0] > _TELL_AGAIN_S:
-                self._ends_told = now, self._ledger.why_none(Tier.END, now) or "none has registered"
-            reason = f"waiting for an end device ({self._ends_told[1]})"
+        elif not self._ledger.alive(Tier.END, now, site := job.facts.policy.site):
+            told_at, told = self._ends_told.get(site, (-math.inf, ""))
+            if now - told_at > _TELL_AGAIN_S:
+                told = self._ledger.why_none(Tier.END, now, site) or "none has registered"
+                self._ends_told = {
+                    each: said for each, said in self._ends_told.items() if now - said[0] < _TELL_AGAIN_S
+                }
+                self._ends_told[site] = now, told
+            where = "" if site is None else f" of the site {site}"
+            reason = f"waiting for an end device{where} ({told})"
         elif not job.ready and job.waits_for_upstream:
             reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
         if reason is not None:

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from msgspec import Struct
 
 from scheduler.core.device import Node
-from tierkit.types import Scheme
+from tierkit.types import Scheme, Tier
 
 __all__ = [
     "FleetTimes",
@@ -56,6 +56,18 @@ class FleetTimes(Struct, frozen=True, kw_only=True):
     cloud: TaskTimes | None = None
 
 
+class Reach(Struct, frozen=True, kw_only=True):
+    """The upstream nodes that the devices of a site may ask, each list in the order of the device list."""
+
+    edges: Sequence[Node]
+    clouds: Sequence[Node]
+    """Its own, else those that the sites share."""
+    reserve: Sequence[Node] = ()
+    """A few that are asked after these: shared clouds beside its own, and edge nodes of other sites."""
+    first_cloud: int = 0
+    """The number in `clouds` of the first that one of its devices goes to; devices of other sites take those before."""
+
+
 class Route(Struct, frozen=True, kw_only=True):
     """Where one end device sends its tasks on."""
 
@@ -71,7 +83,8 @@ class Route(Struct, frozen=True, kw_only=True):
         """The upstreams of the `turn`-th task on this route, first choice first; of those in turn the first few."""
         if self.in_turn < 2:
             return self.upstreams
-        return tuple(islice(_circle(self.upstreams[: self.in_turn], turn % self.in_turn), _MOST_ASKED))
+        in_turn = _circle(self.upstreams[: self.in_turn], turn % self.in_turn)
+        return tuple(islice(chain(in_turn, self.upstreams[self.in_turn :]), _MOST_ASKED))
 
 
 def time_end(tasks: int, n_end: int, end: TaskTimes) -> float:
@@ -111,15 +124,13 @@ def time_mapping(theta_cloud: float, end_cloud_s: float, end_edge_s: float) -> f
     return theta_cloud * end_cloud_s + (1.0 - theta_cloud) * end_edge_s
 
 
-def route_of(
-    scheme: Scheme, *, end: Node, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
-) -> Route:
+def route_of(scheme: Scheme, *, end: Node, position: int, reach: Reach, n_map: int) -> Route:
     """The route of one end device.
 
     Args:
         end: the device; nodes that it may not ask are left out of its route, and keep their place in the others'.
-        position: of the end device among those on the device list, from 0.
-        edges, clouds: upstream nodes that may get the images, in the order of the device list.
+        position: of the end device among those of its site on the device list, from 0.
+        reach: upstream nodes that may get the images.
         n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
 
     Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
@@ -129,44 +140,63 @@ def route_of(
     if n_map < 1:
         raise ValueError(f"n_map must be at least 1, not {n_map}")
     if scheme is Scheme.MAPPING:
-        return _map(end, position, edges, clouds, n_map)
+        return _map(end, position, reach, n_map)
     if scheme is Scheme.END:
         return Route(end=end.node_id, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
+    edges, clouds, reserve = reach.edges, reach.clouds, reach.reserve
     if scheme is Scheme.ADAPTIVE:
-        every = (*_from(end, edges, 0), *_from(end, clouds, 0))
-        reason = (
-            "scheme adaptive: chosen for each task"
-            if every
-            else "no upstream node on the device list that may be asked"
-        )
+        every = (*_from(end, edges, 0), *_from(end, clouds, 0), *_from(end, reserve, 0))
+        reason = "scheme adaptive: chosen for each task" if every else _nobody(end)
         return _route(end, every, min(1, len(every)), reason, (*edges, *clouds))
-    upper = edges if scheme is Scheme.END_EDGE else clouds
-    tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
+    tier = Tier.EDGE if scheme is Scheme.END_EDGE else Tier.CLOUD
+    upper = edges if tier is Tier.EDGE else clouds
+    further = [node for node in reserve if node.tier is tier]
+    if not upper:
+        upper, further = further, []
     reason = f"scheme {scheme}: {_count(upper, tier)}"
-    reason += " in sequential order" if len(upper) > 1 else "" if upper else " on the device list"
+    reason += " in sequential order" if len(upper) > 1 else "" if upper else _where(end)
     may_ask = tuple(node for node in upper if end.may_ask(node))
-    return _route(end, may_ask, len(may_ask), reason, upper)
+    return _route(end, (*may_ask, *_from(end, further, 0)), len(may_ask), reason, upper)
 
 
-def _map(end: Node, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int) -> Route:
+def _map(end: Node, position: int, reach: Reach, n_map: int) -> Route:
+    edges, clouds = reach.edges, reach.clouds
     places = len(edges) * n_map
     if position < places:
         own, others, spare = edges, position % len(edges), clouds
         reason = f"place {position + 1} of {places} on {_count(edges, 'edge')} (N_map = {n_map})"
     elif clouds:
-        own, others, spare = clouds, (position - places) % len(clouds), edges
+        own, others, spare = clouds, (reach.first_cloud + position - places) % len(clouds), edges
         reason = f"all {places} places on {_count(edges, 'edge')} are taken (N_map = {n_map}): the rest go to the cloud"
         if not edges:
-            reason = "no edge node on the device list: the cloud serves all"
+            reason = f"no edge node{_where(end)}: the cloud serves all"
     elif edges:
         own, others, spare = edges, position % len(edges), clouds
         reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
+        if reach.reserve:
+            own, others, spare = reach.reserve, 0, edges
+            reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: edge nodes of other sites"
+    elif reach.reserve:
+        own, others, spare = reach.reserve, 0, ()
+        reason = f"no upstream node{_where(end)}: edge nodes of other sites"
     else:
         own, others, spare = (), 0, ()
-        reason = "no upstream node on the device list that may be asked: the coarse answer stands"
+        reason = _nobody(end)
     in_reserve = position % len(spare) if len(spare) > _MOST_ASKED else 0
     upstreams = (*_from(end, own, others), *_from(end, spare, in_reserve))
+    if own is not reach.reserve:
+        upstreams = (*upstreams, *_from(end, reach.reserve, 0))
     return _route(end, upstreams, min(1, len(upstreams)), reason, (*edges, *clouds))
+
+
+def _nobody(end: Node) -> str:
+    if not end.site:
+        return "no upstream node on the device list that may be asked: the coarse answer stands"
+    return f"no upstream node that the site {end.site} may ask (share = {end.share}): the coarse answer stands"
+
+
+def _where(end: Node) -> str:
+    return f" in the site {end.site}" if end.site else " on the device list"
 
 
 def _route(end: Node, upstreams: tuple[Node, ...], in_turn: int, reason: str, known: Sequence[Node]) -> Route:

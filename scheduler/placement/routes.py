@@ -14,11 +14,12 @@ from models.manifest import EncoderEntry, Manifest
 from scheduler.core.device import Device, Node
 from scheduler.core.fleet import Ledger
 from scheduler.core.policy import PrivacyRules
-from scheduler.placement.mapping import FleetTimes, Route, TaskTimes, map_count, route_of, share_to_cloud
+from scheduler.core.site import NO_SITE, may_reach
+from scheduler.placement.mapping import FleetTimes, Reach, Route, TaskTimes, map_count, route_of, share_to_cloud
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, OtherNetworks
 from tierkit.inference.upstreams import is_allowed
-from tierkit.types import EncoderKind, Privacy, Scheme, Tier
+from tierkit.types import EncoderKind, Privacy, Scheme, Share, Tier
 from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
 __all__ = ["PAPER_BATCH", "MapCount", "Placement", "in_words"]
@@ -38,6 +39,10 @@ _UPPER_TIERS = {
 
 
 _DEFAULT = PrivacyRules()
+_MOST_FOREIGN = 4
+"""Edge nodes of other sites on one route."""
+_MOST_SITES = 100_000
+"""Sites of which results are kept."""
 
 Known = TypeVar("Known")
 
@@ -79,9 +84,12 @@ class Placement:
         hierarchy = manifest.hierarchy
         self._fine_classes = {"", classes_digest(hierarchy.fine)}
         self._classes = {*self._fine_classes, classes_digest(hierarchy.coarse)}
+        self._sharing = settings.sharing
         self._known: dict[Hashable, Any] = {}
         """Results since the device list last changed."""
         self._known_at = -1
+        self._of_sites: dict[str, tuple[tuple[int, int], dict[Hashable, Any]]] = {}
+        """Results of each site since it, or the nodes of no site, last changed."""
 
     def check_networks(self, registration: Registration) -> None:
         """Refuse a node whose answers would be taken for others.
@@ -136,82 +144,231 @@ class Placement:
         known: Known = self._known[key]
         return known
 
+    def in_site(self, site: str, key: Hashable, make: Callable[[], Known]) -> Known:
+        """The result of `make`, computed once for each state of a site and of the nodes of no site."""
+        state = self._devices.site_version(site), self._devices.site_version(NO_SITE)
+        known_at, known = self._of_sites.get(site, (None, {}))
+        if known_at != state:
+            if len(self._of_sites) > _MOST_SITES:
+                self._of_sites.clear()
+            known = {}
+            self._of_sites[site] = state, known
+        if key not in known:
+            known[key] = make()
+        result: Known = known[key]
+        return result
+
+    def share(self, site: str) -> Share:
+        """Rule on where the pictures of a site may go."""
+        return self._sharing.of(site)
+
     def route(self, scheme: Scheme, node_id: str, now: float, rules: PrivacyRules | None = None) -> Route:
         """The route of one end device; one that gets no tasks is counted in as if it did."""
         self._devices.alive(Tier.END, now)
         device = self._devices.get(node_id)
         sender = None if device.listed else device
-        edges, clouds = self._above(now, rules, sound=len(_UPPER_TIERS[scheme]) > 1, sender=sender)
+        position = self._devices.place(Tier.END, device)
         return route_of(
             scheme,
             end=self.node(device),
-            position=self._devices.place(Tier.END, device.order),
-            edges=edges,
-            clouds=clouds,
-            n_map=self.n_map(now).used,
+            position=position,
+            reach=self._reach(device.site, now, rules, sound=len(_UPPER_TIERS[scheme]) > 1, sender=sender),
+            n_map=self.n_map(now, device.site).used,
         )
 
-    def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
-        """The routes of the end devices that are alive, by the default rules."""
-        ends = [device.node_id for device in self._devices.alive(Tier.END, now)]
+    def routes(self, scheme: Scheme, now: float, site: str | None = None) -> dict[str, Route]:
+        """The routes of the end devices that are alive, of a site or of all, by the default rules."""
+        ends = [device.node_id for device in self._devices.alive(Tier.END, now, site)]
         return {node_id: self.route(scheme, node_id, now) for node_id in ends}
 
-    def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
-        """True if an upstream node that the scheme uses is alive, and may get the images in some form."""
-        return any(self.upper(tier, now, rules) for tier in _UPPER_TIERS[scheme])
+    def has_upstream(
+        self, scheme: Scheme, now: float, rules: PrivacyRules | None = None, site: str | None = None
+    ) -> bool:
+        """True if an upstream node that the scheme uses is alive, and may get the images in some form.
+
+        Args:
+            site: of the end devices that ask; None: any.
+        """
+        wanted = _UPPER_TIERS[scheme]
+        sites = self._devices.sites if site is None else [site]
+        if len(sites) < 2 or not any(self._devices.alive(tier, now) for tier in wanted):
+            return any(self.upper(tier, now, rules, site) or self._foreign(tier, site, now, rules) for tier in wanted)
+        return any(
+            self.upper(tier, now, rules, each) or self._foreign(tier, each, now, rules)
+            for each in sites
+            if self._devices.alive(Tier.END, now, each)
+            for tier in wanted
+        )
 
     def is_cut_off(self, scheme: Scheme, device: Device, now: float, rules: PrivacyRules | None = None) -> bool:
-        """True if the device's own list leaves out every upstream node that the scheme uses."""
-        end = self.node(device)
-        return not any(end.may_ask(node) for tier in _UPPER_TIERS[scheme] for node in self.upper(tier, now, rules))
+        """True if the rule of the device's site, or its own list, leaves out every upstream node that the scheme
+        uses."""
+        end, site = self.node(device), device.site
+        return not any(
+            end.may_ask(node)
+            for tier in _UPPER_TIERS[scheme]
+            for node in (*self.upper(tier, now, rules, site), *self._foreign(tier, site, now, rules))
+        )
 
     def upper(
-        self, tier: Tier, now: float, rules: PrivacyRules | None = None, sender: Device | None = None
+        self,
+        tier: Tier,
+        now: float,
+        rules: PrivacyRules | None = None,
+        site: str | None = None,
+        sender: Device | None = None,
     ) -> list[Node]:
-        """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
+        """Nodes of an upper tier that are alive and may get images in some form; suspects if there is no other: the
         end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
 
         Args:
             rules: of the job; the defaults unless given.
+            site: only its own nodes and those that all sites share, if it may use them; None: all nodes.
             sender: an end device that sends images although it is not alive.
         """
         rules = rules or _DEFAULT
-        alive, ends = self._devices.alive(tier, now), self._devices.alive(Tier.END, now)
-        if sender is not None:
-            ends = [sender, *ends]
+        alive = self._candidates(self._devices.alive, tier, site, now)
         if not alive:
-            return self._able(self._devices.suspect(tier, now), ends, rules, now)
+            suspects = self._candidates(self._devices.suspect, tier, site, now)
+            return self._able(suspects, rules, now, sender)
         # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
         key = (tier, rules, "" if sender is None else sender.node_id)
-        return self.once(key, lambda: self._able(alive, ends, rules, now))
+        if site is None:
+            return self.once(key, lambda: self._able(alive, rules, now, sender))
+        return self.in_site(site, key, lambda: self._able(alive, rules, now, sender, site))
 
-    def _able(self, devices: Sequence[Device], ends: Sequence[Device], rules: PrivacyRules, now: float) -> list[Node]:
-        return [self.node(device) for device in devices if self._may_get(device, ends, rules, now)]
+    def _candidates(
+        self, listed: Callable[[Tier, float, str | None], list[Device]], tier: Tier, site: str | None, now: float
+    ) -> list[Device]:
+        """Nodes of a site, then those of no site that it shares with others."""
+        own = listed(tier, now, site)
+        if tier is Tier.CLOUD and site and self.share(site) is not Share.NONE:
+            return [*own, *listed(tier, now, NO_SITE)]
+        return own
 
-    def uppers(self, now: float, rules: PrivacyRules | None = None) -> list[Node]:
-        """The upstream nodes of both tiers, edge first; those that are set aside only where there is no other."""
-        edges, clouds = self._above(now, rules)
+    def _foreign(
+        self, tier: Tier, site: str | None, now: float, rules: PrivacyRules | None, first: int = 0
+    ) -> list[Node]:
+        """A few edge nodes of other sites that a site may use while its own are dead or full.
+
+        Args:
+            first: number of the first, so that sites begin with different ones.
+        """
+        if tier is not Tier.EDGE or not site or self.share(site) is not Share.SITES:
+            return []
+        known = self._devices.alive(Tier.EDGE, now)
+        ends = self._devices.alive(Tier.END, now, site)
+        found: list[Node] = []
+        for number in range(len(known)):
+            device = known[(first + number) % len(known)]
+            if device.site != site and self._may_get(device, ends, rules or _DEFAULT, now):
+                found.append(self.node(device))
+                if len(found) == _MOST_FOREIGN:
+                    break
+        return found
+
+    def _able(
+        self,
+        devices: Sequence[Device],
+        rules: PrivacyRules,
+        now: float,
+        sender: Device | None = None,
+        site: str | None = None,
+    ) -> list[Node]:
+        more = () if sender is None else (sender,)
+        return [
+            self.node(device)
+            for device in devices
+            if self._may_get(device, (*more, *self._senders(device, now, site)), rules, now)
+        ]
+
+    def _senders(self, target: Device, now: float, site: str | None = None) -> Sequence[Device]:
+        """End devices that are alive and may send to a node, as far as sites go, and perhaps others."""
+        if site is None and target.site and not self._sharing.lends:
+            site = target.site
+        return self._devices.alive(Tier.END, now, site)
+
+    def uppers(self, now: float, rules: PrivacyRules | None = None, site: str | None = None) -> list[Node]:
+        """The upstream nodes of both tiers that a site may use, edge first; those that are set aside only if there is
+        no other. `site` as for `upper`."""
+        edges, clouds = self._above(now, rules, site)
         return [*edges, *clouds]
 
+    def foreign_edges(self, site: str, now: float, rules: PrivacyRules | None = None) -> list[Node]:
+        """A few edge nodes of other sites that a site may use while its own are dead or full."""
+        return self._foreign(Tier.EDGE, site, now, rules, self._first_cloud(site, now))
+
     def _above(
-        self, now: float, rules: PrivacyRules | None, *, sound: bool = True, sender: Device | None = None
+        self,
+        now: float,
+        rules: PrivacyRules | None,
+        site: str | None,
+        *,
+        sound: bool = True,
+        sender: Device | None = None,
     ) -> tuple[Sequence[Node], Sequence[Node]]:
         """The edge nodes and the clouds.
 
         Args:
-            sound: leave out those that are set aside, where there is another.
-            sender: as for `upper`.
+            sound: leave out those that are set aside, if there is another.
+            site, sender: as for `upper`.
         """
-        edges, clouds = (self.upper(tier, now, rules, sender) for tier in (Tier.EDGE, Tier.CLOUD))
-        if not sound or all(self._devices.alive(node.tier, now) for node in (*edges[:1], *clouds[:1])):
-            return edges, clouds  # one that is alive is not set aside, and suspects are asked only where none is alive
-        aside = {view.device.node_id for view in self._devices.present(now) if view.set_aside}
+        edges, clouds = (self.upper(tier, now, rules, site, sender) for tier in (Tier.EDGE, Tier.CLOUD))
+        if not sound or all(self._devices.get(node.node_id).listed for node in (*edges[:1], *clouds[:1])):
+            return edges, clouds  # one that is alive is not set aside, and suspects are asked only if none is alive
+        aside = self._set_aside((*edges, *clouds), now)
         kept = [[node for node in nodes if node.node_id not in aside] for nodes in (edges, clouds)]
         return (kept[0], kept[1]) if any(kept) else (edges, clouds)
 
-    def alive_ends(self, now: float) -> list[Node]:
-        """End devices that may receive new tasks."""
-        return [self.node(device) for device in self._devices.alive(Tier.END, now)]
+    def _set_aside(self, nodes: Sequence[Node], now: float) -> set[str]:
+        devices = (self._devices.get(node.node_id) for node in nodes)
+        views = (self._devices.view_of(device.node_id, device.incarnation, now) for device in devices)
+        return {view.device.node_id for view in views if view is not None and view.set_aside}
+
+    def _reach(self, site: str, now: float, rules: PrivacyRules | None, *, sound: bool, sender: Device | None) -> Reach:
+        """The upstream nodes of the devices of a site."""
+        edges, clouds = self._above(now, rules, site, sound=sound, sender=sender)
+        if len(self._devices.sites) < 2:
+            return Reach(edges=edges, clouds=clouds)
+        own = [node for node in clouds if node.site == site]
+        first_cloud = 0 if own and site else self._first_cloud(site, now)
+        shared = [node for node in clouds if node.site != site] if own else []
+        foreign = self._foreign(Tier.EDGE, site, now, rules, first_cloud)
+        return Reach(edges=edges, clouds=own or clouds, reserve=(*shared, *foreign), first_cloud=first_cloud)
+
+    # --- the cloud nodes of no site, shared by the sites ---
+
+    def _surplus(self, site: str, now: float) -> int:
+        """End devices of a site for which its own nodes have no place: their tasks go to the shared cloud nodes."""
+
+        def count() -> int:
+            if site and (self.share(site) is Share.NONE or self._devices.alive(Tier.CLOUD, now, site)):
+                return 0
+            ends = len(self._devices.alive(Tier.END, now, site))
+            return max(0, ends - len(self._devices.alive(Tier.EDGE, now, site)) * self.n_map(now, site).used)
+
+        return self.in_site(site, "surplus", count)
+
+    def _first_clouds(self, now: float) -> tuple[dict[str, int], int]:
+        """For each site the surplus of those before it, and the sum of all."""
+        firsts, total = {}, 0
+        for site in self._devices.sites:
+            firsts[site] = total
+            total += self._surplus(site, now)
+        return firsts, total
+
+    def _first_cloud(self, site: str, now: float) -> int:
+        return self.once("first clouds", lambda: self._first_clouds(now))[0].get(site, 0)
+
+    def cloud_nodes(self, site: str, now: float) -> float:
+        """A site's share of the cloud nodes of no site, in proportion to what each site cannot do by itself."""
+        total = self.once("first clouds", lambda: self._first_clouds(now))[1]
+        shared = len(self._devices.alive(Tier.CLOUD, now, NO_SITE))
+        return shared * self._surplus(site, now) / total if total else 0.0
+
+    def alive_ends(self, now: float, site: str | None = None) -> list[Node]:
+        """End devices that may receive new tasks, of a site or of all."""
+        return [self.node(device) for device in self._devices.alive(Tier.END, now, site)]
 
     def trusts(self, device: Device) -> bool:
         """By an operator's word, else by the scheduler's own list; never by what the node says."""
@@ -221,17 +378,32 @@ class Placement:
         # Names of tiers stand in the same list, and are no ids, even if a node calls itself so.
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
-    def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float) -> None:
+    def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float, site: str | None = None) -> None:
         """True if a job may run without pixels getting to an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
         node could. Should such a node join later, it is left out of the routes.
 
+        Args:
+            site: where the job runs; None: anywhere.
+
         Raises:
             Forbidden: pixels would go to a node that is not trusted; with what to do about it.
             Conflict: an encoder that the job needs is missing on a device or on an upstream node.
         """
+        key = ("trust", scheme, rules, site)
+        trouble = self.once(key, lambda: self._distrust(scheme, rules, now, site), now)
+        if trouble is not None:
+            raise type(trouble)(str(trouble))
+
+    def _distrust(
+        self, scheme: Scheme, rules: PrivacyRules, now: float, site: str | None
+    ) -> Conflict | Forbidden | None:
+        """Why a job may not run, for `check_trust`."""
         known = [view.device for view in self._devices.present(now)]
+        if site is not None:
+            share = self.share(site)
+            known = [device for device in known if may_reach(site, share, device.site, device.tier)]
         wanted = _UPPER_TIERS[scheme]
         targets = [device for device in known if device.tier in wanted]
         blind = [
@@ -244,19 +416,23 @@ class Placement:
             possible |= self._encoded_tiers & set(wanted)
         hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
         if blind or hopeless:
-            raise Forbidden(self._advice(scheme, blind, known))
-        ends = self._devices.alive(Tier.END, now)
+            return Forbidden(self._advice(scheme, blind, known))
         for target in targets:
-            for end in (end for end in ends if _may_send(end, target)):
+            ends = self._senders(target, now, site)
+            for end in (end for end in ends if self._may_send(end, target)):
                 try:
                     self._encoder_for(end, target, rules, now)
                 except (Conflict, Forbidden) as exc:
-                    raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
+                    return Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}")
             if not ends and rules.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
                 kinds = {encoder.kind for encoder in self._served(target, rules)}
-                decide_form(
-                    rules.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
-                )
+                try:
+                    decide_form(
+                        rules.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
+                    )
+                except (Conflict, Forbidden) as exc:
+                    return exc
+        return None
 
     def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
         wanted = _UPPER_TIERS[scheme]
@@ -269,30 +445,30 @@ class Placement:
             f"--trusted {','.join([*self._settings.trusted, *([d.node_id for d in untrusted] or tiers)])}"
         )
 
-    def n_map(self, now: float) -> MapCount:
-        """End devices per edge node: as set, else Eq. 4 over the measured speeds."""
+    def n_map(self, now: float, site: str = NO_SITE) -> MapCount:
+        """End devices per edge node of a site: as set, else Eq. 4 over the measured speeds."""
         if self._settings.n_map is not None:
             return MapCount(self._settings.n_map, "set by the operator (--n-map)")
         self._devices.alive(Tier.END, now)
-        return self.once("n_map", lambda: self._by_formula(now))
+        return self.in_site(site, "n_map", lambda: self._by_formula(now, site))
 
-    def _by_formula(self, now: float) -> MapCount:
-        times = self.times(now)
+    def _by_formula(self, now: float, site: str) -> MapCount:
+        times = self.times(now, site)
         if times is None or times.edge is None:
             return MapCount(None, f"there is no {'end device' if times is None else 'edge node'} to compute it for")
         value = map_count(times.end, times.edge)
         return MapCount(value, f"ceil({times.edge.total_s:.3f} s / {times.end.total_s:.3f} s), Eq. 4")
 
-    def theta_cloud(self, now: float) -> float | None:
-        """Eq. 5 for the fleet as it is; None without end devices."""
-        ends = len(self._devices.alive(Tier.END, now))
+    def theta_cloud(self, now: float, site: str = NO_SITE) -> float | None:
+        """Eq. 5 for a site as it is; None without end devices."""
+        ends = len(self._devices.alive(Tier.END, now, site))
         if not ends:
             return None
-        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).used)
+        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now, site=site)), self.n_map(now, site).used)
 
-    def times(self, now: float) -> FleetTimes | None:
-        """Seconds per task of 50 images: each tier's median measured speed, so that a node that was disturbed when it
-        measured does not count, and the link times of the settings."""
+    def times(self, now: float, site: str = NO_SITE) -> FleetTimes | None:
+        """Seconds per task of 50 images in a site: each tier's median measured speed, so that a node that was disturbed
+        when it measured does not count, and the link times of the settings."""
         links = {
             Tier.END: self._settings.end_link_s,
             Tier.EDGE: self._settings.edge_link_s,
@@ -300,7 +476,8 @@ class Placement:
         }
 
         def of(tier: Tier) -> TaskTimes | None:
-            speeds = [self.node(device).ms_per_image for device in self._devices.alive(tier, now)]
+            alive = self._candidates(self._devices.alive, tier, site, now)
+            speeds = [self.node(device).ms_per_image for device in alive]
             if not speeds:
                 return None
             return TaskTimes(communication_s=links[tier], processing_s=median(speeds) / 1000 * PAPER_BATCH)
@@ -320,7 +497,7 @@ class Placement:
         entries: list[Upstream] = []
         for node in nodes:
             target = self._devices.find(node.node_id)
-            if target is None or not _may_send(end, target):
+            if target is None or not self._may_send(end, target):
                 continue
             try:
                 encoder, relay = self._encoder_for(end, target, rules, now)
@@ -365,8 +542,11 @@ class Placement:
         if rules.encode_on is Tier.EDGE:
             holders = relays = [
                 device
-                for device in self._devices.alive(Tier.EDGE, now)
-                if self.trusts(device) and device is not target and _may_send(end, device) and _may_send(device, target)
+                for device in self._devices.alive(Tier.EDGE, now, end.site)
+                if self.trusts(device)
+                and device is not target
+                and self._may_send(end, device)
+                and self._may_send(device, target)
             ]
         served = self._served(target, rules)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
@@ -383,6 +563,11 @@ class Placement:
         relay = able[zlib.crc32(end.node_id.encode()) % len(able)]
         return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=relay.registration.key)
 
+    def _may_send(self, sender: Device, receiver: Device) -> bool:
+        """True if the rule of the sender's site and its own list let images or features go to the receiver."""
+        there = may_reach(sender.site, self.share(sender.site), receiver.site, receiver.tier)
+        return there and is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
+
     def _served(self, target: Device, rules: PrivacyRules) -> list[EncoderEntry]:
         """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
         far as the job may use them."""
@@ -398,8 +583,8 @@ class Placement:
 
     def _may_get(self, target: Device, ends: Sequence[Device], rules: PrivacyRules, now: float) -> bool:
         if self._gets_pixels(target, rules):
-            return not ends or any(_may_send(end, target) for end in ends)
-        for end in (end for end in ends if _may_send(end, target)):
+            return not ends or any(self._may_send(end, target) for end in ends)
+        for end in (end for end in ends if self._may_send(end, target)):
             try:
                 self._encoder_for(end, target, rules, now)
             except (Conflict, Forbidden):
@@ -434,6 +619,8 @@ class Placement:
             model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
             sha256=offer.sha256,
             ms_per_image=offer.ms_per_image / device.replicas,
+            site=device.site,
+            share=self.share(device.site),
             allowed_upstreams=device.registration.allowed_upstreams,
         )
 
@@ -469,11 +656,6 @@ def _lacking(
     if not relays:
         return f"there is no trusted edge node beside {target.node_id} to encode"
     return f"{' and '.join(relay.node_id for relay in relays)} lacks the head {_HERE}"
-
-
-def _may_send(sender: Device, receiver: Device) -> bool:
-    """True if the sender's own list lets images or features go to the receiver."""
-    return is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
 
 def _holds(device: Device, encoder: EncoderEntry) -> bool:

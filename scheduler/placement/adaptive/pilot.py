@@ -243,6 +243,12 @@ class Pilot:
         backlog = self._backlog(now, ends, ())
         return [end for end in ends if self._end_state(end, images, backlog, now, fine_only=fine_only).has_room]
 
+    def with_time(self, uppers: Sequence[Node], images: int, now: float) -> list[Node]:
+        """The upstream nodes that would begin with another task soon."""
+        backlog = self._backlog(now, (), uppers)
+        states = [self._upstream_state(node, images, backlog, now) for node in uppers]
+        return [state.node for state in states if state.has_room and state.free_at - now <= state.slack_s]
+
     def misplaced(
         self,
         ask: Ask,

@@ -767,11 +767,10 @@ def test_the_list_is_in_natural_order_whoever_came_first(devices):
 
 def test_a_place_in_the_list_follows_who_comes_and_goes(devices: Ledger):
     devices.register(registration("end-2"), 0.0)
-    order = devices.get("end-2").order
 
     def place() -> int:
         assert devices.alive(Tier.END, 0.0)
-        return devices.place(Tier.END, order)
+        return devices.place(Tier.END, devices.get("end-2"))
 
     assert (place(), place()) == (0, 0)
     devices.register(registration("end-1"), 0.0)

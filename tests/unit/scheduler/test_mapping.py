@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from scheduler.core.device import Node, natural_order
 from scheduler.placement.mapping import (
+    Reach,
     Route,
     TaskTimes,
     map_count,
@@ -42,8 +43,7 @@ def route(
         scheme,
         end=replace(end, node_id=f"end-{position}", allowed_upstreams=allowed),
         position=position,
-        edges=nodes(Tier.EDGE, edges),
-        clouds=nodes(Tier.CLOUD, clouds),
+        reach=Reach(edges=nodes(Tier.EDGE, edges), clouds=nodes(Tier.CLOUD, clouds)),
         n_map=n_map,
     )
 

@@ -302,8 +302,8 @@ class Play:
                 able.append(node_id)
                 if max(len(owed), sum(not attempt.facts.planned for attempt in here)) < ledger.assigned.window:
                     room.append(node_id)
-        assert ledger.assigned.with_room.after(None, len(ENDS)) == room
-        assert ledger.assigned.not_full.after(None, len(ENDS)) == able
+        assert ledger.assigned.with_room().after(None, len(ENDS)) == room
+        assert ledger.assigned.not_full().after(None, len(ENDS)) == able
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Play:
         elif not ends:
             ends = self.ledger.last_resort(Tier.END, self.now)
         elif job.facts.keeps_window:
-            ends = [self.ledger.get(node_id) for node_id in self.ledger.assigned.with_room.after(None, len(ENDS))]
+            ends = [self.ledger.get(node_id) for node_id in self.ledger.assigned.with_room().after(None, len(ENDS))]
         if not (tasks and ends):
             return False
         task = picks.of(tasks)
