@@ -24,6 +24,7 @@ from scheduler.api.privacy import privacy
 from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
 from scheduler.api.sessions import sessions
+from scheduler.api.sites import sites
 from scheduler.api.snapshot import Snapshots
 from scheduler.api.sources import sources
 from scheduler.api.tokens import tokens
@@ -68,7 +69,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.authenticator = lifecycle.authenticator
-    of_the_fleet = (devices, sources, observations, mapping, history, privacy)
+    of_the_fleet = (devices, sites, sources, observations, mapping, history, privacy)
     routers = (jobs, runs, *of_the_fleet, tokens, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application

@@ -16,12 +16,15 @@ from scheduler.api.routing import (
     OPERATORS,
     USERS,
     CallerOf,
+    SeenSites,
     Service,
     SmallBody,
     for_nodes,
     for_operators,
 )
 from scheduler.core import events
+from scheduler.core.device import Device as KnownDevice
+from scheduler.core.site import SitesSeen
 from scheduler.jobs.service import Scheduler
 from scheduler.metrics import REFUSED
 from tierkit.access import Caller
@@ -37,8 +40,9 @@ NodeName = Annotated[NodeId, Path()]
 devices = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 
-@devices.get("/v1/devices", response_model=DeviceList, summary="The device list", dependencies=USERS)
-async def list_devices(scheduler: Service) -> DeviceList:
+@devices.get("/v1/devices", response_model=DeviceList, responses=MISSING, summary="The device list", dependencies=USERS)
+async def list_devices(scheduler: Service, seen: SeenSites) -> DeviceList:
+    """A user who is limited to sites sees their nodes, and the cloud nodes that all sites share."""
     now = time.monotonic()
     return DeviceList(
         devices=tuple(
@@ -60,6 +64,7 @@ async def list_devices(scheduler: Service) -> DeviceList:
                 }
             )
             for view in (*scheduler.devices.view(now), *scheduler.devices.strangers(now))
+            if _is_shown(seen, view.device)
         )
     )
 
@@ -93,6 +98,7 @@ async def register(
 async def _register(request: Request, scheduler: Scheduler, caller: Caller | None, registration: Registration) -> Lease:
     if caller is not None:
         caller.check_claim(registration.node_id, registration.tier)
+        registration = registration.model_copy(update={"site": caller.site_of_node(registration.site)})
     server: tuple[str, int] | None = request.scope["server"]
     own: OwnAddress = request.app.state.own_address
     if registration.url == str(request.base_url).rstrip("/") or (
@@ -205,6 +211,10 @@ async def remove(
         await scheduler.operators.forget(node_id, trust=caller is None or caller.may("admin"))
     else:
         await scheduler.operators.remove(node_id, _name(caller))
+
+
+def _is_shown(seen: SitesSeen, device: KnownDevice) -> bool:
+    return seen.site(device.site) if seen.only is not None else seen.node(device.site, device.tier)
 
 
 def _name(caller: Caller | None) -> str:

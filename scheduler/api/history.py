@@ -13,7 +13,18 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
-from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, StillAdmitted, allowance_of, only_of
+from scheduler.api.routing import (
+    CHECKS,
+    MISSING,
+    NOSNIFF,
+    USERS,
+    CallerOf,
+    SeenSites,
+    Service,
+    StillAdmitted,
+    allowance_of,
+    only_of,
+)
 from scheduler.api.snapshot import FleetSnapshot, Snapshots
 from scheduler.api.streams import NO_STORE, EventStream
 from scheduler.history.record import COLUMNS, FleetEvent
@@ -50,7 +61,7 @@ _HISTORY = {
 
 
 def _answers(schema: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {"application/json": {"schema": schema}}}}
+    return {**MISSING, 200: {"content": {"application/json": {"schema": schema}}}}
 
 
 history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
@@ -62,23 +73,26 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     response_class=Response,
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
-async def get_fleet(snapshots: Newest, caller: CallerOf) -> Response:
+async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
     """Nodes, links with what passes them, unfinished jobs: all for operators, for others their own. Made once a second
-    at most."""
-    return Response(snapshots.json(only_of(caller)), media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+    at most. With `site` also the nodes of other sites and of none that its devices use."""
+    return Response(
+        snapshots.json(only_of(caller), seen), media_type="application/json", headers={**NO_STORE, **NOSNIFF}
+    )
 
 
 @history.get(
     "/v1/fleet/events",
     summary="Follow the fleet (server-sent events)",
     response_class=Response,
-    responses={200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
 )
 async def follow_fleet(
     scheduler: Service,
     caller: CallerOf,
     still_admitted: StillAdmitted,
     snapshots: Newest,
+    seen_sites: SeenSites,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
@@ -96,10 +110,10 @@ async def follow_fleet(
                 seen = record.version
                 for event in record.after(after):
                     after = event.id
-                    if not event.concerns(owner):
+                    if not event.concerns(owner, seen_sites):
                         continue
                     yield server_sent("happened", _JSON.encode(event), after)
-                yield server_sent("snapshot", snapshots.json(owner), after)
+                yield server_sent("snapshot", snapshots.json(owner, seen_sites), after)
             try:
                 await asyncio.wait_for(record.changed(seen), _KEEP_ALIVE_S)
             except TimeoutError:
@@ -117,10 +131,11 @@ async def follow_fleet(
 async def get_history(
     snapshots: Newest,
     caller: CallerOf,
+    seen: SeenSites,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
-    """A row per step in each column; null where nothing was measured. It begins anew with each start of the
-    scheduler."""
+    """A row per step in each column, of the whole fleet; null where nothing was measured. The events are those of the
+    site that is asked for. It begins anew with each start of the scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes
@@ -129,6 +144,6 @@ async def get_history(
         "start": start,
         "step_s": ring.step_s,
         "columns": dict(zip(COLUMNS, np.round(rows.astype(float), 3).T.tolist(), strict=True)),
-        "events": [event for event in record.events if event.at >= since and event.concerns(owner)],
+        "events": [event for event in record.events if event.at >= since and event.concerns(owner, seen)],
     }
     return Response(_JSON.encode(content), media_type="application/json", headers={**NO_STORE, **NOSNIFF})

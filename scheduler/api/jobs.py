@@ -24,6 +24,7 @@ from scheduler.api.routing import (
     for_users,
     metered,
     only_of,
+    sites_of,
     still_admitted,
 )
 from scheduler.api.streams import NO_STORE, EventStream, Stream, as_csv, as_lines, as_server_sent
@@ -39,6 +40,7 @@ from tierkit.http.server_sent import EVENT_STREAM, last_event_of
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
 from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage
+from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["classify_directly", "jobs"]
 
@@ -82,7 +84,7 @@ def _policy_parameters() -> list[dict[str, Any]]:
     for name, field in schema["properties"].items():
         inner = next((choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"), field)
         inner = definitions.get(inner.get("$ref", "").rpartition("/")[2], inner)
-        shown = {key: value for key, value in inner.items() if key not in ("title", "description")}
+        shown = {key: value for key, value in inner.items() if key not in ("title", "description", "pattern")}
         parameters.append({"in": "query", "name": name, "description": field.get("description", ""), "schema": shown})
     return parameters
 
@@ -148,6 +150,7 @@ async def submit(
         idempotency_key=idempotency_key,
         owner=None if caller is None else caller.name,
         allowance=allowance,
+        sites=sites_of(caller),
     )
     response.headers["Location"] = f"{request.scope['root_path']}/v1/jobs/{job.id}"
     response.status_code = 202 if is_new else 200
@@ -161,9 +164,11 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: JobCursor = None,
     state: JobState | None = None,
+    site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only jobs that name this site.")] = None,
 ) -> JobPage:
     """All of them for operators, for others their own."""
-    return await query.page(scheduler, limit=limit, cursor=cursor, state=state, owner=only_of(caller))
+    owner = only_of(caller)
+    return await query.page(scheduler, limit=limit, cursor=cursor, state=state, owner=owner, site=site)
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")
@@ -321,5 +326,5 @@ async def _classified(
     with ExitStack() as counted:
         counted.enter_context(allowance.submits(scheduler.unfinished_of(None if caller is None else caller.name)))
         incoming = _incoming(request, allowance, may_go_on)
-        lines = await interactive.classify(scheduler, incoming, request_id=current_request_id())
+        lines = await interactive.classify(scheduler, incoming, request_id=current_request_id(), sites=sites_of(caller))
         return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF, until_sent=counted.pop_all())

@@ -10,11 +10,14 @@ from fastapi import APIRouter, Query
 
 from scheduler.api.routing import (
     CHECKS,
+    MISSING,
     USERS,
+    SeenSites,
     Service,
     SmallBody,
 )
-from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair
+from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SiteMapping
+from scheduler.core.site import NO_SITE
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
@@ -28,46 +31,73 @@ __all__ = ["mapping"]
 mapping = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 
-@mapping.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=USERS)
+@mapping.get(
+    "/v1/mapping",
+    response_model=MappingReport,
+    responses=MISSING,
+    summary="Who forwards to whom, and why",
+    dependencies=USERS,
+)
 async def get_mapping(
     scheduler: Service,
+    seen: SeenSites,
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
     tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
 ) -> MappingReport:
+    """In a fleet with sites, n_map, theta_cloud and the formulas are those of the site that is asked for."""
     now, placement, pilot = time.monotonic(), scheduler.placement, scheduler.dispatcher.pilot
-    shown = scheme or scheduler.settings.scheme
-    n_map, routes, adaptive = placement.n_map(now), placement.routes(shown, now), None
-    pairs = [
-        Pair(
-            end=route.end,
-            upstream=[node.node_id for node in route.upstreams],
-            shared=route.in_turn,
-            reason=route.reason,
-        )
-        for route in routes.values()
-    ]
+    shown, site = scheme or scheduler.settings.scheme, seen.only or NO_SITE
+    known = [each for each in scheduler.devices.sites if each == NO_SITE or seen.site(each)]
+    wanted = [site] if seen.only else [each for each in known if each or seen.node(NO_SITE, Tier.END)]
+    n_map, adaptive = placement.n_map(now, site), None
     if shown is Scheme.ADAPTIVE:
-        pairs = _planned(placement, pilot, now)
-        nodes, links = pilot.estimates(placement.alive_ends(now), placement.uppers(now), now)
+        pairs = [pair for each in wanted for pair in _planned(placement, pilot, each, now)]
+        ends = [end for each in wanted for end in placement.alive_ends(now, each)]
+        uppers = {node.node_id: node for each in wanted for node in placement.uppers(now, site=each)}
+        nodes, links = pilot.estimates(ends, list(uppers.values()), now)
         adaptive = AdaptiveReport(nodes=nodes, links=links)
+    else:
+        routes = [route for each in wanted for route in placement.routes(shown, now, each).values()]
+        pairs = [
+            Pair(
+                end=route.end,
+                upstream=[node.node_id for node in route.upstreams],
+                shared=route.in_turn,
+                reason=route.reason,
+            )
+            for route in routes
+        ]
     return MappingReport(
         scheme=shown,
         scheme_default=scheduler.settings.scheme,
+        site=seen.only,
         n_map=n_map.value,
         n_map_reason=n_map.reason,
-        theta_cloud=placement.theta_cloud(now),
+        theta_cloud=placement.theta_cloud(now, site),
         pairs=pairs,
-        formulas=_formulas(placement, shown, n_ends=len(routes), tasks=tasks, now=now),
+        formulas=_formulas(placement, shown, site, tasks=tasks, now=now),
+        sites=[_of_site(placement, each, now) for each in wanted if each],
         adaptive=adaptive,
     )
 
 
-def _planned(placement: Placement, pilot: Pilot, now: float) -> list[Pair]:
-    """The upstream nodes that each end device would use for a single task of 50 images now."""
-    pairs = []
-    for end in placement.alive_ends(now):
+def _of_site(placement: Placement, site: str, now: float) -> SiteMapping:
+    n_map = placement.n_map(now, site)
+    return SiteMapping(
+        site=site,
+        n_map=n_map.value,
+        n_map_reason=n_map.reason,
+        theta_cloud=placement.theta_cloud(now, site),
+        cloud_nodes=round(placement.cloud_nodes(site, now), 6),
+    )
+
+
+def _planned(placement: Placement, pilot: Pilot, site: str, now: float) -> list[Pair]:
+    """The upstream nodes that each end device of a site would use for a single task of 50 images now."""
+    pairs, uppers = [], placement.uppers(now, site=site)
+    for end in placement.alive_ends(now, site):
         ask = Ask(remaining=1, interactive=True)
-        plan = pilot.plan(ask, PAPER_BATCH, [end], placement.uppers(now), now)
+        plan = pilot.plan(ask, PAPER_BATCH, [end], uppers, now)
         if isinstance(plan, SendUp):
             upstream = [node.node_id for node in plan.upper]
             pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=plan.reason))
@@ -77,14 +107,15 @@ def _planned(placement: Placement, pilot: Pilot, now: float) -> list[Pair]:
     return pairs
 
 
-def _formulas(
-    placement: Placement, scheme: Scheme, *, n_ends: int, tasks: int, now: float
-) -> dict[str, dict[str, Any]]:
-    """Eq. 1 to 6 of the paper, and the bound of the scheme; a value is null where the tier that it is about has no
-    node."""
-    times = placement.times(now)
-    n_edges, n_clouds = len(placement.upper(Tier.EDGE, now)), len(placement.upper(Tier.CLOUD, now))
-    n_map, theta = placement.n_map(now), placement.theta_cloud(now)
+def _formulas(placement: Placement, scheme: Scheme, site: str, *, tasks: int, now: float) -> dict[str, dict[str, Any]]:
+    """Eq. 1 to 6 of the paper for a site, and the bound of the scheme; a value is null where the tier that it is about
+    has no node. The equations count a site's share of the cloud nodes of no site, the bound all of them: no order of
+    the tasks is faster, whatever other sites do."""
+    times, n_ends = placement.times(now, site), len(placement.alive_ends(now, site))
+    n_edges, clouds = len(placement.upper(Tier.EDGE, now, site=site)), placement.upper(Tier.CLOUD, now, site=site)
+    shared = sum(node.site != site for node in clouds)
+    n_clouds = len(clouds) - shared + (placement.cloud_nodes(site, now) if shared else 0)
+    n_map, theta = placement.n_map(now, site), placement.theta_cloud(now, site)
     end_s = edge_s = cloud_s = mapping_s = None
     if times is not None:
         end_s = time_end(tasks, n_ends, times.end)
@@ -92,9 +123,9 @@ def _formulas(
             edge_s = time_end_edge(tasks, n_ends, n_edges, times.end, times.edge)
         if times.cloud is not None and n_clouds:
             cloud_s = time_end_cloud(tasks, n_ends, n_clouds, times.end, times.cloud)
-        if theta is not None and edge_s is not None and cloud_s is not None:
-            mapping_s = time_mapping(theta, cloud_s, edge_s)
-    counts = NodeCounts(end=n_ends, edge=n_edges, cloud=n_clouds)
+        if theta is not None and edge_s is not None and (cloud_s is not None or not theta):
+            mapping_s = time_mapping(theta, cloud_s or 0.0, edge_s)
+    counts = NodeCounts(end=n_ends, edge=n_edges, cloud=len(clouds))
     bound_s = None
     if times is not None and n_ends:
         with contextlib.suppress(ValueError):  # no upstream node that the scheme could use
@@ -116,7 +147,8 @@ def _formulas(
         name: {"formula": text, "value": None if value is None else round(value, 6)}
         for name, (text, value) in texts.items()
     }
-    figures["figures"] = {"N_t": tasks, "N_end": n_ends, "N_edge": n_edges, "N_cloud": n_clouds}
+    figures["figures"] = {"N_t": tasks, "N_end": n_ends, "N_edge": n_edges}
+    figures["figures"]["N_cloud"] = round(n_clouds, 6)
     for tier in Tier:
         task = getattr(times, tier) if times is not None else None
         figures["figures"][f"tc_{tier}_s"] = task.communication_s if task else None

@@ -139,6 +139,9 @@ class ObservationFilter:
 
     source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None
     node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None
+    site: Annotated[
+        str | None, Query(pattern=NODE_ID_PATTERN, description="Only what nodes of this site saw, by their site then.")
+    ] = None
     label: Annotated[
         str | None, Query(max_length=200, description="Only this class, or all classes of this superclass.")
     ] = None
@@ -162,6 +165,7 @@ async def _sought(
     return SoughtObservations(
         node_id=wanted.node,
         source=wanted.source,
+        site=wanted.site,
         classes=None if wanted.label is None else classes_called(wanted.label, book.hierarchies),
         since=None if wanted.since is None else wanted.since.timestamp(),
         below=wanted.below,

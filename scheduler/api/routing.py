@@ -9,18 +9,19 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message, Scope
 
 from scheduler.core import events
 from scheduler.core.policy import check_names
+from scheduler.core.site import SitesSeen
 from scheduler.jobs.service import UNLIMITED, Scheduler
 from tierkit.access import CALLER, Allowance, Authenticator, Caller
-from tierkit.errors import Forbidden, TerraceError, Unauthenticated
+from tierkit.errors import Forbidden, InvalidInput, NotFound, TerraceError, Unauthenticated
 from tierkit.http.asgi import read_body
-from tierkit.wire.messages import NODE_HEADER
+from tierkit.wire.messages import NODE_HEADER, NODE_ID_PATTERN
 
 __all__ = [
     "ADMINS",
@@ -35,6 +36,7 @@ __all__ = [
     "USERS_AND_NODES",
     "USERS_AND_WORKERS",
     "CallerOf",
+    "SeenSites",
     "Service",
     "SmallBody",
     "StillAdmitted",
@@ -48,6 +50,7 @@ __all__ = [
     "metered",
     "note_refusal",
     "only_of",
+    "sites_of",
     "still_admitted",
 ]
 
@@ -126,6 +129,28 @@ def note_refusal(scheduler: Scheduler, scope: Scope, error: TerraceError) -> Non
     for name, value in scope["headers"]:
         if name == _NODE:
             scheduler.dispatcher.handle(events.TurnedAway(value.decode("latin-1"), str(error)))
+
+
+def sites_of(caller: Caller | None) -> tuple[str, ...]:
+    """The sites to which the caller is limited; none: all."""
+    return () if caller is None else caller.sites
+
+
+async def _only_site(
+    scheduler: Service,
+    caller: CallerOf,
+    site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only what belongs to this site.")] = None,
+) -> SitesSeen:
+    """The sites that the answer shows. Raises NotFound for one that nobody knows, Forbidden for one of others."""
+    if site is not None:
+        try:
+            scheduler.check_site(site, sites_of(caller))
+        except InvalidInput as exc:
+            raise NotFound(str(exc)) from exc
+    return SitesSeen(only=site, allowed=sites_of(caller))
+
+
+SeenSites = Annotated[SitesSeen, Depends(_only_site)]
 
 
 def allowance_of(caller: Caller | None) -> Allowance:

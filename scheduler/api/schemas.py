@@ -11,7 +11,7 @@ from encryption.audit.kept import KeptAudit
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme
 
-__all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "WhoAmI"]
+__all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "SiteMapping", "WhoAmI"]
 
 
 class SignIn(BaseModel):
@@ -46,16 +46,31 @@ class AdaptiveReport(BaseModel):
     links: list[LinkEstimate]
 
 
+class SiteMapping(BaseModel):
+    """The figures of a site in the mapping."""
+
+    site: str
+    n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
+    n_map_reason: str
+    theta_cloud: float | None
+    cloud_nodes: float = Field(
+        description="Its share of the cloud nodes that belong to no site, in proportion to the end devices for which "
+        "the edge nodes of each site have no place."
+    )
+
+
 class MappingReport(BaseModel):
     """The mapping of the fleet as it is now, and the paper's formulas with its figures."""
 
     scheme: Scheme
     scheme_default: Scheme
+    site: str | None = Field(description="What the figures are about: a site, or the nodes of no site.")
     n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
     n_map_reason: str
     theta_cloud: float | None
-    pairs: list[Pair]
-    formulas: dict[str, dict[str, Any]]
+    pairs: list[Pair] = Field(description="Of the site, or of all end devices.")
+    formulas: dict[str, dict[str, Any]] = Field(description="Of the site, or of the nodes of no site.")
+    sites: list[SiteMapping] = Field(description="Those of the fleet, if it has any.")
     adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from scheduler.api.sites import sites_now
 from scheduler.core.device import Device, DeviceView
+from scheduler.core.site import ALL_SITES, NO_SITE, SitesSeen
 from scheduler.history.record import COLUMNS
 from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.service import Scheduler
-from tierkit.types import Health, JobState, Scheme, Tier
+from tierkit.types import Health, JobState, Scheme, Share, Tier
 from tierkit.wire.api import SiteNow
 
 __all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
@@ -21,7 +23,7 @@ _MOST_NODES = 1000
 """Nodes shown, unhealthy nodes first. More would be unreadable and would block a browser."""
 _MOST_JOBS = 100
 """Unfinished jobs that are shown, the newest."""
-_ENCODE = msgspec.json.Encoder().encode
+_ENCODE = msgspec.json.Encoder(enc_hook=SiteNow.model_dump).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class JobNow:
 
     id: str
     name: str | None
+    site: str | None
+    """The site where it runs; null: anywhere."""
     owner: str | None
     """Name of the token that submitted it."""
     state: JobState
@@ -128,29 +132,54 @@ class Snapshots:
         self._scheduler = scheduler
         self._clock = clock
         self._version = -1
-        self._newest: FleetSnapshot
-        self._json: dict[str | None, bytes] = {}
-        """By whose jobs it shows."""
+        self._newest: dict[SitesSeen, FleetSnapshot] = {}
+        self._json: dict[tuple[str | None, SitesSeen], bytes] = {}
+        """By whose jobs and which sites it shows."""
         self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
-    def json(self, owner: str | None = None) -> bytes:
+    def json(self, owner: str | None = None, seen: SitesSeen = ALL_SITES) -> bytes:
         """The newest snapshot as JSON; made again only if something has changed.
 
         Args:
             owner: only their jobs are in it; None: all.
+            seen: only their nodes, and those that these use, are in it.
         """
         if self._version != self.record.version:
             self._version = self.record.version
-            self._newest = self._take()
+            self._newest.clear()
             self._json.clear()
-        if owner not in self._json:
-            running = self._scheduler.running(_MOST_JOBS, owner)
-            self._json[owner] = _ENCODE(replace(self._newest, jobs=tuple(map(self._job, running))))
-        return self._json[owner]
+        if seen not in self._newest:
+            self._newest[seen] = self._take(seen)
+        if (owner, seen) not in self._json:
+            running = self._scheduler.running(_MOST_JOBS, owner, seen.only)
+            shown = replace(self._newest[seen], jobs=tuple(map(self._job, running)))
+            self._json[owner, seen] = _ENCODE(shown)
+        return self._json[owner, seen]
 
-    def _take(self) -> FleetSnapshot:
+    def _views(self, seen: SitesSeen, now: float) -> list[DeviceView]:
+        """The nodes that are shown."""
+        devices = self._scheduler.devices
+        strangers = [view for view in devices.strangers(now) if seen.site(view.device.site)]
+        if seen == ALL_SITES:
+            return [*devices.view(now, _MOST_NODES), *strangers]
+        sites = seen.allowed if seen.only is None else (seen.only,)
+        own = [view for site in sites for view in devices.of_site(site, now)]
+        shown = {view.device.node_id: view for view in own}
+        shared = (view for view in devices.of_site(NO_SITE, now) if seen.node(NO_SITE, view.device.tier))
+        if any(self._scheduler.placement.share(site) is not Share.NONE for site in sites):
+            shown |= {view.device.node_id: view for view in shared}
+        # Nodes of other sites that the devices use.
+        used = {upper for uppers in self._mapped_to([view.device for view in own], now).values() for upper in uppers}
+        used |= {upper for end, upper in self.record.traffic() if end in shown}
+        for node_id in used - shown.keys():
+            device = devices.find(node_id)
+            if device is not None and (view := devices.view_of(node_id, device.incarnation, now)) is not None:
+                shown[node_id] = view
+        return [*sorted(shown.values(), key=lambda view: view.device.order)[:_MOST_NODES], *strangers]
+
+    def _take(self, seen: SitesSeen) -> FleetSnapshot:
         now, scheduler = self._clock(), self._scheduler
-        views = [*scheduler.devices.view(now, _MOST_NODES), *scheduler.devices.strangers(now)]
+        views = self._views(seen, now)
         _, rows = self.record.seconds.since(self.record.wall(now) - 2)
         last = rows[-1].tolist() if len(rows) else []
         return FleetSnapshot(
@@ -163,6 +192,8 @@ class Snapshots:
             jobs=(),
             unfinished=scheduler.unfinished,
             figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
+            sites=sites_now(scheduler, SitesSeen(allowed=seen.allowed), now),
+            site=seen.only,
         )
 
     def _node(self, view: DeviceView, now: float) -> NodeNow:
@@ -225,6 +256,7 @@ class Snapshots:
         return JobNow(
             id=job.id,
             name=job.policy.name,
+            site=job.policy.site,
             owner=job.owner,
             state=recipient.state,
             reason="" if active is None else active.reason,

@@ -17,6 +17,7 @@ from scheduler.api.routing import (
     OPERATORS,
     USERS,
     CallerOf,
+    SeenSites,
     Service,
     SmallBody,
     StillAdmitted,
@@ -75,14 +76,17 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     "/v1/sources",
     summary="The sources of all nodes, and what each saw last",
     response_class=Response,
-    responses={200: {"content": {"application/json": {"schema": SourceList.model_json_schema(mode="serialization")}}}},
+    responses={
+        **MISSING,
+        200: {"content": {"application/json": {"schema": SourceList.model_json_schema(mode="serialization")}}},
+    },
     dependencies=USERS,
 )
 async def list_all_sources(
-    scheduler: Service, caller: CallerOf, node: OnlyNode = None, source: OnlySource = None
+    scheduler: Service, caller: CallerOf, seen: SeenSites, node: OnlyNode = None, source: OnlySource = None
 ) -> Response:
     """Operators see all sources, others those that they own or may read. Made once a second at most."""
-    content, _ = scheduler.observations.book.snapshot(only_of(caller), node, source)
+    content, _ = scheduler.observations.book.snapshot(only_of(caller), node, source, seen.only)
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
 
@@ -90,19 +94,20 @@ async def list_all_sources(
     "/v1/sources/events",
     summary="Follow the sources of all nodes (server-sent events)",
     response_class=Response,
-    responses={200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
     dependencies=USERS,
 )
 async def follow_sources(
     scheduler: Service,
     caller: CallerOf,
     still_admitted: StillAdmitted,
+    seen: SeenSites,
     node: OnlyNode = None,
     source: OnlySource = None,
 ) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
     changed."""
-    snapshots = scheduler.observations.follow_sources(only_of(caller), node, source)
+    snapshots = scheduler.observations.follow_sources(only_of(caller), node, source, seen.only)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(snapshots):

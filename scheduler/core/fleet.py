@@ -413,6 +413,11 @@ class Ledger:
         device = self._devices.get(node_id)
         return None if device is None else self._view(device, now).health
 
+    def site_of(self, node_id: str) -> str | None:
+        """The site of a node; None for one that has none, or has left the list."""
+        device = self._devices.get(node_id)
+        return None if device is None else device.site or None
+
     def has_left(self, node_id: str) -> bool:
         """True if a node has deregistered, was removed, or is unknown."""
         device = self._devices.get(node_id)
@@ -441,6 +446,10 @@ class Ledger:
     def of_site(self, site: str, now: float) -> list[DeviceView]:
         """The nodes of a site, in order."""
         return [self._view(device, now) for device in sorted(self._in_site.get(site, {}).values(), key=_order)]
+
+    def members(self, site: str) -> Iterable[Device]:
+        """The nodes of a site, in no order."""
+        return self._in_site.get(site, {}).values()
 
     def site_version(self, site: str) -> int:
         """Another number whenever `version` changes because of a node of this site."""

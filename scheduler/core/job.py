@@ -114,6 +114,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     event: TaskEvent
     line: str
     """`event` as it came over the wire."""
+    site: str | None = None
+    """Site of the device that gave a coarse answer; None: no site."""
 
 
 FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")

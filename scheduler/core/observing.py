@@ -74,6 +74,8 @@ class StoredObservation(Struct, frozen=True, kw_only=True):
     """Digest of the classes that its labels number."""
     has_picture: bool
     content: Observation
+    site: str | None = None
+    """Of the node when it was stored; None: no site."""
 
 
 class KnownSource(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ class SoughtObservations(Struct, frozen=True, kw_only=True):
 
     node_id: str | None = None
     source: str | None = None
+    site: str | None = None
+    """The site of the node when the observation was stored."""
     classes: tuple[SoughtClass, ...] | None = None
     """One of these is the answer in force, or the superclass of it."""
     since: float | None = None

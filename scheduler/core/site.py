@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tierkit.types import Share, Tier
 from tierkit.wire.messages import checked_site
 
-__all__ = ["NO_SITE", "SharePolicy", "may_reach"]
+__all__ = ["ALL_SITES", "NO_SITE", "SharePolicy", "SitesSeen", "may_reach"]
 
 NO_SITE = ""
 """The nodes that belong to no site."""
@@ -64,3 +64,26 @@ def may_reach(sender: str, share: Share, receiver: str, tier: Tier) -> bool:
     if tier is Tier.CLOUD:
         return receiver == NO_SITE and share is not Share.NONE
     return sender != NO_SITE and share is Share.SITES and tier is Tier.EDGE
+
+
+@dataclass(frozen=True, slots=True)
+class SitesSeen:
+    """The sites that an answer shows."""
+
+    only: str | None = None
+    """The one that the caller asks for; None: all that they may see."""
+    allowed: tuple[str, ...] = ()
+    """Those to which the caller's token is limited; none: all."""
+
+    def site(self, site: str | None) -> bool:
+        """True if it shows what belongs to a site; None or "" is no site."""
+        if self.only is not None:
+            return site == self.only
+        return not self.allowed or site in self.allowed
+
+    def node(self, site: str, tier: Tier) -> bool:
+        """True if it shows a node of a tier: one of a site that it shows, or a cloud node that all sites share."""
+        return self.site(site) or (site == NO_SITE and tier is Tier.CLOUD)
+
+
+ALL_SITES = SitesSeen()

@@ -35,6 +35,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from scheduler.core import events
 from scheduler.core.device import Device
 from scheduler.core.escalation import asks, without
@@ -321,6 +323,7 @@ class _Step:
                 task.blame.deaths.clear()  # a node that answers has not died of it
                 if task.coarse is None:
                     answer = job.answer(task, "coarse", "coarse", event, line, self._now)
+                    answer = replace(answer, site=attempt.facts.site or None)
                     task.coarse = Coarse.of(event, answer)
                     self.effects.append(events.Deliver(answer))
                 if policy.scheme is Scheme.END:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import JobPolicy, PrivacyRules
+from scheduler.core.site import NO_SITE
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
@@ -174,6 +175,7 @@ class AttemptFacts:
     """From 1, of the task's attempts."""
     node_id: str
     incarnation: str
+    site: str = NO_SITE
     upstreams: tuple[Upstream, ...] = ()
     """In the order in which the device asks them, with the form in which each gets the images."""
     incarnations: Mapping[str, str] = field(default_factory=dict)

@@ -423,6 +423,7 @@ class Dispatcher:
             number=task.tries.made + 1,
             node_id=device.node_id,
             incarnation=device.incarnation,
+            site=device.site,
             upstreams=tuple(upper),
             incarnations={node_id: node.incarnation for node_id, node in above.items()},
             stages=stages if upper else (),

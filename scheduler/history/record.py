@@ -16,6 +16,7 @@ from itertools import islice
 from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
 from scheduler.core.job import Answer
+from scheduler.core.site import SitesSeen
 from scheduler.history.series import Latencies, RingBuffer
 from tierkit.types import Health
 
@@ -83,14 +84,16 @@ class FleetEvent:
     job: str | None = None
     owner: str | None = None
     """Whose job it is."""
+    site: str | None = None
+    """The site of the node, or the one that the job names; None: no site."""
     count: int = 1
     """Tasks within a second to which it happened."""
     text: str = ""
     """Why."""
 
-    def concerns(self, owner: str | None) -> bool:
-        """True if those may see it who see the jobs of one owner alone; None: all jobs."""
-        return owner is None or self.job is None or self.owner == owner
+    def concerns(self, owner: str | None, seen: SitesSeen) -> bool:
+        """True if those see it who see the jobs of one owner alone (None: all jobs), and these sites."""
+        return (owner is None or self.job is None or self.owner == owner) and seen.site(self.site)
 
 
 class Record:
@@ -113,15 +116,15 @@ class Record:
         """Unfinished jobs."""
         self._news = asyncio.Event()
         self._changed: set[str] = set()
-        self._known: dict[str, tuple[str, Health]] = {}
-        """Incarnation and health of each node, as they were noted."""
+        self._known: dict[str, tuple[str, Health, str]] = {}
+        """Incarnation, health and site of each node, as they were noted."""
         self._last_id = self._told = 0
         self._told_at = -math.inf
         self._to_tasks: Counter[_What] = Counter()
         self._why: dict[_What, str] = {}
         self._escalated: set[str] = set()
-        self._owners: dict[str, str | None] = {}
-        """Of jobs that have not ended, or not before this second."""
+        self._owners: dict[str, tuple[str | None, str | None]] = {}
+        """Owner and site of jobs that have not ended, or not before this second."""
         self._ended: list[str] = []
         self._second: int | None = None
         self._now = Counter[str]()
@@ -174,9 +177,9 @@ class Record:
             self._escalated.add(job_id)
             self._note("escalated", now, job=job_id, text="the images that the first answer is unsure of go up")
 
-    def began(self, job_id: str, text: str, now: float, owner: str | None = None) -> None:
+    def began(self, job_id: str, text: str, now: float, owner: str | None = None, site: str | None = None) -> None:
         """A job has been taken."""
-        self._owners[job_id] = owner
+        self._owners[job_id] = owner, site
         self._note("began", now, job=job_id, text=text)
 
     def ended(self, job_id: str, text: str, now: float) -> None:
@@ -244,15 +247,15 @@ class Record:
         known = self._known.get(node_id)
         if device is None:
             if known is not None:
-                del self._known[node_id]
                 self._note("removed", now, node=node_id, text="off the device list")
+                del self._known[node_id]
             return
         view = self._devices.view_of(node_id, device.incarnation, now)
         health = device.told[0] if view is None else view.health
-        self._known[node_id] = device.incarnation, health
+        self._known[node_id] = device.incarnation, health, device.site
         if known is None or known[0] != device.incarnation:
             self._note("joined", now, node=node_id, text=_arrival(device, again=known is not None))
-            known = device.incarnation, Health.ALIVE
+            known = device.incarnation, Health.ALIVE, device.site
         if known[1] is not health:
             back = "resumed" if known[1] is Health.DRAINING else "recovered"
             reason = "" if view is None else view.reason
@@ -263,13 +266,17 @@ class Record:
     ) -> None:
         at = self.wall(now)
         self._last_id = max(self._last_id + 1, int(at * 1000))
+        owner, site = (None, None) if job is None else self._owners.get(job, (None, None))
+        if node in self._known:
+            site = self._known[node][2] or None
         event = FleetEvent(
             id=self._last_id,
             at=round(at, 3),
             kind=kind,
             node=node,
             job=job,
-            owner=None if job is None else self._owners.get(job),
+            owner=owner,
+            site=site,
             count=count,
             text=text[:_MOST_SAID],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
@@ -29,8 +29,13 @@ CLASSIFY_MAX_IMAGES = 64
 _DEADLINE_S = 60.0
 
 
-async def classify(scheduler: Scheduler, incoming: Incoming, *, request_id: str) -> AsyncGenerator[Rows, None]:
+async def classify(
+    scheduler: Scheduler, incoming: Incoming, *, request_id: str, sites: Sequence[str] = ()
+) -> AsyncGenerator[Rows, None]:
     """Answer a few images at once.
+
+    Args:
+        sites: those to which the caller is limited; none: all.
 
     Returns:
         Events: coarse, then fine, fallback or failed; then done, or error.
@@ -44,8 +49,8 @@ async def classify(scheduler: Scheduler, incoming: Incoming, *, request_id: str)
         given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
         if given.deadline_s is None:
             given = given.model_copy(update={"deadline_s": _DEADLINE_S})
-        policy = scheduler.settle(given)
-        _check_ends(scheduler)
+        policy = scheduler.settle(given, sites)
+        _check_ends(scheduler, policy.site)
         held = io.BytesIO()
         what = "one request; submit a job (POST /v1/jobs)"
         writer = scheduler.inputs.writer(held, CLASSIFY_MAX_IMAGES, what)
@@ -69,19 +74,21 @@ async def classify(scheduler: Scheduler, incoming: Incoming, *, request_id: str)
     return _answers(scheduler, job, recipient, Renderer(scheduler.manifest.hierarchy, facts, policy, trace))
 
 
-def _check_ends(scheduler: Scheduler) -> None:
-    """Refuse an interactive request at once if all end devices are draining or gone.
+def _check_ends(scheduler: Scheduler, site: str | None) -> None:
+    """Refuse an interactive request at once if all end devices, or those of its site, are draining or gone.
 
     Raises:
         NoNodeAvailable: with the state of each.
     """
     devices, now = scheduler.devices, time.monotonic()
-    if devices.alive(Tier.END, now):
+    if devices.alive(Tier.END, now, site):
         return
-    ends = [view for view in devices.present(now) if view.device.tier is Tier.END and view.device.takes_tasks]
-    known = "" if any(view.health is not Health.DRAINING for view in ends) else devices.why_none(Tier.END, now)
+    there = [view for view in devices.present(now) if site in (None, view.device.site)]
+    ends = [view for view in there if view.device.tier is Tier.END and view.device.takes_tasks]
+    known = "" if any(view.health is not Health.DRAINING for view in ends) else devices.why_none(Tier.END, now, site)
     if known:
-        raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
+        where = "" if site is None else f" of the site {site}"
+        raise NoNodeAvailable(f"no end device{where} takes work now ({known})", retry_after_s=5)
 
 
 class LiveRecipient:

@@ -65,16 +65,17 @@ async def check_owner(scheduler: Scheduler, job_id: str, owner: str) -> None:
 
 
 async def page(
-    scheduler: Scheduler, *, limit: int, cursor: str | None, state: JobState | None, owner: str | None = None
+    scheduler: Scheduler, *, limit: int, cursor: str | None, state: JobState | None, owner: str | None, site: str | None
 ) -> JobPage:
     """Jobs, newest first. Raises InvalidInput for a cursor that no page has given.
 
     Args:
         owner: only this owner's; None for all.
+        site: only those that name it; None for all.
     """
     if cursor is not None and not is_job_id(cursor):
         raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
-    rows = await scheduler.store.page(limit=limit + 1, before=cursor, state=state, owner=owner)
+    rows = await scheduler.store.page(limit=limit + 1, before=cursor, state=state, owner=owner, site=site)
     shown = [await _current(scheduler, row) for row in rows[:limit]]
     return JobPage(
         jobs=tuple(as_job(scheduler, row) for row in shown), next_cursor=shown[-1].id if len(rows) > limit else None

@@ -19,6 +19,7 @@ from models.manifest import Manifest
 from scheduler.core.fleet import Ledger
 from scheduler.core.job import Answer, ImageFacts, JobImages, JobRow
 from scheduler.core.policy import JobPolicy, PolicyRequest, PrivacyRules, settle
+from scheduler.core.site import NO_SITE
 from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.devices.operators import Operators
 from scheduler.devices.sources import RemoteSources
@@ -40,7 +41,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from tierkit.access import Allowance
-from tierkit.errors import Overloaded, TerraceError
+from tierkit.errors import Forbidden, InvalidInput, Overloaded, TerraceError
 from tierkit.types import JobState
 from tierkit.wire.messages import DeviceRoute
 from tierkit.wire.trace import Trace
@@ -48,7 +49,9 @@ from tierkit.wire.trace import Trace
 __all__ = ["UNLIMITED", "Scheduler"]
 
 UNLIMITED = Allowance("everybody")
-_MOST_POLICIES = 64
+_MOST_NAMED = 20
+"""Sites in a sentence."""
+_MOST_POLICIES = 1024
 """Policies that are remembered: most requests ask for the same."""
 
 
@@ -132,17 +135,46 @@ class Scheduler:
         """The number of one owner's jobs that wait or run and of its training runs under way."""
         return sum(each.job.owner == owner for each in self.recipients.values()) + self.runs.under_way_of(owner)
 
-    def settle(self, request: PolicyRequest) -> JobPolicy:
+    def settle(self, request: PolicyRequest, sites: Sequence[str] = ()) -> JobPolicy:
         """Fill in what a request leaves open.
 
+        Args:
+            sites: those to which the caller is limited; none: all.
+
         Raises:
-            InvalidInput: the policy contradicts itself, or there are no thresholds for it.
-            Forbidden: it would send pixels to an untrusted node.
+            InvalidInput: the policy contradicts itself, there are no thresholds for it, or nobody knows its site.
+            Forbidden: it would send pixels to an untrusted node, or its site is not the caller's.
             Conflict: an encoder that it needs is missing.
         """
+        if request.site is None and sites:
+            if len(sites) > 1:
+                raise InvalidInput(f"site: say where it shall run; your token is for {', '.join(sites[:_MOST_NAMED])}")
+            request = request.model_copy(update={"site": sites[0]})
+        if request.site is not None:
+            self.check_site(request.site, sites)
         policy = self._settled(request)
-        self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
+        self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic(), policy.site)
         return policy
+
+    def check_site(self, site: str, sites: Sequence[str] = ()) -> None:
+        """Refuse a site of which no node is known.
+
+        Args:
+            sites: those to which the caller is limited; none: all.
+
+        Raises:
+            Forbidden: the site is not one of these.
+            InvalidInput: no node on the device list belongs to it; with the sites that there are.
+        """
+        if sites and site not in sites:
+            raise Forbidden(f"your token is not for the site {site!r}; it is for {', '.join(sites[:_MOST_NAMED])}")
+        known = [each for each in self.devices.sites if each != NO_SITE]
+        if site in known:
+            return
+        seen = [each for each in known if not sites or each in sites]
+        more = f" and {len(seen) - _MOST_NAMED:,} more" if len(seen) > _MOST_NAMED else ""
+        there = f"known are {', '.join(seen[:_MOST_NAMED])}{more}" if seen else "no node names a site"
+        raise InvalidInput(f"unknown site {site[:64]!r}: {there}")
 
     def route_of_sources(self, node_id: str) -> DeviceRoute:
         """The route of a device's own pictures. Raises NotFound."""
@@ -171,13 +203,18 @@ class Scheduler:
         """The number of jobs that wait or run."""
         return len(self.recipients)
 
-    def running(self, most: int, owner: str | None = None) -> list[DurableRecipient]:
+    def running(self, most: int, owner: str | None = None, site: str | None = None) -> list[DurableRecipient]:
         """The newest unfinished jobs, the newest first.
 
         Args:
             owner: only this owner's; None for all.
+            site: only those that may run there; None for all.
         """
-        wanted = (each for each in reversed(self.recipients.values()) if owner in (None, each.job.owner))
+        wanted = (
+            each
+            for each in reversed(self.recipients.values())
+            if owner in (None, each.job.owner) and (site is None or each.job.policy.site in (None, site))
+        )
         return list(itertools.islice(wanted, most))
 
     def activate(
@@ -216,7 +253,8 @@ class Scheduler:
             trace=trace or job.trace,
             created_at=job.created_at,
         )
-        self.dispatcher.record.began(job.id, _in_short(job, recipient.state), time.monotonic(), job.owner)
+        text = _in_short(job, recipient.state)
+        self.dispatcher.record.began(job.id, text, time.monotonic(), job.owner, job.policy.site)
         self.dispatcher.add(active)
 
     def hierarchy(self, job: JobRow) -> Hierarchy:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 
 from scheduler.core.job import ImageFacts, JobRow
 from scheduler.core.policy import JobPolicy
@@ -36,6 +37,7 @@ async def submit(
     idempotency_key: str | None = None,
     owner: str | None = None,
     allowance: Allowance = UNLIMITED,
+    sites: Sequence[str] = (),
 ) -> tuple[Job, bool]:
     """Receive an upload and store it as a job.
 
@@ -43,6 +45,7 @@ async def submit(
         idempotency_key: names this submission; the same key and content return the job that is there.
         owner: name of the caller's token.
         allowance: limits of the caller.
+        sites: those to which the caller is limited; none: all.
 
     Returns:
         The job, and whether it is new.
@@ -62,7 +65,7 @@ async def submit(
     adds_a_job = idempotency_key is None or await scheduler.store.by_idempotency_key(idempotency_key) is None
     with staged(scheduler.settings.state) as staging, scheduler.admitted(owner, allowance, check=adds_a_job):
         upload = await receive_upload(incoming, staging, scheduler.settings)
-        policy = scheduler.settle(upload.policy)
+        policy = scheduler.settle(upload.policy, sites)
         with scheduler.inputs.create(max_images=scheduler.settings.max_images) as writer:
             facts = await scheduler.read(incoming, upload, staging, writer)
             sha256 = await asyncio.to_thread(scheduler.inputs.keep, writer)

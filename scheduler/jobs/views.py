@@ -82,6 +82,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
         id=row.id,
         name=row.policy.name,
         owner=row.owner,
+        site=row.policy.site,
         state=state,
         reason=reason,
         scheme=row.policy.scheme,
@@ -169,6 +170,7 @@ class Renderer:
             rows.append(
                 {
                     **self._about(first_image + offset),
+                    "site": None if coarse is None else coarse.site,
                     "label": standing["label"] if standing else None,
                     "confidence": standing["confidence"] if standing else None,
                     "coarse": first,
@@ -200,6 +202,7 @@ class Renderer:
         return {
             "index": image,
             "name": None if facts.names is None else facts.names[image],
+            "site": None,
             "resized_from": facts.resized.get(image),
             "damaged": facts.mended.get(image),
             "true_fine": names.fine[label] if label >= 0 else None,

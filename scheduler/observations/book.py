@@ -47,7 +47,7 @@ def fields_of(stored: StoredObservation, hierarchies: Mapping[str, Hierarchy]) -
     fields = seen_fields(
         stored.content, node=stored.node_id, taken_at=stored.taken_at, classes=hierarchies.get(stored.hierarchy)
     )
-    fields["picture"] = stored.has_picture
+    fields |= {"picture": stored.has_picture, "site": stored.site}
     return fields
 
 
@@ -68,6 +68,7 @@ class SourceBook:
 
     Args:
         health_of: returns the health of a node, None if it is not on the device list.
+        site_of: returns the site of a node, None if it has none or is not on the list.
         fleet_version: returns another number when the health of a node has changed.
         elapsed: returns seconds of elapsed time.
     """
@@ -76,6 +77,7 @@ class SourceBook:
         self,
         *,
         health_of: Callable[[str], Health | None],
+        site_of: Callable[[str], str | None] = lambda _: None,
         fleet_version: Callable[[], int],
         elapsed: Callable[[], float],
     ) -> None:
@@ -86,11 +88,12 @@ class SourceBook:
         """The last word of each node."""
         self._rights: dict[_Key, SourceRights] = {}
         self._health_of = health_of
+        self.site_of = site_of
         self._fleet_version = fleet_version
         self.elapsed = elapsed
         self._changes = 0
         self._news = asyncio.Event()
-        self._shown: dict[tuple[str | None, str | None, str | None], bytes] = {}
+        self._shown: dict[tuple[str | None, str | None, str | None, str | None], bytes] = {}
         """Lists as JSON, by the arguments of `snapshot`; they are dropped after a second."""
         self._shown_at = -math.inf
         self._shown_version = (-1, -1)
@@ -211,21 +214,28 @@ class SourceBook:
         if reader is not None and reader != self.rights(node_id, source).owner:
             raise Forbidden(f"only operators and the owner of {source!r} on {node_id!r} may do this")
 
-    def visible(self, reader: str | None, node_id: str | None = None, source: str | None = None) -> list[_Key]:
+    def visible(
+        self, reader: str | None, node_id: str | None = None, source: str | None = None, site: str | None = None
+    ) -> list[_Key]:
         """The sources that a user may see, by node and name. Sources that are shared but have sent nothing yet are
         among them.
 
         Args:
             reader: the user; None: an operator.
             node_id, source: only these; None: all.
+            site: only those of nodes that belong to it now; None: all.
         """
         if node_id is not None and source is not None:
             key = (node_id, source)
-            return [key] if (key in self.entries or key in self._rights) and self.may_see(reader, *key) else []
+            there = (key in self.entries or key in self._rights) and site in (None, self.site_of(node_id))
+            return [key] if there and self.may_see(reader, *key) else []
         return sorted(
             key
             for key in self.entries.keys() | self._rights.keys()
-            if node_id in (None, key[0]) and source in (None, key[1]) and self.may_see(reader, *key)
+            if node_id in (None, key[0])
+            and source in (None, key[1])
+            and self.may_see(reader, *key)
+            and (site is None or site == self.site_of(key[0]))
         )
 
     # --- for those who look -----------------------------------------------------------------------------------------
@@ -247,7 +257,7 @@ class SourceBook:
             await self._news.wait()
 
     def snapshot(
-        self, reader: str | None, node_id: str | None = None, source: str | None = None
+        self, reader: str | None, node_id: str | None = None, source: str | None = None, site: str | None = None
     ) -> tuple[bytes, tuple[int, int]]:
         """Sources as JSON of a `SourceList`, and the version that it shows; made at most once a second. Takes the
         arguments of `visible`."""
@@ -255,9 +265,9 @@ class SourceBook:
         if now >= self._shown_at + _TICK_S:
             self._shown.clear()
             self._shown_at, self._shown_version = math.floor(now), self.version
-        wanted = (reader, node_id, source)
+        wanted = (reader, node_id, source, site)
         if wanted not in self._shown:
-            keys = self.visible(reader, node_id, source)
+            keys = self.visible(reader, node_id, source, site)
             healths = {node_id: self._health_of(node_id) for node_id, _ in keys}
             rows = [self._fields(key, healths) for key in keys]
             self._shown[wanted] = _ENCODE({"sources": rows})
@@ -281,6 +291,7 @@ class SourceBook:
             "state": "",
             "reason": "",
             "health": healths[node_id],
+            "site": self.site_of(node_id),
             "heard_s": self.heard_s(entry),
             "last": entry.shown,
             "last_picture": entry.last_picture,

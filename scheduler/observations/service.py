@@ -64,7 +64,7 @@ class _Store(Protocol):
     async def last_received(self) -> int: ...
 
     async def add(
-        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
+        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float, sites: Mapping[str, str]
     ) -> Sequence[StoredBatch | InvalidInput]: ...
 
     async def put_picture(
@@ -155,7 +155,9 @@ class Observations:
             if taken and size > _GROUP:
                 break
             taken.append(each)
-        outcomes = await self._store.add([batch for batch, _ in taken], wall=time.time(), elapsed=self.book.elapsed())
+        batches = [batch for batch, _ in taken]
+        sites = {batch.node_id: site for batch in batches if (site := self.book.site_of(batch.node_id))}
+        outcomes = await self._store.add(batches, wall=time.time(), elapsed=self.book.elapsed(), sites=sites)
         self.last_received = await self._store.last_received()
         for (batch, future), outcome in zip(taken, outcomes, strict=True):
             if isinstance(outcome, StoredBatch):
@@ -250,13 +252,13 @@ class Observations:
                 gap = await anext(gaps, None)
 
     async def follow_sources(
-        self, reader: str | None, node_id: str | None, source: str | None
+        self, reader: str | None, node_id: str | None, source: str | None, site: str | None = None
     ) -> AsyncGenerator[bytes | None, None]:
         """Sources as JSON of a `SourceList`: at once, and at most once a second when something has changed. None while
         nothing happens. Takes the arguments of `SourceBook.visible`."""
         shown: tuple[int, int] | None = None
         while not self._stopping:
-            content, version = self.book.snapshot(reader, node_id, source)
+            content, version = self.book.snapshot(reader, node_id, source, site)
             yield None if version == shown else content
             shown = version
             now = time.monotonic()

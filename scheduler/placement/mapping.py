@@ -92,7 +92,7 @@ def time_end(tasks: int, n_end: int, end: TaskTimes) -> float:
     return tasks / n_end * end.total_s
 
 
-def time_end_cloud(tasks: int, n_end: int, n_cloud: int, end: TaskTimes, cloud: TaskTimes) -> float:
+def time_end_cloud(tasks: int, n_end: int, n_cloud: float, end: TaskTimes, cloud: TaskTimes) -> float:
     """Eq. 2: T_End-Cloud = T_End + N_t / N_cloud * (t^c_cloud + t^p_cloud)."""
     return time_end(tasks, n_end, end) + tasks / n_cloud * cloud.total_s
 

@@ -122,6 +122,7 @@ async def open_scheduler(
             ObservationStore(reader, commit, hierarchy.digest),
             SourceBook(
                 health_of=lambda node_id: devices.health_of(node_id, time.monotonic()),
+                site_of=devices.site_of,
                 fleet_version=lambda: devices.version,
                 elapsed=elapsed.now,
             ),

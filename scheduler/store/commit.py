@@ -275,4 +275,5 @@ def _row(seq: int, answer: Answer) -> dict[str, object]:
         "ms": answer.ms,
         "request_id": answer.request_id,
         "payload": answer.line,
+        "site": answer.site,
     }

@@ -62,6 +62,7 @@ class JobStore:
         row = asdict(job) | {
             "policy": job.policy.model_dump_json(),
             "name": job.policy.name,
+            "site": job.policy.site,
             "tasks": job.tasks,
             "labels": None if facts.labels is None else facts.labels.astype("<i4").tobytes(),
             "names": None if facts.names is None else json.dumps(list(facts.names), ensure_ascii=False),
@@ -110,12 +111,13 @@ class JobStore:
         return next(iter(await self._jobs(_JOBS.where(jobs.c.idempotency_key == key))), None)
 
     async def page(
-        self, *, limit: int, before: str | None, state: JobState | None, owner: str | None = None
+        self, *, limit: int, before: str | None, state: JobState | None, owner: str | None, site: str | None
     ) -> list[JobRow]:
         """Up to `limit` jobs, newest first, those older than the job id `before`.
 
         Args:
             owner: only theirs; None for all.
+            site: only those that name it; None for all.
         """
         query = _JOBS.order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
@@ -124,6 +126,8 @@ class JobStore:
             query = query.where(jobs.c.state == state)
         if owner is not None:
             query = query.where(jobs.c.owner == owner)
+        if site is not None:
+            query = query.where(jobs.c.site == site)
         return await self._jobs(query)
 
     async def unfinished(self) -> list[JobRow]:
@@ -264,6 +268,7 @@ class JobStore:
                 request_id=row.request_id,
                 event=read_event(row.payload),
                 line=row.payload,
+                site=row.site,
             )
             found.append((row.seq, answer))
         return found

@@ -44,7 +44,7 @@ _WINDOW = 5000
 """Observations that are looked at in one query for a page."""
 _KEY = ("node_id", "source", "sequence")
 _ORDER = ("taken_at", "sequence", "node_id", "source")
-_JUDGED = (*_ORDER, "hierarchy", "coarse_label", "fine_label", "confidence", "revision")
+_JUDGED = (*_ORDER, "site", "hierarchy", "coarse_label", "fine_label", "confidence", "revision")
 """Columns by which a search chooses."""
 
 _read = msgspec.json.Decoder(Observation).decode
@@ -182,7 +182,7 @@ class ObservationReads:
 
 
 _SHOWN = (
-    *(observations.c[name] for name in (*_KEY, "received", "taken_at", "hierarchy", "content")),
+    *(observations.c[name] for name in (*_KEY, "received", "taken_at", "hierarchy", "content", "site")),
     observation_pictures.c.sequence.is_not(None).label("has_picture"),
 )
 
@@ -207,9 +207,13 @@ def _window(sought: SoughtObservations, before: Position | None, limit: int) -> 
     if sought.since is not None:
         where.append(table.taken_at >= sought.since)
     left = {"node": sought.node_id, "source": sought.source, "classes": sought.classes, "reader": sought.reader}
+    left |= {"site": sought.site}
     if sought.node_id is not None and sought.source is not None:
         where += [table.node_id == sought.node_id, table.source == sought.source]
         left |= {"node": None, "source": None}
+    elif sought.site is not None:
+        where.append(table.site == sought.site)
+        left |= {"site": None}
     elif sought.classes is not None and len(sought.classes) == 1:
         where.append(_is_class(observations, sought.classes[0]))
         left |= {"classes": None}
@@ -225,6 +229,8 @@ def _chosen(table: FromClause, sought: SoughtObservations) -> list[ColumnElement
         where.append(table.c.node_id == sought.node_id)
     if sought.source is not None:
         where.append(table.c.source == sought.source)
+    if sought.site is not None:
+        where.append(table.c.site == sought.site)
     if sought.classes is not None:
         where.append(or_(*(_is_class(table, each) for each in sought.classes)))
     if sought.since is not None:
@@ -254,6 +260,7 @@ def _stored(row: Row[Any]) -> StoredObservation:
         taken_at=row.taken_at,
         hierarchy=row.hierarchy,
         has_picture=bool(row.has_picture),
+        site=row.site,
         content=_read(row.content),
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -62,6 +63,9 @@ _PART = 200
 _read = msgspec.json.Decoder(Observation).decode
 
 
+_NO_SITES: Mapping[str, str] = MappingProxyType({})
+
+
 class _Now(Struct, frozen=True, kw_only=True):
     """The moment of a transaction."""
 
@@ -69,6 +73,8 @@ class _Now(Struct, frozen=True, kw_only=True):
     elapsed: float
     numbers: Iterator[int]
     """For `observations.received`."""
+    sites: Mapping[str, str]
+    """By node; others have none."""
 
 
 class ObservationStore:
@@ -94,14 +100,18 @@ class ObservationStore:
         return self._received
 
     async def add(
-        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
+        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float, sites: Mapping[str, str] = _NO_SITES
     ) -> list[StoredBatch | InvalidInput]:
-        """Store batches in one transaction; returns what became of each, or why it is refused."""
+        """Store batches in one transaction; returns what became of each, or why it is refused.
+
+        Args:
+            sites: by node; others have none.
+        """
         stored: list[StoredBatch | InvalidInput] = []
         received = await self.last_received()
         # Elapsed time never goes back, so no number comes twice, even if the latest rows were deleted.
         numbers = count(max(received + 1, int(elapsed * _NUMBERS_PER_S)))
-        now = _Now(wall=wall, elapsed=elapsed, numbers=numbers)
+        now = _Now(wall=wall, elapsed=elapsed, numbers=numbers, sites=sites)
 
         async def write(connection: AsyncConnection) -> None:
             stored.clear()
@@ -135,7 +145,7 @@ class ObservationStore:
             # Of one that comes twice in a batch, both count.
             stored, known = stored + change.accepted - change.known, known + change.known
             updates[source] = change
-            new = [self._numbered(batch.node_id, each, next(now.numbers)) for each in change.new]
+            new = [self._numbered(batch.node_id, each, now) for each in change.new]
             if new:
                 newest[source] = max(new, key=lambda each: each.content.sequence)
             group.write(own, zip(change.new, new, strict=True))
@@ -145,10 +155,11 @@ class ObservationStore:
         receipt = Receipt(stored=stored, known=known, behind=behind)
         return StoredBatch(receipt=receipt, updates=updates, newest=newest)
 
-    def _numbered(self, node_id: str, new: NewObservation, received: int) -> StoredObservation:
+    def _numbered(self, node_id: str, new: NewObservation, now: _Now) -> StoredObservation:
         return StoredObservation(
             node_id=node_id,
-            received=received,
+            site=now.sites.get(node_id),
+            received=next(now.numbers),
             taken_at=new.taken_at,
             hierarchy=self._hierarchy,
             has_picture=False,
@@ -298,7 +309,8 @@ class _Group:
         """Store observations of a source."""
         for each, stored in new:
             key = {**own, "sequence": each.observation.sequence}
-            values = {"received": stored.received, "stored_elapsed": self._elapsed, "hierarchy": stored.hierarchy}
+            values: dict[str, Any] = {name: getattr(stored, name) for name in ("received", "hierarchy", "site")}
+            values["stored_elapsed"] = self._elapsed
             if each.amends:
                 its = {f"its_{name}": value for name, value in key.items()}
                 self._updates.append({**its, **_values(each), **values})

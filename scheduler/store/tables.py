@@ -48,7 +48,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0007"
+SCHEMA = "0008"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -156,6 +156,7 @@ jobs = Table(
     Column("started_elapsed", Float(53)),
     Column("finished_elapsed", Float(53)),
     Column("summary", Text),  # JSON, written once with the final state
+    Column("site", String(63)),  # where it runs; null: anywhere
 )
 
 # One row per attempt that has ended. It outlives a restart, so a task that no node can do is given up after the same
@@ -191,6 +192,7 @@ results = Table(
     Column("ms", Float(53), nullable=False),  # from the task's first dispatch to this answer
     Column("request_id", String(128), nullable=False),
     Column("payload", Text, nullable=False),  # a line of tierkit.protocol.TaskEvent
+    Column("site", String(63)),  # of the device, in a coarse answer; null: no site
 )
 
 Index("terrace_results_by_job", results.c.job_id, results.c.seq)
@@ -249,12 +251,14 @@ observations = Table(
     Column("unsure", Boolean, nullable=False),
     Column("waits", Boolean, nullable=False),
     Column("content", Text, nullable=False),  # JSON of tierkit.wire.observations.Observation
+    Column("site", String(63)),  # of the node when it was stored; null: no site
 )
 
 Index("terrace_observations_by_time", observations.c.taken_at)
 Index("terrace_observations_by_source", observations.c.node_id, observations.c.source, observations.c.taken_at)
 Index("terrace_observations_by_coarse", observations.c.coarse_label, observations.c.taken_at)
 Index("terrace_observations_by_fine", observations.c.fine_label, observations.c.taken_at)
+Index("terrace_observations_by_site", observations.c.site, observations.c.taken_at)
 
 # The numbering of each source.
 observation_sources = Table(

@@ -25,6 +25,8 @@ _INCLUDES: Mapping[Role, tuple[Role, ...]] = {"operator": ("user",), "admin": ("
 """Whose rights a role has besides its own."""
 
 _AGAIN_S = 5.0
+_MOST_NAMED = 20
+"""Sites in a sentence."""
 
 
 @dataclass(slots=True)
@@ -156,6 +158,27 @@ class Caller:
         """Raises Forbidden without the rights of one of these roles."""
         if not any(map(self.may, roles)):
             raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {' or '.join(roles)}")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites to which its token is limited; none: all."""
+        return () if self.entry is None else self.entry.sites
+
+    def site_of_node(self, wanted: str | None) -> str | None:
+        """The site of a node that registers with this token: the one that it asks for, or the only one of the token.
+
+        Raises:
+            Forbidden: the token is for other sites, or for several and the node names none.
+        """
+        if not self.sites or wanted in self.sites:
+            return wanted
+        if wanted is None and len(self.sites) == 1:
+            return self.sites[0]
+        named = "no site" if wanted is None else f"the site {wanted!r}"
+        raise Forbidden(
+            f"the token of {self.name!r} is for nodes of the site {' or '.join(self.sites[:_MOST_NAMED])}, and this "
+            f"one names {named}: start the node with --site and one of these"
+        )
 
     def check_claim(self, node_id: str, tier: Tier | None = None) -> None:
         """A node, or a worker, speaks for itself alone.

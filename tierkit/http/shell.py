@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Authenticator, Proxies, check_host, check_origin, needs_no_token
-from tierkit.errors import Standby, TerraceError, Unauthenticated
+from tierkit.errors import Forbidden, Standby, TerraceError, Unauthenticated
 from tierkit.http.answering import answer_to
 from tierkit.http.asgi import fields_of
 from tierkit.http.lifecycle import Lifecycle
@@ -206,6 +206,8 @@ class Shell:
                 )
                 if scope["path"] == "/metrics":
                     caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself
+                    if caller.sites and caller.role == "user":
+                        raise Forbidden("the metrics are those of all sites, and your token is for some")
         except TerraceError as exc:
             self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)

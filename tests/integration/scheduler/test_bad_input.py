@@ -682,12 +682,12 @@ async def test_errors_have_one_form(shared):
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("/v1/jobs?frob=1", "unknown parameter 'frob': known are limit, cursor, state"),
+        ("/v1/jobs?frob=1", "unknown parameter 'frob': known are limit, cursor, state, site"),
         ("/v1/jobs?limt=1", "unknown parameter 'limt': did you mean 'limit'?"),
         ("/v1/jobs?limit=1&limit=2", "the parameter 'limit' is given twice"),
         ("/v1/jobs?cursor=zzz", "cursor is the next_cursor of the page before, not 'zzz'"),
-        ("/v1/mapping?n_map=-1", "unknown parameter 'n_map': known are scheme, tasks"),
-        ("/v1/devices?tier=end", "unknown parameter 'tier': there are none here"),
+        ("/v1/mapping?n_map=-1", "unknown parameter 'n_map': known are scheme, tasks, site"),
+        ("/v1/devices?tier=end", "unknown parameter 'tier': known are site"),
         ("/v1/info?x", "unknown parameter 'x': there are none here"),
     ],
 )

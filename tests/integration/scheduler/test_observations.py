@@ -145,6 +145,7 @@ async def test_an_observation_is_shown_with_the_names_of_its_classes(gate: Camer
         "fallback": None,
         "damaged": None,
         "picture": False,
+        "site": None,
     }
     assert datetime.fromisoformat(second["taken_at"]).timestamp() == pytest.approx(now - 5, abs=5)
     assert (second["label"], second["coarse"], second["answered_by"]) == (None, None, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ class FakeStore:
         self.errors: list[Exception] = []
 
     async def add(
-        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float
+        self, batches: Sequence[ObservationBatch], *, wall: float, elapsed: float, sites: Mapping[str, str]
     ) -> list[StoredBatch | InvalidInput]:
         self.groups.append([batch.node_id for batch in batches])
         await self.gate.wait()

@@ -338,7 +338,7 @@ async def test_a_refused_submission_is_unavailable_and_leaves_nothing(file):
     event.listen(file.engine.sync_engine, "before_cursor_execute", refuse)
     with pytest.raises(Unavailable, match="does not accept writes now: disk full"):
         await add(file.jobs)
-    assert await file.jobs.page(limit=10, before=None, state=None) == []
+    assert await file.jobs.page(limit=10, before=None, state=None, owner=None, site=None) == []
 
 
 async def test_an_idempotency_key_is_unique(store):
@@ -401,6 +401,10 @@ WITHOUT_OBSERVATIONS = tuple(
     if name.startswith(("terrace_observation", "terrace_source"))
 )
 
+WITHOUT_SITES = (
+    "DROP INDEX terrace_observations_by_site",
+    *(f"ALTER TABLE terrace_{name} DROP COLUMN site" for name in ("jobs", "results", "observations")),
+)
 WITHOUT_ELAPSED = (
     "ALTER TABLE terrace_jobs RENAME COLUMN deadline_elapsed TO deadline_at",
     "ALTER TABLE terrace_jobs DROP COLUMN started_elapsed",
@@ -416,6 +420,7 @@ async def downgrade(engine: AsyncEngine) -> None:
             "DROP TABLE terrace_lease",
             "DROP TABLE terrace_inputs",
             "DROP TABLE terrace_runs",
+            *WITHOUT_SITES,
             *WITHOUT_OBSERVATIONS,
             *WITHOUT_ELAPSED,
             f"DROP TABLE {VERSION_TABLE}",
@@ -474,7 +479,7 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
             await connection.execute(text("DROP TABLE terrace_runs"))
-            for statement in (*WITHOUT_OBSERVATIONS, *WITHOUT_ELAPSED):
+            for statement in (*WITHOUT_SITES, *WITHOUT_OBSERVATIONS, *WITHOUT_ELAPSED):
                 await connection.execute(text(statement))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
         newer = await open_database(database_url)
@@ -500,6 +505,7 @@ async def test_observations_of_an_older_terrace_are_found_by_their_classes(datab
     )
     async with opened(database_url) as store, store.engine.begin() as connection:
         for statement in (
+            *WITHOUT_SITES,
             *(f"DROP INDEX terrace_observations_by_{name}" for name in ("time", "source", "coarse", "fine")),
             "ALTER TABLE terrace_observations DROP COLUMN coarse_label",
             "ALTER TABLE terrace_observations RENAME COLUMN fine_label TO label",
@@ -566,7 +572,7 @@ async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store)
     assert [job.id for job in await store.jobs.unfinished()] == [jobs[2].id]
     assert (await store.jobs.get(jobs[0].id)).summary == {"answered_coarse": 50}
     assert await store.jobs.purge(150.0) == 1
-    left = [job.id for job in await store.jobs.page(limit=10, before=None, state=None)]
+    left = [job.id for job in await store.jobs.page(limit=10, before=None, state=None, owner=None, site=None)]
     assert left == [jobs[2].id, jobs[1].id]
     assert await store.jobs.results_after(jobs[0], 0, limit=10) == []
 

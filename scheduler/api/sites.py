@@ -1,0 +1,152 @@
+"""Routes of the sites of a fleet."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from scheduler.api.routing import CHECKS, MISSING, OPERATORS, USERS, CallerOf, Service, SmallBody, sites_of
+from scheduler.core.device import Device
+from scheduler.core.site import NO_SITE, SitesSeen
+from scheduler.jobs.service import Scheduler
+from tierkit.access import Caller
+from tierkit.errors import Conflict, InvalidInput, NotFound
+from tierkit.types import Health, Scheme, SiteHealth, Tier
+from tierkit.wire.api import SiteChange, SiteList, SiteNow
+from tierkit.wire.messages import NODE_ID_PATTERN
+
+__all__ = ["sites", "sites_now"]
+
+_MOST_TOLD = 3
+"""Nodes in the reason of a site."""
+
+SitePath = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63)]
+
+sites = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@sites.get("/v1/sites", response_model=SiteList, summary="The sites of the fleet", dependencies=USERS)
+async def list_sites(scheduler: Service, caller: CallerOf) -> SiteList:
+    """Those of the nodes on the device list that the caller may see."""
+    return SiteList(sites=sites_now(scheduler, SitesSeen(allowed=sites_of(caller)), time.monotonic()))
+
+
+@sites.get("/v1/sites/{site}", response_model=SiteNow, responses=MISSING, summary="A site", dependencies=USERS)
+async def get_site(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteNow:
+    _check_known(scheduler, site, caller)
+    return _site_now(scheduler, site, time.monotonic())
+
+
+@sites.post(
+    "/v1/sites/{site}/drain",
+    response_model=SiteChange,
+    responses=MISSING,
+    summary="Give the nodes of a site no new tasks",
+    dependencies=OPERATORS,
+)
+async def drain(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
+    """Those on the device list now. Holds until they are resumed, over restarts of the nodes and of the scheduler."""
+    return await _each(scheduler, site, caller, scheduler.operators.drain)
+
+
+@sites.delete(
+    "/v1/sites/{site}/drain",
+    response_model=SiteChange,
+    responses=MISSING,
+    summary="Give the nodes of a drained site tasks again, or let its removed nodes register",
+    dependencies=OPERATORS,
+)
+async def resume(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
+    return await _each(scheduler, site, caller, scheduler.operators.resume)
+
+
+@sites.delete(
+    "/v1/sites/{site}",
+    response_model=SiteChange,
+    responses=MISSING,
+    summary="Remove the nodes of a site, or forget those that are gone",
+    dependencies=OPERATORS,
+)
+async def remove(
+    scheduler: Service,
+    caller: CallerOf,
+    site: SitePath,
+    forget: Annotated[bool, Query(description="Strike its dead or removed nodes off the list.")] = False,
+) -> SiteChange:
+    """Their tasks go to others, and they may not register until they are resumed, or forgotten once they are gone."""
+    if not forget:
+        return await _each(scheduler, site, caller, scheduler.operators.remove)
+    trust = caller is None or caller.may("admin")
+    return await _each(scheduler, site, caller, lambda node_id, _: scheduler.operators.forget(node_id, trust=trust))
+
+
+async def _each(
+    scheduler: Scheduler, site: str, caller: Caller | None, change: Callable[[str, str], Awaitable[None]]
+) -> SiteChange:
+    """Do something with each node of a site; nodes that this cannot be done with, or that have left, stay as they
+    are."""
+    _check_known(scheduler, site, caller)
+    by, changed = "" if caller is None else caller.name, []
+    for device in sorted(scheduler.devices.members(site), key=lambda device: device.order):
+        try:
+            await change(device.node_id, by)
+        except (Conflict, NotFound):
+            continue
+        changed.append(device.node_id)
+    return SiteChange(nodes=tuple(changed))
+
+
+def _check_known(scheduler: Scheduler, site: str, caller: Caller | None) -> None:
+    """Raises NotFound for a site that nobody knows, Forbidden for one that is not the caller's."""
+    try:
+        scheduler.check_site(site, sites_of(caller))
+    except InvalidInput as exc:
+        raise NotFound(str(exc)) from exc
+
+
+def sites_now(scheduler: Scheduler, seen: SitesSeen, now: float) -> tuple[SiteNow, ...]:
+    """The sites that an answer shows."""
+    known = scheduler.devices.sites
+    if known in ([], [NO_SITE]):
+        return ()
+    return tuple(_site_now(scheduler, site, now) for site in known if site != NO_SITE and seen.site(site))
+
+
+def _site_now(scheduler: Scheduler, site: str, now: float) -> SiteNow:
+    devices, placement = list(scheduler.devices.members(site)), scheduler.placement
+    health, reason = _health(scheduler, site, devices, now)
+    images_per_s = scheduler.dispatcher.record.images_per_s
+    return SiteNow(
+        site=site,
+        share=placement.share(site),
+        health=health,
+        reason=reason,
+        nodes=Counter(device.tier for device in devices),
+        alive=Counter(device.tier for device in devices if device.told[0] is Health.ALIVE),
+        images_per_s=round(sum(images_per_s(device.node_id) for device in devices), 1),
+        n_map=placement.n_map(now, site).value,
+        theta_cloud=placement.theta_cloud(now, site),
+        cloud_nodes=round(placement.cloud_nodes(site, now), 3),
+    )
+
+
+def _health(scheduler: Scheduler, site: str, devices: list[Device], now: float) -> tuple[SiteHealth, str]:
+    ends = [device for device in devices if device.tier is Tier.END]
+    ill = sorted((each for each in devices if each.told[0] is not Health.ALIVE), key=lambda each: each.order)
+    told = ", ".join(f"{each.node_id} is {each.told[0]}" for each in ill[:_MOST_TOLD])
+    told += f" and {len(ill) - _MOST_TOLD} more are not well" if len(ill) > _MOST_TOLD else ""
+    if not ends:
+        return SiteHealth.DOWN, "it has no end device"
+    if all(each in ill for each in ends):
+        drained = all(each.told[0] is Health.DRAINING for each in ends)
+        return (SiteHealth.DRAINED if drained else SiteHealth.DOWN), told
+    if not scheduler.placement.has_upstream(Scheme.MAPPING, now, site=site):
+        share = scheduler.placement.share(site)
+        return SiteHealth.COARSE, f"no upstream node is alive that it may ask (share = {share})" + (
+            told and f"; {told}"
+        )
+    return (SiteHealth.DEGRADED, told) if ill else (SiteHealth.OK, "all its nodes are alive")
