@@ -225,10 +225,12 @@ class Running:
     url: str
     http: httpx.AsyncClient
     settings: SchedulerSettings
+    sites: dict[str, str] = field(default_factory=dict)
+    """Sites that nodes name when they register."""
 
     async def register(self, node_id: str, tier: str, *, url: str = "http://127.0.0.1:9", ms: float = 1.0) -> str:
         """Put a node on the device list; returns its incarnation."""
-        place = registration(node_id, tier, url=url, ms=ms)
+        place = {**registration(node_id, tier, url=url, ms=ms), "site": self.sites.get(node_id)}
         response = await self.http.post("/v1/devices", json=place)
         assert response.status_code == 200, response.text
         return str(place["incarnation"])
