@@ -147,14 +147,14 @@ async def test_a_hedge_stays_in_the_site_of_its_straggler(kit, settings):
     hangs = asyncio.Event()
 
     async def slow(end: Any, task_id: str, upstreams: Any, lines: Any) -> Any:
-        if task_id.endswith("-35"):
+        if task_id.endswith("-59"):
             await hangs.wait()
         return lines
 
     async with shops(kit, settings, hedge=True, window=1) as fleet:
         for name in ("end-a-0", "end-a-1"):
             fleet.ends[name].script = slow
-        job = await fleet.running.submit(kit.images(36), batch_size=1, site="a")
+        job = await fleet.running.submit(kit.images(60), batch_size=1, site="a")
 
         async def hedged() -> bool:
             attempts = (await fleet.running.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
@@ -162,7 +162,7 @@ async def test_a_hedge_stays_in_the_site_of_its_straggler(kit, settings):
 
         await wait_for(hedged, what="the hedge")
         hangs.set()
-        assert (await fleet.running.finished(job["id"]))["answered_coarse"] == 36
+        assert (await fleet.running.finished(job["id"]))["answered_coarse"] == 60
         assert fleet.tasks("b") == []
 
 
