@@ -33,6 +33,7 @@ def snapshot(nodes: int, seed: int) -> dict[str, Any]:
             {
                 "node_id": name,
                 "tier": name.split("-")[0],
+                "site": None,
                 "health": chance.choice(["alive"] * 57 + ["suspect", "dead", "draining"]),
                 "reason": f"heartbeat {chance.randrange(100)} ms ago",
                 "draining": False,
@@ -58,6 +59,8 @@ def snapshot(nodes: int, seed: int) -> dict[str, Any]:
         "jobs": [],
         "unfinished": 0,
         "figures": _FIGURES,
+        "sites": [],
+        "site": None,
     }
 
 

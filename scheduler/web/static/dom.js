@@ -83,6 +83,12 @@ export function replace(element, ...children) {
   append(element, children);
 }
 
+/** Sets a text that may be cut, with a tooltip that has all of it. @param {Element} element @param {string} value of any length */
+export function hinted(element, value) {
+  text(element, value);
+  attribute(element, "title", harmless(value) || null);
+}
+
 /**
  * A value in large, with what it is.
  * @param {string} title

@@ -1,12 +1,18 @@
-// The fleet as it is now: figures, map, table, and what an operator may do to a node.
+// The fleet as it is now: figures, map, table, and what an operator may do to a node. In a fleet with sites the page
+// begins with a list of them, and shows the map of the one in its address.
 
-import { follow, send } from "./api.js";
-import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
+import { ApiError, follow, get, send } from "./api.js";
+import { attribute, el, figure, hinted, text } from "./dom.js";
 import { milliseconds, number, percent, span } from "./format.js";
 import { FleetMap } from "./map.js";
+import { showOrders } from "./orders.js";
 import { attempt, begin, caller, main } from "./shell.js";
+import { fragment, NO_SITE, siteInAddress, siteWords, total } from "./siteparts.js";
+import { SiteTiles } from "./sitetiles.js";
+import { SiteHead, SiteNews } from "./siteview.js";
 import { Table } from "./table.js";
 
+/** @typedef {import("./types").FleetEvent} FleetEvent */
 /** @typedef {import("./types").FleetSnapshot} FleetSnapshot */
 /** @typedef {import("./types").NodeNow} NodeNow */
 
@@ -24,14 +30,25 @@ const map = new FleetMap();
 const doubt = el("p", { class: "trouble", hidden: true }, "No node is heard. The scheduler looks for the fault in itself or in its network first.");
 const empty = el("p", { class: "card", hidden: true }, "No node has registered. ", el("code", {}, "terrace end --scheduler URL"), " starts an end device.");
 const more = el("p", { class: "muted", hidden: true });
+const sites = new SiteTiles();
+const head = new SiteHead();
+const news = new SiteNews();
+const unknown = el("p", { class: "card", hidden: true, "data-testid": "no-site" });
+const hollow = el("span", { hidden: true }, "hollow: of another site, or shared");
+const chart = el("div", { class: "card" }, map.element, legend());
 let now = 0;
+/** The site that is shown: null for all, `NO_SITE` for the nodes of none. @type {string | null} */
+let shown = null;
+/** Puts the focus where somebody who followed a link goes on reading. @type {(() => void) | null} */
+let focus = null;
 
 /** @type {Table<NodeNow>} */
 const table = new Table(
   "Nodes",
   [
-    { title: "Node", kind: "name", show: (cell, node) => text(cell, node.node_id) },
+    { title: "Node", kind: "name", show: (cell, node) => hinted(cell, node.node_id) },
     { title: "Tier", show: (cell, node) => text(cell, node.tier) },
+    { title: "Site", kind: "site", show: place },
     { title: "State", kind: "state", show: state },
     { title: "Do", kind: "do", show: actions },
     { title: "Tasks", kind: "number", show: (cell, node) => text(cell, node.queued_images ? `${node.outstanding} (${number(node.queued_images)} images wait)` : node.outstanding) },
@@ -52,6 +69,14 @@ const table = new Table(
 );
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
+function place(cell, { site }) {
+  if (!cell.firstChild) cell.append(el("a"));
+  const [anchor] = cell.children;
+  attribute(anchor, "href", fragment(site ?? NO_SITE));
+  hinted(anchor, siteWords(site));
+}
+
+/** @param {HTMLElement} cell @param {NodeNow} node */
 function network(cell, node) {
   text(cell, node.accuracy === null ? node.network : `${node.network} (${percent(node.accuracy)})`);
   attribute(cell, "title", node.models.join(", "));
@@ -63,8 +88,7 @@ function state(cell, node) {
   const [health, reason] = cell.children;
   attribute(health, "data-health", node.health);
   text(health, node.health);
-  text(reason, node.reason);
-  attribute(reason, "title", node.reason);
+  hinted(reason, node.reason);
 }
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
@@ -80,64 +104,143 @@ function speed(cell, node) {
 function actions(cell, node) {
   if (!caller.operates) return;
   const gone = node.health === "dead" || node.health === "removed";
-  const kind = `${node.health === "removed" ? "resume" : node.draining ? "undrain" : gone ? "" : "drain"} ${gone ? "forget" : "remove"}`;
-  if (cell.dataset.kind === kind) return;
-  const focused = cell.contains(document.activeElement);
-  cell.dataset.kind = kind;
   const path = `/v1/devices/${encodeURIComponent(node.node_id)}`;
-  /** @type {Record<string, [string, string, () => Promise<unknown>]>} */
-  const known = {
-    drain: ["Drain", "Give NODE no new tasks, until you undrain it? Those that it has are finished.", () => send("POST", `${path}/drain`)],
-    undrain: ["Undrain", "", () => send("DELETE", `${path}/drain`)],
-    resume: ["Let in", "", () => send("DELETE", `${path}/drain`)],
-    remove: ["Remove", "Remove NODE? Its tasks go to others, and it is kept out until you let it in again.", () => send("DELETE", path)],
-    forget: ["Forget", "Strike NODE off the list?", () => send("DELETE", `${path}?forget=true`)],
-  };
-  const buttons = kind.split(" ").filter(Boolean).map((each) => {
-    const [title, question, act] = known[each];
-    const change = async () => {
-      if (!question || (await confirmed(question.replace("NODE", node.node_id), title))) await act();
-    };
-    return el("button", { type: "button", "aria-label": `${title} ${node.node_id}`, click: () => attempt(change) }, title);
-  });
-  replace(cell, ...buttons);
-  if (focused) buttons[0].focus();
+  showOrders(
+    cell,
+    node.node_id,
+    {
+      drain: ["Drain", "Give NAME no new tasks, until you undrain it? Those that it has are finished.", () => send("POST", `${path}/drain`)],
+      undrain: ["Undrain", "", () => send("DELETE", `${path}/drain`)],
+      resume: ["Let in", "", () => send("DELETE", `${path}/drain`)],
+      remove: ["Remove", "Remove NAME? Its tasks go to others, and it is kept out until you let it in again.", () => send("DELETE", path)],
+      forget: ["Forget", "Strike NAME off the list?", () => send("DELETE", `${path}?forget=true`)],
+    },
+    [...(node.health === "removed" ? ["resume"] : node.draining ? ["undrain"] : gone ? [] : ["drain"]), gone ? "forget" : "remove"],
+  );
 }
 
 /** @param {FleetSnapshot} fleet */
 function show(fleet) {
   now = fleet.at;
-  const { first = 0, finer = 0, fallback = 0, first_p50_ms, final_p50_ms } = fleet.figures;
-  text(figures.images.value, number(Math.max(first ?? 0, (finer ?? 0) + (fallback ?? 0))));
-  text(figures.first.value, milliseconds(first_p50_ms));
-  text(figures.final.value, milliseconds(final_p50_ms));
-  const shown = fleet.nodes.filter((node) => node.health === "alive").length;
-  const well = fleet.nodes.length === fleet.known ? shown : (fleet.figures.alive ?? shown);
-  text(figures.alive.value, well === fleet.known ? number(well) : `${number(well)} of ${number(fleet.known)}`);
-  text(more, `${number(fleet.nodes.length)} of ${number(fleet.known)} nodes are shown, those that are not well before others.`);
-  more.hidden = fleet.nodes.length === fleet.known;
-  text(figures.jobs.value, number(fleet.unfinished));
+  const sited = fleet.sites.length > 0;
+  const one = sited ? shown : null;
+  const own = one === null ? fleet.nodes : fleet.nodes.filter((node) => (node.site ?? NO_SITE) === one);
+  const nodes = one === NO_SITE ? own : fleet.nodes;
+  const site = fleet.sites.find((each) => each.site === one);
+  const known = site ? total(site.nodes) : one === NO_SITE ? siteless(fleet).nodes : fleet.known;
+  showFigures(fleet, site, own, known);
+  text(more, `${number(own.length)} of ${number(known)} nodes are shown, those that are not well before others.`);
+  more.hidden = own.length >= known;
   doubt.hidden = !fleet.doubting;
-  empty.hidden = fleet.nodes.length > 0;
-  map.update(fleet);
-  table.update(fleet.nodes);
+  empty.hidden = nodes.length > 0 || one !== null;
+  sites.element.hidden = !sited || one !== null;
+  if (sited) sites.update(fleet.sites, siteless(fleet));
+  news.element.hidden = !site;
+  head.update(one, site, own);
+  if (site) news.showJobs(fleet.jobs);
+  chart.hidden = sited && one === null;
+  hollow.hidden = one === null;
+  if (!chart.hidden) map.update({ ...fleet, nodes, site: one });
+  table.element.toggleAttribute("data-sited", sited);
+  table.update(nodes);
+  focus?.();
+  focus = null;
   if (!performance.getEntriesByName("fleet").length) performance.mark("fleet");
 }
 
-begin(() => {
+/** @param {FleetSnapshot} fleet @param {import("./types").SiteNow | undefined} site @param {NodeNow[]} own @param {number} known */
+function showFigures(fleet, site, own, known) {
+  const { first = 0, finer = 0, fallback = 0, first_p50_ms, final_p50_ms } = fleet.figures;
+  text(figures.images.value, number(site ? site.images_per_s : Math.max(first ?? 0, (finer ?? 0) + (fallback ?? 0))));
+  text(figures.first.value, milliseconds(first_p50_ms));
+  text(figures.final.value, milliseconds(final_p50_ms));
+  const alive = own.filter((node) => node.health === "alive").length;
+  const well = site ? total(site.alive) : own.length === known ? alive : (fleet.figures.alive ?? alive);
+  text(figures.alive.value, well === known ? number(well) : `${number(well)} of ${number(known)}`);
+  text(figures.jobs.value, number(site ? fleet.jobs.length : fleet.unfinished));
+  // Latencies are those of the whole fleet.
+  figures.first.element.hidden = figures.final.element.hidden = Boolean(site);
+}
+
+/** Nodes that belong to no site. @param {FleetSnapshot} fleet */
+function siteless(fleet) {
+  const nodes = fleet.known - fleet.sites.reduce((sum, each) => sum + total(each.nodes), 0);
+  const clouds = fleet.nodes.filter((node) => node.site === null && node.tier === "cloud").length;
+  return { nodes: Math.max(0, nodes), clouds };
+}
+
+/** Ends what follows the fleet now. */
+let end = () => {};
+let turns = 0;
+
+/** Shows the site in the address, and follows it; the whole fleet, while there is no such site. */
+async function open() {
+  turns += 1;
+  const turn = turns;
+  end();
+  const wanted = siteInAddress();
+  const query = wanted ? `?site=${encodeURIComponent(wanted)}` : "";
+  const found = await exists(query);
+  if (turn !== turns) return;
+  shown = found ? wanted : null;
+  text(unknown, `There is no site ${wanted} now that you may see.`);
+  unknown.hidden = found;
+  document.title = `${found && wanted ? `${wanted} · ` : ""}Fleet · Terrace`;
+  const here = (/** @type {FleetSnapshot} */ { sites: all }) => !wanted || all.some(({ site }) => site === wanted);
+  const read = async () => (found && wanted ? news.read(wanted) : undefined);
+  end = follow(
+    `/v1/fleet/events${found ? query : ""}`,
+    {
+      // A site comes with its first node, and goes once the last one is forgotten.
+      snapshot: (/** @type {FleetSnapshot} */ fleet) => (here(fleet) === found ? show(fleet) : attempt(open)),
+      happened: (/** @type {FleetEvent} */ event) => news.take([event]),
+    },
+    {
+      connected: (well) => well || !found || attempt(async () => (await exists(query)) || turn !== turns || (await open())),
+      reopened: () => attempt(read),
+    },
+  );
+  await read();
+}
+
+/** Asks whether there is the site of a query. @param {string} query "" for all sites */
+async function exists(query) {
+  try {
+    if (query) await get(`/v1/fleet${query}`);
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return ![400, 403, 404].includes(error.status);
+  }
+  return true;
+}
+
+/** Follows a link to another site, or the way back. */
+async function turned() {
+  const left = shown;
+  focus = () => (shown === null ? left !== null && sites.focus(left) : head.name.focus());
+  window.scrollTo(0, 0);
+  await open();
+}
+
+begin(async () => {
   main.append(
-    el("div", { class: "figures" }, ...Object.values(figures).map((each) => each.element)),
+    unknown,
+    head.element,
+    el("div", { class: "figures" }, ...[...Object.values(figures), ...Object.values(head.figures)].map((each) => each.element)),
     doubt,
     empty,
-    el("div", { class: "card" }, map.element, legend()),
+    sites.element,
+    chart,
     el("h2", {}, "Nodes"),
     more,
     table.element,
+    news.element,
   );
-  follow("/v1/fleet/events", { snapshot: show });
+  window.addEventListener("hashchange", () => attempt(turned));
+  await open();
 });
 
 function legend() {
   const kinds = { alive: "alive", suspect: "suspect", draining: "draining", dead: "dead", removed: "removed" };
-  return el("p", { class: "legend" }, ...Object.entries(kinds).map(([health, words]) => el("span", { class: "health", "data-health": health }, words)), el("span", {}, "thicker lines: more images go up"));
+  return el("p", { class: "legend" }, ...Object.entries(kinds).map(([health, words]) => el("span", { class: "health", "data-health": health }, words)), el("span", {}, "thicker lines: more images go up"), hollow);
 }

@@ -2,10 +2,11 @@
 
 import { ApiError, follow, get, request, root, send } from "./api.js";
 import { AttemptTimeline, settled } from "./attempts.js";
-import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
+import { attribute, confirmed, el, figure, hinted, replace, text } from "./dom.js";
 import { day, milliseconds, number, percent, size, span } from "./format.js";
 import { answerNames, jobState, progressBar } from "./jobparts.js";
 import { atMost, attempt, begin, main } from "./shell.js";
+import { mapOf } from "./siteparts.js";
 import { Table } from "./table.js";
 
 /** @typedef {import("./types").Job} Job */
@@ -42,6 +43,7 @@ const bar = el("div", { class: "bar" });
 const counts = el("p", { class: "counts", "data-testid": "counts" });
 const facts = {
   Id: el("code"),
+  Site: el("a"),
   Scheme: el("span"),
   Privacy: el("span"),
   Tasks: el("span"),
@@ -67,15 +69,16 @@ function resultTable() {
       [
         { title: "#", kind: "number", show: (cell, row) => text(cell, row.index) },
         { title: "Picture", kind: "picture", show: picture },
-        { title: "Name", kind: "name", show: (cell, row) => shortened(cell, row.name ?? "") },
-        { title: titled(lower), kind: "answer", show: (cell, row) => shortened(cell, answer(row.coarse)) },
-        { title: titled(upper), kind: "answer", show: (cell, row) => shortened(cell, answer(row.fine)) },
-        { title: "Stands", kind: "name", show: (cell, row) => shortened(cell, row.label ?? "") },
-        { title: "True", kind: "answer", show: (cell, row) => shortened(cell, truth(row) ?? "") },
+        { title: "Name", kind: "name", show: (cell, row) => hinted(cell, row.name ?? "") },
+        { title: titled(lower), kind: "answer", show: (cell, row) => hinted(cell, answer(row.coarse)) },
+        { title: titled(upper), kind: "answer", show: (cell, row) => hinted(cell, answer(row.fine)) },
+        { title: "Stands", kind: "name", show: (cell, row) => hinted(cell, row.label ?? "") },
+        { title: "True", kind: "answer", show: (cell, row) => hinted(cell, truth(row) ?? "") },
         { title: "Right", show: right },
         { title: "Node", show: (cell, row) => text(cell, (row.fine ?? row.coarse)?.node ?? "") },
+        { title: "Site", kind: "site", show: (cell, row) => hinted(cell, row.site ?? "") },
         { title: "ms", kind: "number", show: (cell, row) => text(cell, row.coarse ? number((row.fine ?? row.coarse).ms) : "") },
-        { title: "Trouble", kind: "why", show: (cell, row) => shortened(cell, row.error ?? row.fallback ?? "") },
+        { title: "Trouble", kind: "why", show: (cell, row) => hinted(cell, row.error ?? row.fallback ?? "") },
       ],
       (row) => String(row.index),
       (row, result) => {
@@ -104,8 +107,8 @@ const attemptTable = new Table(
     { title: "Upstream", show: (cell, each) => text(cell, each.upstream ?? "–") },
     { title: "Outcome", show: (cell, each) => text(cell, each.outcome) },
     { title: "ms", kind: "number", show: (cell, each) => text(cell, number(each.ms)) },
-    { title: "Reason", kind: "why", show: (cell, each) => shortened(cell, each.reason) },
-    { title: "Why there", kind: "why", show: (cell, each) => shortened(cell, each.why ?? "") },
+    { title: "Reason", kind: "why", show: (cell, each) => hinted(cell, each.reason) },
+    { title: "Why there", kind: "why", show: (cell, each) => hinted(cell, each.why ?? "") },
   ],
   (each) => `${each.task}-${each.attempt}`,
   (row, each) => attribute(row, "data-testid", "attempt"),
@@ -116,7 +119,7 @@ const failures = new Table(
   "Failures by reason",
   [
     { title: "What", kind: "name", show: (cell, each) => text(cell, each.what) },
-    { title: "Reason", kind: "why", show: (cell, each) => shortened(cell, each.reason) },
+    { title: "Reason", kind: "why", show: (cell, each) => hinted(cell, each.reason) },
     { title: "Times", kind: "number", show: (cell, each) => text(cell, number(each.count)) },
   ],
   (each) => `${each.what}\n${each.reason}`,
@@ -128,8 +131,8 @@ const damaged = new Table(
   "Pictures that cannot be read",
   [
     { title: "#", kind: "number", show: (cell, each) => text(cell, each.index) },
-    { title: "Name", kind: "name", show: (cell, each) => shortened(cell, each.name ?? "") },
-    { title: "Reason", kind: "why", show: (cell, each) => shortened(cell, each.reason) },
+    { title: "Name", kind: "name", show: (cell, each) => hinted(cell, each.name ?? "") },
+    { title: "Reason", kind: "why", show: (cell, each) => hinted(cell, each.reason) },
   ],
   (each) => String(each.index),
   (row) => attribute(row, "data-testid", "damaged"),
@@ -139,7 +142,7 @@ const damaged = new Table(
 const shares = new Table(
   "Who answered",
   [
-    { title: "Node", kind: "name", show: (cell, [node]) => text(cell, node) },
+    { title: "Node", kind: "name", show: (cell, [node]) => hinted(cell, node) },
     { title: "Tier", show: (cell, [, share]) => text(cell, share.tier) },
     { title: "Answers at once", kind: "number", show: (cell, [, share]) => text(cell, share.tier === "end" ? number(share.coarse_images) : "–") },
     { title: "Answers from above", kind: "number", show: (cell, [, share]) => text(cell, share.tier === "end" ? "–" : number(share.fine_images)) },
@@ -170,12 +173,6 @@ const parts = {
 /** @param {string} title @param {...HTMLElement} content */
 function part(title, ...content) {
   return el("section", { hidden: true }, el("h2", {}, title), ...content);
-}
-
-/** @param {HTMLElement} cell @param {string} words of any length */
-function shortened(cell, words) {
-  text(cell, words);
-  attribute(cell, "title", words || null);
 }
 
 function ended() {
@@ -237,6 +234,9 @@ function showJob() {
   ];
   text(counts, said.filter(Boolean).join(" · "));
   text(facts.Id, job.id);
+  hinted(facts.Site, job.site ?? "");
+  attribute(facts.Site, "href", job.site && mapOf(job.site));
+  /** @type {HTMLElement} */ (facts.Site.closest("div")).hidden = !job.site;
   text(facts.Scheme, job.scheme);
   text(facts.Privacy, job.privacy ?? "auto");
   text(facts.Tasks, number(job.tasks));
@@ -268,6 +268,7 @@ let drawing = 0;
 function showRows() {
   drawing ||= requestAnimationFrame(() => {
     drawing = 0;
+    results.element.toggleAttribute("data-sited", rows.some(({ site }) => site));
     results.update(rows);
     const answered = rows.reduce((sum, row) => sum + Number(row.label !== null || row.error !== null), 0);
     const sentences = [
@@ -411,7 +412,7 @@ begin(async () => {
   }
   results = resultTable();
   asTable.append(attemptTable.element);
-  rows = Array.from({ length: Math.min(MOST_ROWS, job.images) }, (_, index) => ({ index, name: null, label: null, coarse: null, fine: null, fallback: null, error: null, true_fine: null, true_coarse: null }));
+  rows = Array.from({ length: Math.min(MOST_ROWS, job.images) }, (_, index) => ({ index, name: null, site: null, label: null, coarse: null, fine: null, fallback: null, error: null, true_fine: null, true_coarse: null }));
   const file = (/** @type {string} */ format) =>
     el("a", { class: "button", href: `${root}${path}/results?format=${format}${format === "csv" ? "&bom=true" : ""}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
   main.append(

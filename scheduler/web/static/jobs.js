@@ -1,7 +1,7 @@
 // The list of jobs, newest first: those of the last days, and what becomes of the unfinished ones as it happens.
 
 import { ApiError, follow, get, root } from "./api.js";
-import { attribute, el, replace, text } from "./dom.js";
+import { attribute, el, hinted, replace, text } from "./dom.js";
 import { day, number, percent } from "./format.js";
 import { jobState, progressBar, STATES } from "./jobparts.js";
 import { atMost, attempt, begin, main } from "./shell.js";
@@ -40,6 +40,7 @@ const table = new Table(
     { title: "Images/s", kind: "number", show: (cell, job) => text(cell, number(speed(job))) },
     { title: "Coarse right", kind: "number", show: (cell, job) => text(cell, right(job, job.coarse_accuracy)) },
     { title: "Fine right", kind: "number", show: (cell, job) => text(cell, right(job, job.fine_accuracy)) },
+    { title: "Site", kind: "site", show: (cell, job) => hinted(cell, job.site ?? "any") },
     { title: "Scheme", show: (cell, job) => text(cell, job.scheme) },
     { title: "Submitted", kind: "number", show: (cell, job) => text(cell, day(job.created_at)) },
   ],
@@ -79,9 +80,10 @@ function right(job, share) {
 function show() {
   const wanted = search.value.trim().toLowerCase();
   const found = [...known.values()].filter(
-    (job) => (!state.value || job.state === state.value) && (job.id.includes(wanted) || (job.name ?? "").toLowerCase().includes(wanted)),
+    (job) => (!state.value || job.state === state.value) && [job.id, job.name ?? "", job.site ?? ""].some((each) => each.toLowerCase().includes(wanted)),
   );
   found.sort((one, other) => (one.id < other.id ? 1 : -1));
+  table.element.toggleAttribute("data-sited", found.some(({ site }) => site));
   table.update(found);
   table.element.hidden = found.length === 0;
   none.hidden = found.length > 0;

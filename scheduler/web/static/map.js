@@ -15,6 +15,8 @@ const BESIDE_PX = 10;
 /** Longer names are cut in the middle, where there is no more room. */
 const MOST_LETTERS = 24;
 const SMALL_PX = 18;
+/** A line below the name, for the site of a node that belongs to another one. */
+const LINE_PX = 14;
 /** With more lines than these none of them moves: that takes a browser too much. */
 const MOST_MOVING = 60;
 /** Shapes by health, around 0, 0: told apart without colours as well. */
@@ -26,14 +28,22 @@ const SHAPES = {
   dead: "M -10 -6 L -6 -10 L 0 -4 L 6 -10 L 10 -6 L 4 0 L 10 6 L 6 10 L 0 4 L -6 10 L -10 6 L -4 0 Z",
 };
 
-/** `letters`: for how many of its name there is room. @typedef {{x: number, y: number, scale: number, letters: number}} Place */
+/**
+ * `letters`: for how many of its name there is room. `below`: pixels to the end of its texts.
+ * @typedef {{x: number, y: number, scale: number, letters: number, below: number}} Place
+ */
+
+/** @param {import("./types").NodeNow} node @param {string | null} [site] the one that is shown; null: all */
+function elsewhere(node, site = null) {
+  return site !== null && (node.site ?? "") !== site;
+}
 
 /**
  * Where the nodes stand.
- * @param {import("./types").NodeNow[]} nodes @param {number} width in pixels
+ * @param {import("./types").NodeNow[]} nodes @param {number} width in pixels @param {string | null} [site] the one that is shown; null: all
  * @returns {{places: Map<string, Place>, lines: {tier: string, y: number}[], height: number}}
  */
-export function arranged(nodes, width) {
+export function arranged(nodes, width, site = null) {
   const places = new Map();
   const lines = [];
   let y = 28;
@@ -45,16 +55,17 @@ export function arranged(nodes, width) {
     const each = named ? Math.max(NAME_PX, longest * LETTER_PX + BESIDE_PX) : SMALL_PX;
     const inLine = Math.max(1, Math.floor((width - LEFT) / each));
     const rows = Math.max(1, Math.ceil(here.length / inLine));
-    const step = named ? ROW : SMALL_PX;
+    const line = named && here.some((node) => elsewhere(node, site)) ? LINE_PX : 0;
+    const step = named ? ROW + line : SMALL_PX;
     here.forEach((node, index) => {
       const row = Math.floor(index / inLine);
       const inThis = Math.min(inLine, here.length - row * inLine);
       const room = (width - LEFT) / inThis;
       const x = LEFT + room * ((index % inLine) + 0.5);
       const letters = named ? Math.floor((room - BESIDE_PX) / LETTER_PX) : 0;
-      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, letters });
+      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, letters, below: named ? 42 + line : 18 });
     });
-    y += (rows - 1) * step + ROW + GAP;
+    y += (rows - 1) * step + ROW + line + GAP;
   }
   return { places, lines, height: y - GAP + 4 };
 }
@@ -89,11 +100,11 @@ export class FleetMap {
   /** @param {import("./types").FleetSnapshot} fleet */
   update(fleet) {
     const width = Math.min(WIDE, Math.max(320, this.element.clientWidth));
-    const layout = `${width} ${fleet.nodes.map((node) => node.node_id).join(" ")}`;
+    const layout = `${width} ${fleet.site} ${fleet.nodes.map((node) => `${node.node_id}/${node.site}`).join(" ")}`;
     const moved = layout !== this.layout;
     if (moved) {
       this.layout = layout;
-      this.arrangement = arranged(fleet.nodes, width);
+      this.arrangement = arranged(fleet.nodes, width, fleet.site);
       attribute(this.element, "viewBox", `0 0 ${width} ${this.arrangement.height}`);
       this.tiers.replaceChildren(
         ...this.arrangement.lines.map(({ tier, y }) => svg("text", { x: 0, y: y + 5 }, tier)),
@@ -103,7 +114,7 @@ export class FleetMap {
     attribute(
       this.element,
       "aria-label",
-      `Map of the fleet: ${fleet.nodes.length} nodes; ${bad.slice(0, 5).join(", ") || "all are alive"}. The table below says the same.`,
+      `Map of ${fleet.site ? `the site ${fleet.site}` : "the fleet"}: ${fleet.nodes.length} nodes; ${bad.slice(0, 5).join(", ") || "all are alive"}. The table below says the same.`,
     );
     this.drawNodes(fleet, moved);
     this.drawLinks(fleet, moved);
@@ -122,20 +133,23 @@ export class FleetMap {
       let group = this.byNode.get(node.node_id);
       const isNew = !group;
       if (!group) {
-        group = svg("g", { "data-testid": "map-node", "data-node": node.node_id }, svg("path"), svg("title"), svg("text", { y: 26 }));
+        group = svg("g", { "data-testid": "map-node", "data-node": node.node_id }, svg("path"), svg("title"), svg("text", { y: 26 }), svg("text", { class: "elsewhere", y: 26 + LINE_PX }));
         this.byNode.set(node.node_id, group);
         this.nodes.append(group);
       }
-      const [shape, title, name] = group.children;
+      const [shape, title, name, belongs] = group.children;
+      const site = elsewhere(node, fleet.site) ? (node.site ?? "shared") : "";
       if (moved || isNew) {
         const place = /** @type {Place} */ (this.arrangement.places.get(node.node_id));
         attribute(group, "transform", `translate(${place.x.toFixed(1)} ${place.y}) scale(${place.scale})`);
         text(name, place.letters ? shortened(node.node_id, place.letters) : "");
+        text(belongs, place.letters ? shortened(site, place.letters) : "");
+        attribute(group, "data-elsewhere", site || null);
       }
       attribute(group, "data-health", node.health);
       attribute(group, "class", node.outstanding ? "busy" : null);
       attribute(shape, "d", SHAPES[node.health]);
-      text(title, `${node.node_id}: ${node.health}, ${number(node.images_per_s)} images/s. ${node.reason}`);
+      text(title, `${node.node_id}${site && ` (${site})`}: ${node.health}, ${number(node.images_per_s)} images/s. ${node.reason}`);
     }
   }
 
@@ -157,7 +171,7 @@ export class FleetMap {
       }
       if (moved || isNew) {
         const middle = (from.y + to.y) / 2;
-        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + (to.letters ? 42 : 18)}`);
+        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + to.below}`);
       }
       attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
       attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));

@@ -2,9 +2,10 @@
 
 import { answerWords, words } from "./answers.js";
 import { ApiError, follow, get, root, send } from "./api.js";
-import { attribute, confirmed, el, replace, text } from "./dom.js";
+import { attribute, confirmed, el, hinted, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
 import { atMost, attempt, begin, caller, main } from "./shell.js";
+import { mapOf } from "./siteparts.js";
 import { budgetWords, heard, keyOf, pictureOf, waitingWords } from "./sourceparts.js";
 import { Table } from "./table.js";
 import { Tile } from "./tile.js";
@@ -44,6 +45,7 @@ let tile = null;
 const now = el("ul", { class: "tiles single", "aria-label": "Now" });
 const facts = {
   Device: el("span"),
+  Site: el("a"),
   "Last heard": el("span"),
   Spool: el("span"),
   "Waits there": el("span"),
@@ -91,13 +93,13 @@ const table = new Table(
     { title: "#", kind: "number", show: (cell, row) => text(cell, number(row.sequence)) },
     { title: "Taken", kind: "number", show: (cell, row) => text(cell, moment(row.taken_at)) },
     { title: "Picture", kind: "picture", show: picture },
-    { title: "Device says", kind: "answer", show: (cell, row) => shortened(cell, answerWords(row.coarse)) },
-    { title: "Better answer", kind: "answer", show: (cell, row) => shortened(cell, answerWords(row.fine)) },
+    { title: "Device says", kind: "answer", show: (cell, row) => hinted(cell, answerWords(row.coarse)) },
+    { title: "Better answer", kind: "answer", show: (cell, row) => hinted(cell, answerWords(row.fine)) },
     { title: "Amended", kind: "changed", show: changed },
     { title: "Tier", show: (cell, row) => text(cell, row.answered_by ?? "") },
     { title: "Node", show: (cell, row) => text(cell, (row.fine ?? row.coarse)?.node ?? "") },
-    { title: "Why no better answer", kind: "why", show: (cell, row) => shortened(cell, row.damaged ?? row.fallback ?? (row.waits ? "it waits for one" : "")) },
-    { title: "File", kind: "file", show: (cell, row) => shortened(cell, row.name ?? "") },
+    { title: "Why no better answer", kind: "why", show: (cell, row) => hinted(cell, row.damaged ?? row.fallback ?? (row.waits ? "it waits for one" : "")) },
+    { title: "File", kind: "file", show: (cell, row) => hinted(cell, row.name ?? "") },
   ],
   (row) => String(row.sequence),
   (row, seen) => {
@@ -113,12 +115,6 @@ function moment(at) {
   const written = day(at);
   const [today] = day(Date.now() / 1000).split(" ");
   return written.startsWith(today) ? clock(at) : written;
-}
-
-/** @param {HTMLElement} cell @param {string} said of any length */
-function shortened(cell, said) {
-  text(cell, said);
-  attribute(cell, "title", said || null);
 }
 
 /** @param {HTMLElement} cell @param {SeenPicture} row */
@@ -274,6 +270,9 @@ function showFacts() {
   if (!source) return;
   const { heardAt, spool_bytes, spool_size_bytes, spent_bytes, bytes_per_day } = source;
   text(facts.Device, source.health ? `${node} (${source.health})` : node);
+  hinted(facts.Site, source.site ?? "");
+  attribute(facts.Site, "href", source.site && mapOf(source.site));
+  /** @type {HTMLElement} */ (facts.Site.closest("div")).hidden = !source.site;
   text(facts["Last heard"], heardAt === null ? "never" : `${span(Date.now() / 1000 - heardAt)} ago`);
   text(facts.Spool, spool_bytes === null ? "unknown" : `${size(spool_bytes)}${spool_size_bytes ? ` of ${size(spool_size_bytes)} (${percent(spool_bytes / spool_size_bytes)})` : ""}`);
   text(facts["Waits there"], waitingWords(source));

@@ -27,8 +27,8 @@ export class Tile {
     this.loads = false;
     /** @type {ReturnType<typeof parts> | null} null while it is out of sight */
     this.parts = null;
-    const name = [el("span", { class: "name" }, source.source), " ", el("span", { class: "device" }, source.node)];
-    const title = `${source.source} on ${source.node}`;
+    const name = [el("span", { class: "name" }, source.source), " ", el("span", { class: "device" }, source.site ? `${source.node} · ${source.site}` : source.node)];
+    const title = `${source.source} on ${source.node}${source.site ? ` in ${source.site}` : ""}`;
     this.head = linked ? el("a", { class: "head", href: historyOf(source), title }, ...name) : el("p", { class: "head", title }, ...name);
     this.element = el("li", { class: "tile", "data-testid": "tile", "data-node": source.node, "data-source": source.source }, this.head);
   }

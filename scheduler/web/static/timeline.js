@@ -1,11 +1,11 @@
 // Faults and decisions as they happened, on one axis with throughput and latencies.
 
-import { follow, get, root } from "./api.js";
-import { attribute, el, replace, svg, text } from "./dom.js";
-import { clock, day, milliseconds, number } from "./format.js";
+import { follow, get } from "./api.js";
+import { attribute, el, replace, svg } from "./dom.js";
+import { eventTable, KINDS } from "./events.js";
+import { clock, milliseconds, number } from "./format.js";
 import { axisStyle, colour } from "./plots.js";
 import { attempt, begin, main } from "./shell.js";
-import { Table } from "./table.js";
 
 /** @typedef {import("./types").FleetEvent} FleetEvent */
 /** @typedef {import("./types").FleetSnapshot} FleetSnapshot */
@@ -16,24 +16,6 @@ const MOST_EVENTS = 4000;
 const LANE_PX = 42;
 const LEAST_S = 60;
 const CLUSTER_PX = 9;
-
-/** What an event is, and the words for it. @type {Record<string, [string, string]>} */
-const KINDS = {
-  joined: ["good", "joined"],
-  recovered: ["good", "recovered"],
-  resumed: ["good", "takes tasks again"],
-  began: ["plain", "job began"],
-  ended: ["plain", "job ended"],
-  escalated: ["decision", "escalates"],
-  rerouted: ["decision", "rerouted"],
-  limited: ["decision", "limited"],
-  drained: ["decision", "drained"],
-  fallback: ["fault", "fallback"],
-  reassigned: ["fault", "reassigned"],
-  suspect: ["fault", "suspect"],
-  dead: ["fault", "dead"],
-  removed: ["fault", "removed"],
-};
 
 /** @type {Record<string, string>} */
 const GROUPS = { fault: "faults", decision: "decisions", good: "arrivals", plain: "jobs" };
@@ -74,36 +56,7 @@ const charts = el("div", { class: "charts" });
 const figure = el("div", { class: "card", "data-testid": "timeline" }, el("h2", {}, "What happened"), lane, charts);
 const chosen = el("select", { id: "kinds", change: showEvents }, el("option", { value: "" }, "all events"), ...Object.entries(GROUPS).map(([kind, words]) => el("option", { value: kind }, words)));
 
-/** @type {Table<FleetEvent>} */
-const table = new Table(
-  "Events",
-  [
-    { title: "When", show: (cell, event) => (text(cell, clock(event.at)), attribute(cell, "title", day(event.at))) },
-    { title: "What", show: what },
-    { title: "Node", kind: "name", show: (cell, event) => text(cell, event.node ?? "") },
-    { title: "Job", show: job },
-    { title: "Tasks", kind: "number", show: (cell, event) => text(cell, event.count > 1 ? event.count : "") },
-    { title: "Why", kind: "why", show: (cell, event) => (text(cell, event.text), attribute(cell, "title", event.text)) },
-  ],
-  (event) => String(event.id),
-  (row, event) => {
-    attribute(row, "data-testid", "event");
-    attribute(row, "data-kind", event.kind);
-  },
-);
-
-/** @param {HTMLElement} cell @param {FleetEvent} event */
-function what(cell, event) {
-  const [kind, words] = KINDS[event.kind] ?? ["plain", event.kind];
-  if (!cell.firstChild) cell.append(el("span", { class: "event", "data-kind": kind }, words));
-}
-
-/** @param {HTMLElement} cell @param {FleetEvent} event */
-function job(cell, event) {
-  if (event.job === null || cell.firstChild) return;
-  // Interactive requests are no jobs that could be looked at.
-  cell.append(event.job.startsWith("live-") ? "request" : el("a", { href: `${root}/ui/jobs/${encodeURIComponent(event.job)}` }, event.job));
-}
+const table = eventTable();
 
 async function load() {
   history = await get(`/v1/history?minutes=${minutes}`);

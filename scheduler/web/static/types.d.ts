@@ -6,6 +6,7 @@ export type Tier = "end" | "edge" | "cloud";
 export interface NodeNow {
   node_id: string;
   tier: Tier;
+  site: string | null;
   health: Health;
   reason: string;
   draining: boolean;
@@ -42,6 +43,23 @@ export interface JobNow {
   answered_fine: number;
 }
 
+export interface SiteNow {
+  site: string;
+  share: "none" | "cloud" | "sites";
+  health: "ok" | "degraded" | "coarse" | "drained" | "down";
+  reason: string;
+  nodes: Partial<Record<Tier, number>>;
+  alive: Partial<Record<Tier, number>>;
+  images_per_s: number;
+  n_map: number | null;
+  theta_cloud: number | null;
+  cloud_nodes: number;
+}
+
+export interface SiteList {
+  sites: SiteNow[];
+}
+
 export interface FleetSnapshot {
   at: number;
   scheme: string;
@@ -52,6 +70,8 @@ export interface FleetSnapshot {
   jobs: JobNow[];
   unfinished: number;
   figures: Record<string, number | null>;
+  sites: SiteNow[];
+  site: string | null;
 }
 
 export interface FleetEvent {
@@ -91,6 +111,7 @@ export interface DamagedImage {
 }
 
 export interface Job extends JobNow {
+  site: string | null;
   scheme: string;
   privacy: string | null;
   tasks: number;
@@ -165,6 +186,7 @@ export interface Answer {
 export interface ImageResult {
   index: number;
   name: string | null;
+  site: string | null;
   label: string | null;
   coarse: Answer | null;
   fine: (Answer & { tier: Tier }) | null;
@@ -301,6 +323,7 @@ export interface SourceRights {
 
 export interface SourceNow extends SourceRights {
   node: string;
+  site: string | null;
   source: string;
   state: string;
   reason: string;
