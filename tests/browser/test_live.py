@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Fleet, OpenPage
-from tests.browser.watching import PLAYS_EVENTS, PlayedNode, jpeg, row, shown_number, tile, turn
+from tests.browser.watching import PLAYS_EVENTS, PlayedNode, jpeg, row, shown_number, streams, tile, turn
 
 
 def test_a_tile_shows_the_last_picture_its_answer_and_what_waits(
@@ -224,7 +224,7 @@ def crowd(watched_url: str, open_page: OpenPage) -> Callable[[], tuple[Page, lis
             page.on("request", lambda request: asked.append(request.url) if "/picture" in request.url else None)
 
         page = open_page(f"{watched_url}/ui/live", before=before)
-        page.wait_for_function("window.streams.length === 1")
+        streams(page, "/v1/sources/events")
         return page, asked
 
     return opened
@@ -298,7 +298,7 @@ def test_cost_of_a_hundred_tiles_at_two_pictures_a_second(
         page.route("**/picture?size=320", answer)
 
     page = open_page(f"{watched_url}/ui/live", before=before, width=1920, height=1080)
-    page.wait_for_function("window.streams.length === 1")
+    streams(page, "/v1/sources/events")
     sees_many(page, 100, 1)
     metrics = page.context.new_cdp_session(page)
     metrics.send("Performance.enable")

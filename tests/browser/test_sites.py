@@ -14,7 +14,8 @@ import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
 from tests.browser.conftest import OpenPage, faults
-from tests.browser.watching import PLAYS_EVENTS
+from tests.browser.test_live import source_now
+from tests.browser.watching import PLAYS_EVENTS, jpeg, streams
 
 _LONG = "a-shop-with-a-name-that-is-as-long-as-the-name-of-a-site-may-be"
 
@@ -114,14 +115,10 @@ class PlayedFleet:
         self.asked.append(f"{request.method} {request.url.partition('/v1/sites')[2]}")
         route.fulfill(json={"nodes": []})
 
-    def tell(self, news: dict[str, Any], name: str = "snapshot") -> None:
-        """To the newest stream, as soon as it is open."""
-        site = news.get("site")
-        path = "/v1/fleet/events" if site is None else f"/v1/fleet/events?site={site}"
-        self.page.wait_for_function("(path) => window.streams.at(-1)?.url === path", arg=path)
-        self.page.evaluate(
-            "([name, data]) => streams.at(-1).dispatchEvent(new MessageEvent(name, { data }))", [name, json.dumps(news)]
-        )
+    def tell(self, news: dict[str, Any]) -> None:
+        """Send a snapshot in the streams that it is for."""
+        path = "/v1/fleet/events" + ("" if news["site"] is None else f"?site={news['site']}")
+        self.page.evaluate("([path, data]) => keep(path, data)", [path, json.dumps(news)])
 
 
 Plays = Callable[..., PlayedFleet]
@@ -246,7 +243,7 @@ def test_events_of_a_site_are_those_of_before_and_new_ones(plays: Plays) -> None
     fleet.page.evaluate("location.hash = 'site=shop-1'")
     fleet.tell(snapshot(sites, shop("shop-1"), "shop-1"))
     expect(fleet.page.get_by_test_id("event")).to_have_count(2)
-    fleet.tell({**event(3), "site": "shop-1"}, "happened")
+    fleet.page.evaluate("(event) => tell('/v1/fleet/events?site=shop-1', 'happened', event)", event(3))
     expect(fleet.page.get_by_test_id("event")).to_have_count(3)
     expect(fleet.page.get_by_test_id("event").first).to_contain_text("end-3")
 
@@ -266,15 +263,17 @@ def test_an_operator_acts_on_a_whole_site(plays: Plays, button: str, asked: str)
     page = fleet.page
     nodes = [*shop("shop-1"), node("gone", "end", "shop-1", "removed")]
     fleet.tell(snapshot(sites, nodes, "shop-1"))
-    page.get_by_role("button", name=f"{button} shop-1", exact=True).click()
+    there = page.get_by_role("button", name=f"{button} shop-1", exact=True)
+    yes = there
     if button != "Resume":
-        assert fleet.asked == []
+        there.click()
         page.get_by_test_id("confirm").get_by_role("button", name="Cancel").click()
         expect(page.get_by_test_id("confirm")).to_have_count(0)
-        page.get_by_role("button", name=f"{button} shop-1", exact=True).click()
-        page.get_by_test_id("confirm").get_by_role("button", name=button).click()
-    expect(page.get_by_test_id("confirm")).to_have_count(0)
-    page.wait_for_timeout(0)
+        there.click()
+        yes = page.get_by_test_id("confirm").get_by_role("button", name=button)
+    assert fleet.asked == []
+    with page.expect_response("**/v1/sites/**"):
+        yes.click()
     assert fleet.asked == [asked]
 
 
@@ -323,6 +322,42 @@ def test_fifty_sites_have_no_serious_fault_and_whole_names(plays: Plays, width: 
     expect(page.locator("[data-testid=map-node]")).to_have_count(7)
     wrong["a site"] = faults(page)
     assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_sources_are_shown_with_their_site_and_by_it(watched_url: str, open_page: OpenPage) -> None:
+    content = jpeg(3)
+
+    def before(page: Page) -> None:
+        page.add_init_script(PLAYS_EVENTS)
+        page.route("**/picture?size=320", lambda route: route.fulfill(body=content, content_type="image/jpeg"))
+
+    def tell(*sites: str | None) -> None:
+        streams(page, "/v1/sources/events")
+        sources = [{**source_now(number, 1), "site": site} for number, site in enumerate(sites)]
+        page.evaluate("(sources) => tell('/v1/sources/events', 'snapshot', { sources })", sources)
+
+    page = open_page(f"{watched_url}/ui/live", before=before)
+    tiles, place = page.locator("[data-testid=tile]:visible"), page.get_by_label("Site")
+    tell(None, None)
+    expect(tiles).to_have_count(2)
+    expect(place).to_be_hidden()
+    tell("shop-10", "shop-9", "shop-9", None)
+    assert place.locator("option").all_inner_texts() == ["all", "shop-9", "shop-10", "no site"]
+    expect(page.locator("[data-source=cam-0000]")).to_contain_text("shop-10")
+    for chosen, count in (("shop-9", 2), ("no site", 1), ("all", 4), ("shop-10", 1)):
+        place.select_option(label=chosen)
+        expect(tiles).to_have_count(count)
+        expect(page.get_by_test_id("show-all")).to_have_text(f"All {count}")
+    assert page.url.endswith("/ui/live#site=shop-10")
+    page.go_back()
+    expect(tiles).to_have_count(4)
+    page.get_by_label("Find").fill("shop-10")
+    expect(tiles).to_have_count(1)
+    page.goto(f"{watched_url}/ui/live#site=shop-9")
+    page.reload()
+    tell("shop-10", "shop-9", "shop-9", None)
+    expect(tiles).to_have_count(2)
+    expect(place).to_have_value("shop-9")
 
 
 def many(count: int, number: int) -> list[dict[str, Any]]:

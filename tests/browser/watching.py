@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 from PIL import Image
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
@@ -24,6 +24,7 @@ __all__ = [
     "jpeg",
     "row",
     "shown_number",
+    "streams",
     "tile",
     "turn",
 ]
@@ -33,21 +34,36 @@ HOSTILE = "<img src=x onerror=window.hit=1> \u202egnp.\u2066evil " + "n" * 160
 
 PLAYS_EVENTS = """
 window.streams = [];
+window.kept = {};
 window.EventSource = class extends EventTarget {
   constructor(url) {
     super();
     this.url = url;
     window.streams.push(this);
-    setTimeout(() => this.dispatchEvent(new Event("open")));
+    document.documentElement.dataset.stream = url;
+    setTimeout(() => {
+      this.dispatchEvent(new Event("open"));
+      if (url in window.kept) this.dispatchEvent(new MessageEvent("snapshot", { data: window.kept[url] }));
+    });
   }
-  close() {}
+  close() {
+    window.streams = window.streams.filter((each) => each !== this);
+  }
+};
+window.keep = (url, data) => {
+  window.kept[url] = data;
+  for (const each of window.streams)
+    if (each.url === url) each.dispatchEvent(new MessageEvent("snapshot", { data }));
 };
 window.tell = (path, name, data) => {
   for (const each of window.streams)
     if (each.url.startsWith(path)) each.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(data) }));
 };
 """
-"""Event streams whose events the test makes: what a browser does with them does not depend on who sends them."""
+"""Event streams whose events the test makes: what a browser does with them does not depend on who sends them.
+
+A snapshot that is kept also comes first in each stream of this address that is opened later.
+"""
 
 _COARSE, _FINE = bundled_hierarchy().coarse, bundled_hierarchy().fine
 
@@ -62,6 +78,14 @@ def jpeg(number: int, width: int = 320, height: int = 240) -> bytes:
     file = io.BytesIO()
     Image.fromarray(read_sample().images[number]).resize((width, height)).save(file, "JPEG")
     return file.getvalue()
+
+
+def streams(page: Page, path: str) -> None:
+    """Wait until the newest event stream of a page with `PLAYS_EVENTS` is this one.
+
+    The policy of the page forbids Playwright's own `wait_for_function`.
+    """
+    expect(page.locator(f'html[data-stream="{path}"]')).to_have_count(1)
 
 
 class PlayedNode:

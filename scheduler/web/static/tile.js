@@ -27,9 +27,9 @@ export class Tile {
     this.loads = false;
     /** @type {ReturnType<typeof parts> | null} null while it is out of sight */
     this.parts = null;
-    const name = [el("span", { class: "name" }, source.source), " ", el("span", { class: "device" }, source.site ? `${source.node} · ${source.site}` : source.node)];
-    const title = `${source.source} on ${source.node}${source.site ? ` in ${source.site}` : ""}`;
-    this.head = linked ? el("a", { class: "head", href: historyOf(source), title }, ...name) : el("p", { class: "head", title }, ...name);
+    this.device = el("span", { class: "device" });
+    const name = [el("span", { class: "name" }, source.source), " ", this.device];
+    this.head = linked ? el("a", { class: "head", href: historyOf(source) }, ...name) : el("p", { class: "head" }, ...name);
     this.element = el("li", { class: "tile", "data-testid": "tile", "data-node": source.node, "data-source": source.source }, this.head);
   }
 
@@ -62,6 +62,8 @@ export class Tile {
     const now = Date.now() / 1000;
     const how = condition(source, now);
     attribute(this.element, "data-trouble", how.trouble && how.mark);
+    text(this.device, [source.node, source.site].filter(Boolean).join(" · "));
+    attribute(this.head, "title", `${source.source} on ${source.node}${source.site ? ` in ${source.site}` : ""}`);
     if (!parts) return;
     this.choose();
     const { seen } = this;
