@@ -15,7 +15,7 @@ from playwright.sync_api import Page, Request, Route, expect
 
 from tests.browser.conftest import OpenPage, faults
 from tests.browser.test_live import source_now
-from tests.browser.watching import PLAYS_EVENTS, jpeg, streams
+from tests.browser.watching import HOSTILE, PLAYS_EVENTS, jpeg, streams
 
 _LONG = "a-shop-with-a-name-that-is-as-long-as-the-name-of-a-site-may-be"
 
@@ -277,6 +277,26 @@ def test_an_operator_acts_on_a_whole_site(plays: Plays, button: str, asked: str)
     assert fleet.asked == [asked]
 
 
+def test_a_site_is_reached_and_left_by_keyboard_alone(plays: Plays) -> None:
+    sites = [site_now("shop-1"), site_now("shop-2")]
+    fleet = plays(sites)
+    page = fleet.page
+    fleet.tell(snapshot(sites))
+    fleet.tell(snapshot(sites, shop("shop-2"), "shop-2"))
+    page.get_by_label("Find").focus()
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("site-name")).to_be_focused()
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    expect(page.get_by_test_id("site-name")).to_have_text("shop-2")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-site=shop-2] a")).to_be_focused()
+
+
 def test_an_address_of_a_site_that_comes_and_goes(plays: Plays) -> None:
     """After a restart of the scheduler, its nodes register one after the other."""
     fleet = plays([], "#site=shop-1", allowed="400")
@@ -358,6 +378,22 @@ def test_sources_are_shown_with_their_site_and_by_it(watched_url: str, open_page
     tell("shop-10", "shop-9", "shop-9", None)
     expect(tiles).to_have_count(2)
     expect(place).to_have_value("shop-9")
+
+
+def test_hostile_names_are_text(plays: Plays) -> None:
+    """The scheduler takes no such name, but the page does not depend on that."""
+    sites = [site_now(HOSTILE, "down", reason=HOSTILE)]
+    fleet = plays(sites)
+    page = fleet.page
+    fleet.tell(snapshot(sites, [node("end-1", "end", HOSTILE)]))
+    tile = page.get_by_test_id("site")
+    expect(tile).to_contain_text("<img src=x onerror=window.hit=1> \ufffdgnp.\ufffdevil")
+    assert "\u202e" not in str(tile.get_by_role("link").get_attribute("title"))
+    expect(page.locator("[data-testid=node] .site")).to_contain_text("<img src=x")
+    wrong = faults(page)
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("window.hit") is None
+    assert wrong == []
 
 
 def many(count: int, number: int) -> list[dict[str, Any]]:

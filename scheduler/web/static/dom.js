@@ -30,6 +30,9 @@ function append(element, children) {
 // What turns the direction of writing: a name with it would be read as another one.
 const TURNS = /[\u202a-\u202e\u2066-\u2069]/g;
 
+/** Attributes that people read. */
+const READ = ["title", "aria-label"];
+
 /** @param {string | number | true} words */
 function harmless(words) {
   return String(words).replace(TURNS, "\ufffd");
@@ -49,7 +52,7 @@ export function attribute(element, name, value) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
     return;
   }
-  const text = value === true ? "" : String(value);
+  const text = value === true ? "" : READ.includes(name) ? harmless(value) : String(value);
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
@@ -86,7 +89,7 @@ export function replace(element, ...children) {
 /** Sets a text that may be cut, with a tooltip that has all of it. @param {Element} element @param {string} value of any length */
 export function hinted(element, value) {
   text(element, value);
-  attribute(element, "title", harmless(value) || null);
+  attribute(element, "title", value || null);
 }
 
 /**

@@ -20,7 +20,7 @@ export function showOrders(place, name, known, possible) {
   const buttons = possible.map((each) => {
     const [title, question, act] = known[each];
     const change = async () => {
-      if (!question || (await confirmed(question.replace("NAME", name), title))) await act();
+      if (!question || (await confirmed(question.replace("NAME", () => name), title))) await act();
     };
     return el("button", { type: "button", "aria-label": `${title} ${name}`, click: () => attempt(change) }, title);
   });

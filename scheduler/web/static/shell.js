@@ -18,6 +18,11 @@ export const main = /** @type {HTMLElement} */ (document.getElementById("main"))
  */
 export async function begin(start) {
   document.addEventListener("signed-out", () => signIn());
+  // The address stays: it may name a site.
+  document.querySelector(".skip")?.addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
   try {
     await showCaller();
     await start();
