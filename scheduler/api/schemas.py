@@ -28,6 +28,7 @@ class WhoAmI(BaseModel):
     name: str | None = None
     role: str | None = None
     expires: datetime | None = None
+    sites: tuple[str, ...] = Field(default=(), description="The only sites that a user may see and use. Empty: all.")
 
 
 class Pair(BaseModel):

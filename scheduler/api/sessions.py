@@ -22,7 +22,9 @@ sessions = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 async def get_caller(caller: CallerOf) -> WhoAmI:
     if caller is None:
         return WhoAmI()
-    return WhoAmI(name=caller.name, role=caller.role, expires=caller.entry.expires if caller.entry else None)
+    if caller.entry is None:
+        return WhoAmI(name=caller.name, role=caller.role)
+    return WhoAmI(name=caller.name, role=caller.role, expires=caller.entry.expires, sites=caller.entry.sites)
 
 
 @sessions.post(

@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
 from tests.browser.conftest import CHROMIUM, pid_of, started
+from tests.browser.test_sites import PlayedFleet, shop, site_now, snapshot
 from tests.browser.test_try import pictures
 from tests.browser.watching import PlayedNode, coarse_of, jpeg
 from tests.training_runs import report, start, worker
@@ -49,6 +50,11 @@ _LIVE: tuple[tuple[str, str, int, _Scheme], ...] = (
     ("live", "", 1280, "light"),
     ("live-narrow", "", 360, "dark"),
     ("source", "/south-pi/gate", 1280, "light"),
+)
+_SITES: tuple[tuple[str, int, int, _Scheme, str | None], ...] = (
+    ("sites", 1280, 800, "light", None),
+    ("sites-narrow", 390, 844, "dark", None),
+    ("site", 1280, 960, "light", "shop-33"),
 )
 _SOURCES = ("door", "garage", "gate", "yard")
 _SEEN = 12
@@ -143,6 +149,36 @@ def _take_live(browser: Browser, url: str, folder: Path) -> None:
         node.close()
 
 
+def _take_sites(browser: Browser, url: str, folder: Path) -> None:
+    """Forty shops, of which some are in trouble; then one of them."""
+    well = {"end": 4, "edge": 1}
+    trouble: dict[str, dict[str, Any]] = {
+        "shop-7": {"health": "coarse", "reason": "shop-7-edge-1 is dead", "alive": {"end": 4}, "share": "none"},
+        "shop-12": {"health": "degraded", "reason": "shop-12-end-3 is dead", "alive": {"end": 3, "edge": 1}},
+        "shop-21": {"health": "drained", "reason": "an operator wants no new tasks for it", "alive": well},
+        "shop-33": {"health": "degraded", "reason": "shop-33-edge-1 is dead", "alive": {"end": 4}, "share": "sites"},
+    }
+    chance = random.Random(4)
+    names = [f"shop-{number}" for number in range(1, 41)]
+    sites = [site_now(name, **{"images_per_s": chance.randrange(5, 40), **trouble.get(name, {})}) for name in names]
+    here = shop("shop-33", foreign="shop-32")
+    here[4]["health"] = "dead"
+    figures = {"first": 870.0, "alive": 198.0, "first_p50_ms": 11.0, "final_p50_ms": 46.0}
+    uppers = ("cloud-1", "shop-32-edge-1", "cloud-1", "shop-32-edge-1")
+    links = [
+        {"end": node["node_id"], "upper": upper, "mapped": True, "images_per_s": 4.0 * (number + 1)}
+        for number, (node, upper) in enumerate(zip(here[:4], uppers, strict=True))
+    ]
+    for name, width, height, scheme, site in _SITES:
+        page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+        fleet = PlayedFleet(page)
+        fleet.sites = sites
+        page.goto(f"{url}/ui{f'#site={site}' if site else ''}")
+        fleet.tell(snapshot(sites, here, site, links=links, known=202, figures=figures))
+        page.wait_for_timeout(_SETTLED_MS)
+        _take(page, folder, name)
+
+
 def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,6 +220,7 @@ def take_all(folder: Path) -> None:
         _take(page, folder, "try-dark")
         _take(_trained(browser, fleet.url), folder, "training")
         _take_live(browser, fleet.url, folder)
+        _take_sites(browser, fleet.url, folder)
         browser.close()
 
 

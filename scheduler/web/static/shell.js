@@ -4,10 +4,11 @@ import { ApiError, get, send } from "./api.js";
 import { el, replace } from "./dom.js";
 
 /**
- * Who looks: whether they may drain and remove nodes, and the name of their token. Known when a page begins.
- * @type {{operates: boolean, name: string | null}}
+ * Who looks: whether they may drain and remove nodes, the name of their token, and the only sites that they may use
+ * (empty: all). Known when a page begins.
+ * @type {{operates: boolean, name: string | null, sites: string[]}}
  */
-export const caller = { operates: true, name: null };
+export const caller = { operates: true, name: null, sites: [] };
 
 /** The element that a page fills. */
 export const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -77,6 +78,7 @@ export function atMost(pauseMs, act) {
 async function showCaller() {
   const holder = await get("/v1/whoami");
   caller.name = holder.name;
+  caller.sites = holder.sites;
   caller.operates = holder.name === null || ["operator", "admin"].includes(holder.role);
   const place = document.getElementById("who");
   if (!place || holder.name === null) return;

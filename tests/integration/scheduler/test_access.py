@@ -713,11 +713,11 @@ async def test_tokens_are_read_again_while_it_runs(closed: Any, tokens: Path) ->
     await wait_for(lambda: known(new), what="the new token")
     assert not await known(ALICE)
     answer = await closed.http.get("/v1/whoami", headers=bearer(new))
-    assert answer.json() == {"name": "alice", "role": "user", "expires": "2100-01-01T00:00:00Z"}
+    assert answer.json() == {"name": "alice", "role": "user", "expires": "2100-01-01T00:00:00Z", "sites": []}
 
 
 async def test_an_open_scheduler_asks_nobody(scheduler: Any) -> None:
-    assert (await scheduler.http.get("/v1/whoami")).json() == {"name": None, "role": None, "expires": None}
+    assert (await scheduler.http.get("/v1/whoami")).json() == {"name": None, "role": None, "expires": None, "sites": []}
     assert (await scheduler.http.get("/v1/jobs", headers=bearer(ALICE))).status_code == 200
 
 

@@ -68,7 +68,8 @@ async def status(running: Any, method: str, path: str, *headers: dict[str, str])
 
 async def test_a_token_becomes_a_session(closed: Any) -> None:
     answer = await sign_in(closed, ALICE)
-    assert (answer.status_code, answer.json()) == (200, {"name": "alice", "role": "operator", "expires": None})
+    who = {"name": "alice", "role": "operator", "expires": None, "sites": []}
+    assert (answer.status_code, answer.json()) == (200, who)
     assert ALICE not in answer.headers["set-cookie"]
     found = SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]
     assert (found["httponly"], found["samesite"].lower(), found["path"]) == (True, "strict", "/")
@@ -186,7 +187,7 @@ async def test_signing_out_forgets_the_cookie(closed: Any) -> None:
 
 async def test_an_open_scheduler_gives_no_session_and_obeys_its_own_pages_alone(scheduler: Any) -> None:
     answer = await scheduler.http.post("/v1/session", json={"token": ALICE}, headers=own(scheduler))
-    assert (answer.status_code, answer.json()) == (200, {"name": None, "role": None, "expires": None})
+    assert (answer.status_code, answer.json()) == (200, {"name": None, "role": None, "expires": None, "sites": []})
     assert "set-cookie" not in answer.headers
     for method, path, passed in CHANGES:
         assert await status(scheduler, method, path) == passed
