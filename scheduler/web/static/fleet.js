@@ -129,6 +129,9 @@ function show(fleet) {
   const site = fleet.sites.find((each) => each.site === one);
   const known = site ? total(site.nodes) : one === NO_SITE ? siteless(fleet).nodes : fleet.known;
   showFigures(fleet, site, own, known);
+  // Latencies are those of the whole fleet; nodes without a site are not a place that works on its own.
+  figures.first.element.hidden = figures.final.element.hidden = one !== null;
+  figures.images.element.hidden = figures.jobs.element.hidden = one === NO_SITE;
   text(more, `${number(own.length)} of ${number(known)} nodes are shown, those that are not well before others.`);
   more.hidden = own.length >= known;
   doubt.hidden = !fleet.doubting;
@@ -158,8 +161,6 @@ function showFigures(fleet, site, own, known) {
   const well = site ? total(site.alive) : own.length === known ? alive : (fleet.figures.alive ?? alive);
   text(figures.alive.value, well === known ? number(well) : `${number(well)} of ${number(known)}`);
   text(figures.jobs.value, number(site ? fleet.jobs.length : fleet.unfinished));
-  // Latencies are those of the whole fleet.
-  figures.first.element.hidden = figures.final.element.hidden = Boolean(site);
 }
 
 /** Nodes that belong to no site. @param {FleetSnapshot} fleet */
@@ -188,6 +189,10 @@ async function open() {
   document.title = `${found && wanted ? `${wanted} · ` : ""}Fleet · Terrace`;
   const here = (/** @type {FleetSnapshot} */ { sites: all }) => !wanted || all.some(({ site }) => site === wanted);
   const read = async () => (found && wanted ? news.read(wanted) : undefined);
+  // A scheduler that begins again may not know the site yet: it refuses the stream.
+  const check = async () => {
+    if (found && !(await exists(query)) && turn === turns) await open();
+  };
   end = follow(
     `/v1/fleet/events${found ? query : ""}`,
     {
@@ -196,7 +201,7 @@ async function open() {
       happened: (/** @type {FleetEvent} */ event) => news.take([event]),
     },
     {
-      connected: (well) => well || !found || attempt(async () => (await exists(query)) || turn !== turns || (await open())),
+      connected: (well) => void (well || attempt(check)),
       reopened: () => attempt(read),
     },
   );

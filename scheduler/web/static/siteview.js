@@ -100,6 +100,7 @@ export class SiteNews {
     this.events = eventTable();
     /** @type {FleetEvent[]} oldest first */
     this.known = [];
+    this.site = "";
     this.noJobs = el("p", { class: "muted" }, "No job of this site is unfinished.");
     this.noEvents = el("p", { class: "muted" }, "Nothing has happened in the last hour.");
     /** What stands on the page. */
@@ -115,10 +116,11 @@ export class SiteNews {
 
   /** Reads what happened before the page was opened. @param {string} site */
   async read(site) {
+    this.site = site;
     this.known = [];
     this.showEvents();
     const { events } = await get(`/v1/history?minutes=${MINUTES}&site=${encodeURIComponent(site)}`);
-    this.take(events);
+    if (this.site === site) this.take(events);
   }
 
   /** @param {FleetEvent[]} events */
