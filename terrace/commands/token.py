@@ -74,6 +74,14 @@ class TokenOptions:
     tier: Annotated[
         list[Tier] | None, typer.Option(help="Node: a tier that it may join; may be repeated. Default: all.")
     ] = None
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE",
+            help="User: a site whose nodes they see and where their jobs may run; node: a site for which it may "
+            "register; may be repeated. Default: all.",
+        ),
+    ] = None
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of requests.")] = None
     upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of bytes sent.")] = None
     unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="People: limit of jobs at a time.")] = None
@@ -100,6 +108,7 @@ class TokenOptions:
                 observations_per_minute=self.observations_per_minute,
                 nodes=tuple(self.node or ()),
                 tiers=tuple(self.tier or ()),
+                sites=tuple(self.site or ()),
             )
         except ValidationError as exc:
             raise typer.BadParameter(_sentence(exc)) from exc
@@ -187,11 +196,12 @@ def _scope(entry: TokenEntry) -> str:
     """Return what a token is for, or its limits, in a few words."""
     if entry.run is not None:
         return f"{len(entry.used)} of {entry.uses} workers of run {entry.run}"
+    sites = [f"{'site' if len(entry.sites) == 1 else 'sites'} {', '.join(entry.sites)}"] if entry.sites else []
     if entry.role in ("node", "worker"):
         most = entry.observations_per_minute
         limit = () if most is None else (f"{most:,} observations a minute",)
         names = entry.nodes or (entry.name, f"{entry.name}-*")
-        return ", ".join([*names, *(f"{tier} only" for tier in entry.tiers), *limit])
+        return ", ".join([*names, *(f"{tier} only" for tier in entry.tiers), *limit, *sites])
     limits = {
         "requests a minute": entry.requests_per_minute,
         "bytes a minute": entry.upload_bytes_per_minute,
@@ -199,7 +209,8 @@ def _scope(entry: TokenEntry) -> str:
         "uploads at a time": entry.uploads,
         "event streams": entry.streams,
     }
-    return ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None) or "no limits"
+    set_limits = [f"{limit:,} {name}" for name, limit in limits.items() if limit is not None]
+    return ", ".join([*set_limits, *sites]) or "no limits"
 
 
 def _hand_over(token: str, out: Path | None) -> None:
@@ -238,6 +249,6 @@ def _sentence(exc: ValidationError) -> str:
     reason = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:  # a sentence that begins with the name of a field
         field, rest = reason.split(" ", 1)
-        flag = {"nodes": "node", "tiers": "tier"}.get(field, field.replace("_", "-"))
+        flag = {"nodes": "node", "tiers": "tier", "sites": "site"}.get(field, field.replace("_", "-"))
         return f"--{flag} {rest}"
     return f"--{str(error['loc'][0]).rstrip('s')}: {reason}"

@@ -11,7 +11,7 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 
     [host.pi]
     address = "10.0.0.7"
-    token_file = "/etc/terrace/pi.token" # for all nodes of this machine; so are tls_cert, tls_key and tls_ca
+    token_file = "/etc/terrace/pi.token" # for all nodes of this machine; so are site, tls_cert, tls_key and tls_ca
     end = 2                              # a number starts that many with default settings
 """
 
@@ -30,7 +30,7 @@ from tierkit.documents import read_document
 from tierkit.errors import SetupError
 from tierkit.settings import CommaSeparated
 from tierkit.types import Tier
-from tierkit.wire.messages import NodeId, checked_node_id, checked_url
+from tierkit.wire.messages import NodeId, SiteName, checked_node_id, checked_url
 
 __all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
 
@@ -41,8 +41,8 @@ MAX_NODES = 100
 
 _ON, _OFF = str(True), str(False)
 _ALL_SERVICES = {"tls_cert", "tls_key", "tls_ca", "insecure"}
-"""Settings that a machine may state once for all its services; besides `tokens` for its scheduler, and `token_file` for
-its nodes."""
+"""Settings that a machine may state once for all its services; besides `tokens` for its scheduler, and `token_file` and
+`site` for its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,7 @@ class _Group(BaseModel):
 
     count: Annotated[StrictInt, Field(ge=0, le=MAX_NODES)] = 1
     node_id: NodeId | None = None
+    site: SiteName | None = None
 
 
 def _as_groups(value: object) -> object:
@@ -138,6 +139,7 @@ class _Host(BaseModel):
     address: str = "127.0.0.1"
     tokens: str | None = None
     token_file: str | None = None
+    site: SiteName | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
@@ -165,7 +167,8 @@ class _Host(BaseModel):
                 raise ValueError(f"{len(each)} {tier} nodes; one machine may run {MAX_NODES} of a tier")
             for number, group in enumerate(each, 1):
                 name = checked_node_id(group.node_id or f"{host}-{tier}-{number}")
-                own = _texts({"token_file": self.token_file, "node_id": group.node_id} | (group.model_extra or {}))
+                named = {"token_file": self.token_file, "node_id": group.node_id, "site": group.site or self.site}
+                own = _texts(named | (group.model_extra or {}))
                 services.append(ServicePlan(name=name, kind=tier, settings=shared | own))
         names = [service.name for service in services]
         if twice := sorted({name for name in names if names.count(name) > 1}):

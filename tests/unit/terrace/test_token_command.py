@@ -76,6 +76,20 @@ def test_a_node_may_have_a_limit_of_observations(capsys: pytest.CaptureFixture[s
     assert "--observations-per-minute is not for tokens of the role user" in capsys.readouterr().err
 
 
+def test_a_token_may_be_for_some_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    node = ["token", "create", "--name", "shop-7", "--role", "node"]
+    assert run([*node, "--site", "shop-7"]) == 0
+    assert run([*ALICE, "--site", "shop-7", "--site", "shop-8"]) == 0
+    assert [entry.sites for entry in read_book(BOOK)] == [("shop-7",), ("shop-7", "shop-8")]
+    capsys.readouterr()
+    assert run(["token", "list"]) == 0
+    of_node, of_alice = (line.rstrip() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert of_node.endswith("shop-7, shop-7-*, site shop-7")
+    assert of_alice.endswith("  sites shop-7, shop-8")
+    assert run(["token", "rotate", "alice", "--out", "new.token"]) == 0
+    assert read_book(BOOK)[-1].sites == ("shop-7", "shop-8")
+
+
 def test_a_worker_has_names_and_no_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["token", "create", "--name", "laptop", "--role", "worker", "--node", "desk-?"]) == 0
     (entry,) = read_book(BOOK)
@@ -150,6 +164,8 @@ def test_a_wrong_token_in_the_environment_is_named(
         (["create", "--name", "pi", "--role", "user", "--node", "x"], 2, "--node is not for tokens of the role user"),
         (["create", "--name", "pi", "--role", "node", "--node", "A"], 2, "--node: String should match pattern"),
         (["create", "--name", "a", "--role", "worker", "--tier", "end"], 2, "--tier is not for tokens of the role"),
+        (["create", "--name", "a", "--role", "admin", "--site", "x"], 2, "--site is not for tokens of the role admin"),
+        (["create", "--name", "a", "--role", "user", "--site", "Shop 7"], 2, "--site: must be 1 to 63 lower-case"),
         (
             ["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"],
             2,

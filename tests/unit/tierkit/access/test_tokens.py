@@ -47,6 +47,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         entry("two", upload_bytes_per_minute=1000, created=datetime(2026, 1, 2, tzinfo=UTC)),
         entry("three", name="pi", role="node", nodes=("pi", "door-*"), tiers=(Tier.END,), observations_per_minute=9),
         entry("four", name="laptop", role="worker", nodes=("laptop-*",)),
+        entry("five", name="shop-7", role="node", sites=("shop-7",)),
+        entry("six", name="olga", sites=("shop-7", "shop-8")),
     ]
     assert list(book_of(tmp_path, *entries)) == entries
     assert "one" not in write_book(entries)
@@ -116,6 +118,17 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
         (
             f'[[token]]\nname = "a"\nrole = "worker"\nsha256 = "{SHA}"\ntiers = ["end"]',
             "tiers is not for tokens of the role worker",
+        ),
+        *(
+            (
+                f'[[token]]\nname = "a"\nrole = "{role}"\nsha256 = "{SHA}"\nsites = ["shop-7"]',
+                f"sites is not for tokens of the role {role}",
+            )
+            for role in ("operator", "admin", "worker")
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nsites = ["Shop 7"]',
+            "token.0.sites.0 is 'Shop 7': must be 1 to 63 lower-case",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nobservations_per_minute = 1',

@@ -96,6 +96,20 @@ def test_a_machine_states_once_what_protects_its_services(tmp_path: Path) -> Non
     assert "--insecure" in end.arguments()
 
 
+def test_a_machine_names_the_site_of_its_nodes_and_a_group_may_name_another(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        'scheduler = "http://127.0.0.1:1"\n[host.hub]\nsite = "office"\n'
+        'scheduler = { share = ["cloud", "shop-7=none"] }\nend = 2\nedge = [{ site = "shop-7" }, {}]\n'
+    )
+    scheduler, *nodes = read_fleet_file(path).services
+    assert scheduler.settings["share"] == "cloud,shop-7=none"
+    assert "site" not in scheduler.settings
+    assert [node.settings["site"] for node in nodes] == ["office", "office", "shop-7", "office"]
+    path.write_text(path.read_text().replace('site = "office"\n', ""))
+    assert [node.settings.get("site") for node in read_fleet_file(path).nodes] == [None, None, "shop-7", None]
+
+
 def test_the_only_host_needs_no_name(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text('scheduler = "http://a:1"\n[host.only]\nend = 1\n')
@@ -130,6 +144,8 @@ GOOD = 'scheduler = "http://a:1"\n'
         (GOOD + "[host.a]\nend = { count = true }", "host.a.end.0.count is True"),
         (GOOD + "[host.a]\nscheduler = 8070", "host.a.scheduler is 8070: input should be a table"),
         (GOOD + "[host.a]\nend = { count = 2, node_id = 'x' }", "several nodes are called x"),
+        (GOOD + "[host.a]\nsite = 'Shop 7'\nend = 1", "host.a.site is 'Shop 7': must be 1 to 63 lower-case letters"),
+        (GOOD + "[host.a]\nend = { site = 7 }", "host.a.end.0.site is 7: input should be a valid string"),
         (GOOD + "[host.'Big Box']\nend = 1", "must be 1 to 63 lower-case letters"),
         (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"say which this is: --host a\|b"),
         ('scheduler = "http://a:1/foo"\n[host.a]\nend = 1', "scheduler is 'http://a:1/foo': must be without a path"),
