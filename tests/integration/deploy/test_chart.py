@@ -77,6 +77,20 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "podMonitor": {"enabled": True},
     },
+    "sites": {
+        "auth": {"existingSecret": "own-tokens"},
+        "scheduler": {"settings": {"share": ["cloud", "shop-2=none"]}},
+        "tiers": {"end": {"enabled": False, "settings": {"threads": 1}}, "edge": {"enabled": False}},
+        "sites": [
+            {
+                "name": "shop-1",
+                "nodeSelector": {"example.com/shop": "shop-1"},
+                "end": {"kind": "DaemonSet"},
+                "edge": {"replicas": 2, "settings": {"drain_s": 5}},
+            },
+            {"name": "shop-2", "end": {"replicas": 3, "settings": {"threads": 2}}},
+        ],
+    },
     "much": {
         "image": "registry.example/terrace:1",
         "imagePullSecrets": [{"name": "registry"}],
@@ -274,6 +288,59 @@ def test_what_belongs_together_has_the_same_labels(manifests: list[Manifest]) ->
             assert SETTINGS[tier].model_validate({"scheduler": said}).scheduler == tuple(urls)  # type: ignore[attr-defined]
 
 
+def test_a_site_has_workloads_of_its_own_with_the_values_of_the_tier() -> None:
+    found = of_kind(rendered(MATRIX["sites"]), "Deployment", "DaemonSet")
+    about = {each["metadata"]["name"].removeprefix(f"{NAME}-"): each for each in found}
+    assert {name: each["kind"] for name, each in about.items()} == {
+        "cloud": "Deployment",
+        "end-shop-1": "DaemonSet",
+        "edge-shop-1": "Deployment",
+        "end-shop-2": "Deployment",
+    }
+    settings = {}
+    for name, each in about.items():
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        settings[name] = environment(container, container["name"])
+    sites = {name: each.get("site") for name, each in settings.items()}
+    assert sites == {"cloud": None, "end-shop-1": "shop-1", "edge-shop-1": "shop-1", "end-shop-2": "shop-2"}
+    assert [settings[name].get("threads") for name in ("end-shop-1", "end-shop-2")] == ["1", "2"]
+    assert settings["edge-shop-1"]["drain_s"] == "5"
+    assert [about[name]["spec"].get("replicas") for name in about] == [1, 2, None, 3]
+    selectors = {name: each["spec"]["template"]["spec"].get("nodeSelector") for name, each in about.items()}
+    in_shop_1 = {"example.com/shop": "shop-1"}
+    assert selectors == {"cloud": None, "end-shop-1": in_shop_1, "edge-shop-1": in_shop_1, "end-shop-2": None}
+    share = environment(pods(rendered(MATRIX["sites"]))["scheduler"]["containers"][0], "scheduler")["share"]
+    assert SchedulerSettings.model_validate({"share": share}).share == ("cloud", "shop-2=none")
+
+
+def test_pods_of_a_site_get_its_token_from_a_secret_of_the_users_and_else_that_of_their_tier() -> None:
+    def keys(values: dict[str, Any]) -> dict[str, str]:
+        found = {}
+        for each in of_kind(rendered(values), "Deployment", "DaemonSet"):
+            (secret,) = [one["secret"] for one in each["spec"]["template"]["spec"]["volumes"] if "secret" in one]
+            found[each["metadata"]["name"].removeprefix(f"{NAME}-")] = secret["items"][0]["key"]
+        return found
+
+    assert keys(MATRIX["sites"]) == {
+        "cloud": "cloud.token",
+        "end-shop-1": "shop-1.token",
+        "edge-shop-1": "shop-1.token",
+        "end-shop-2": "shop-2.token",
+    }
+    assert set(keys(MATRIX["sites"] | {"auth": {}}).values()) == {"cloud.token", "edge.token", "end.token"}
+
+
+def test_a_site_that_cannot_be_is_refused_with_a_sentence() -> None:
+    end: dict[str, Any] = {"end": {}}
+    for sites, words in (
+        ([{"name": "a", **end}, {"name": "a", **end}], "there are two called a"),
+        ([{"name": "a"}], "a has no nodes: name end, edge or cloud in it"),
+        ([{"name": "s" * 30, **end}], "shorten the name of the site or fullnameOverride"),
+    ):
+        with pytest.raises(helm.HelmRenderError, match=words):
+            rendered({"sites": sites})
+
+
 def test_there_is_one_scheduler_on_a_volume_of_its_own() -> None:
     (scheduler,) = of_kind(rendered({}), "StatefulSet")
     assert scheduler["spec"]["replicas"] == 1
@@ -327,6 +394,10 @@ def test_a_queue_makes_more_nodes() -> None:
         {"scheduler": {"settings": {"nested": {}}}},
         {"scheduler": {"persistence": {"size": "much"}}},
         {"tiers": {"end": {"kind": "DaemonSet", "autoscaling": {"enabled": True}}}},
+        {"tiers": {"end": {"settings": {"site": "shop-1"}}}},
+        {"sites": [{"name": "Shop 1", "end": {}}]},
+        {"sites": [{"end": {}}]},
+        {"sites": [{"name": "shop-1", "end": {"autoscaling": {"enabled": True}}}]},
     ],
     ids=str,
 )
