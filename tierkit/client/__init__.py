@@ -28,6 +28,7 @@ from tierkit.wire.api import (
     Job,
     JobPage,
     NodeShare,
+    SiteNow,
     StateChange,
 )
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
@@ -70,6 +71,7 @@ __all__ = [
     "RunWorker",
     "SeenGap",
     "SeenPicture",
+    "SiteNow",
     "SourceNow",
     "SourceRights",
     "SourcesReport",

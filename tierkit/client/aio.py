@@ -32,6 +32,9 @@ from tierkit.wire.api import (
     ImageResult,
     Job,
     JobPage,
+    SiteChange,
+    SiteList,
+    SiteNow,
     StateChange,
     parse,
 )
@@ -88,6 +91,8 @@ class ObservationFilters(TypedDict, total=False):
     """Name of the source."""
     node: str | None
     """Id of its node."""
+    site: str | None
+    """Site of its node."""
     label: str | None
     """Class that is the answer in force, or a superclass for all of its classes."""
     since: datetime | None
@@ -134,7 +139,7 @@ class AsyncClient(SchedulerConnection):
             patience_s: how long to go on while the scheduler is away, stands by or takes no jobs. Default: a few
                 seconds, as the client's `Backoff` says.
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
-                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name.
+                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site.
         """
         if patience_s is not None and not patience_s >= 0:
             raise InvalidInput(f"patience_s must be 0 or more seconds, not {patience_s}")
@@ -163,9 +168,20 @@ class AsyncClient(SchedulerConnection):
         """The job as it is now."""
         return await self._get(Job, _path(job))
 
-    async def jobs(self, *, limit: int = 50, cursor: str | None = None, state: JobState | str | None = None) -> JobPage:
-        """One page of the list of jobs, newest first; `next_cursor` of a page asks for the next."""
-        return await self._get(JobPage, "/v1/jobs", limit=limit, cursor=cursor, state=state)
+    async def jobs(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        state: JobState | str | None = None,
+        site: str | None = None,
+    ) -> JobPage:
+        """One page of the list of jobs, newest first; `next_cursor` of a page asks for the next.
+
+        Args:
+            site: only jobs of this site.
+        """
+        return await self._get(JobPage, "/v1/jobs", limit=limit, cursor=cursor, state=state, site=site)
 
     async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
         """What there is so far, one per image, in the order in which the images were sent."""
@@ -387,9 +403,9 @@ class AsyncClient(SchedulerConnection):
         path = f"{_run_path(run)}/report"
         return parse(RunOrders, (await self._request("PUT", path, repeatable=True, upload=json_upload(report))).content)
 
-    async def devices(self) -> tuple[Device, ...]:
-        """The nodes that the scheduler knows."""
-        return (await self._get(DeviceList, "/v1/devices")).devices
+    async def devices(self, *, site: str | None = None) -> tuple[Device, ...]:
+        """The nodes that the scheduler knows, or those of a site."""
+        return (await self._get(DeviceList, "/v1/devices", site=site)).devices
 
     async def drain(self, node_id: str) -> None:
         """Give a node no new tasks, until it is resumed."""
@@ -412,9 +428,37 @@ class AsyncClient(SchedulerConnection):
         said = {True: "yes", False: "no", None: "default"}[trusted]
         await self._request("PUT", f"{_device_path(node_id)}/trust", repeatable=True, params={"trusted": said})
 
-    async def sources(self) -> tuple[SourceNow, ...]:
-        """The sources of all devices that the caller may see, by node and name."""
-        return (await self._get(SourceList, "/v1/sources")).sources
+    async def sites(self) -> tuple[SiteNow, ...]:
+        """The sites of the fleet; empty if no node names one."""
+        return (await self._get(SiteList, "/v1/sites")).sites
+
+    async def site(self, name: str) -> SiteNow:
+        """A site as it is now; `NotFound` if no node belongs to it."""
+        return await self._get(SiteNow, _site_path(name))
+
+    async def drain_site(self, name: str) -> tuple[str, ...]:
+        """Give the nodes of a site no new tasks until it is resumed. Returns their ids."""
+        return await self._change_site("POST", f"{_site_path(name)}/drain")
+
+    async def resume_site(self, name: str) -> tuple[str, ...]:
+        """Give the nodes of a drained site tasks again, or let those of a removed one register. Returns their ids."""
+        return await self._change_site("DELETE", f"{_site_path(name)}/drain")
+
+    async def remove_site(self, name: str, *, forget: bool = False) -> tuple[str, ...]:
+        """Take the work of a site's nodes away, and keep them out until the site is resumed. Returns their ids.
+
+        Args:
+            forget: strike the nodes that are dead or removed off the device list instead.
+        """
+        return await self._change_site("DELETE", _site_path(name), **({"forget": "true"} if forget else {}))
+
+    async def _change_site(self, method: str, path: str, **params: str) -> tuple[str, ...]:
+        response = await self._request(method, path, repeatable=not params, params=params)
+        return parse(SiteChange, response.content).nodes
+
+    async def sources(self, *, site: str | None = None) -> tuple[SourceNow, ...]:
+        """The sources of all devices that the caller may see, or those of a site, by node and name."""
+        return (await self._get(SourceList, "/v1/sources", site=site)).sources
 
     async def set_rights(self, node: str, source: str, *, owner: str | None, readers: Iterable[str]) -> SourceRights:
         """Replace the owner and the readers of a source; `Forbidden` for users who do not own it.
@@ -479,6 +523,7 @@ class AsyncClient(SchedulerConnection):
         *,
         source: str | None = None,
         node: str | None = None,
+        site: str | None = None,
         label: str | None = None,
         below: float | None = None,
     ) -> AsyncGenerator[SeenPicture, None]:
@@ -486,12 +531,12 @@ class AsyncClient(SchedulerConnection):
         A broken connection is resumed where it broke, as in `events`.
 
         Args:
-            source, node, label, below: conditions; see `ObservationFilters`.
+            source, node, site, label, below: conditions; see `ObservationFilters`.
 
         Raises:
             Unavailable: the scheduler stayed away for longer than `Backoff.outage_s`.
         """
-        params = _sought({"source": source, "node": node, "label": label, "below": below})
+        params = _sought({"source": source, "node": node, "site": site, "label": label, "below": below})
         path = f"{_OBSERVATIONS}/events"
         events = self._follow(path, "observations", None, params, read=_read_seen, is_last=lambda _: False)
         async with aclosing(events):
@@ -527,13 +572,14 @@ class AsyncClient(SchedulerConnection):
         params = {} if size is None else {"size": size}
         return (await self._request("GET", path, repeatable=True, params=params)).content
 
-    async def mapping(self) -> dict[str, Any]:
-        """Which end device forwards where, why, and the paper's formulas with the present figures."""
-        return await self._get(dict[str, Any], "/v1/mapping")
+    async def mapping(self, *, site: str | None = None) -> dict[str, Any]:
+        """Which end device forwards where, why, and the paper's formulas with the present figures; of all sites, or of
+        one."""
+        return await self._get(dict[str, Any], "/v1/mapping", site=site)
 
-    async def fleet(self) -> dict[str, Any]:
-        """Nodes, links and unfinished jobs as they are now."""
-        return await self._get(dict[str, Any], "/v1/fleet")
+    async def fleet(self, *, site: str | None = None) -> dict[str, Any]:
+        """Nodes, links and unfinished jobs as they are now; of a site, with the upstream nodes that it shares."""
+        return await self._get(dict[str, Any], "/v1/fleet", site=site)
 
     async def whoami(self) -> dict[str, Any]:
         """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
@@ -598,6 +644,10 @@ def _device_path(node_id: str) -> str:
     return f"/v1/devices/{_segment('node', node_id)}"
 
 
+def _site_path(name: str) -> str:
+    return f"/v1/sites/{_segment('site', name)}"
+
+
 def _source_path(node_id: str, name: str) -> str:
     return f"{_device_path(node_id)}/sources/{_segment('source', name)}"
 
@@ -608,6 +658,7 @@ def _sought(filters: ObservationFilters, *, after: int = 0) -> dict[str, str | f
     given = {
         "source": filters.get("source"),
         "node": filters.get("node"),
+        "site": filters.get("site"),
         "label": filters.get("label"),
         "since": None if since is None else since.astimezone().isoformat(),
         "below": filters.get("below"),

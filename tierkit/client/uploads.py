@@ -82,6 +82,7 @@ class PolicyFields(TypedDict, total=False):
     escalate_budget: float | None
     batch_size: int | None
     name: str | None
+    site: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
