@@ -25,7 +25,7 @@ from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
 from terrace.console import node_order, percent
 from tierkit.access import client_context, tls_trouble
-from tierkit.client import Client, Device, SourcesReport
+from tierkit.client import Client, Device, SiteNow, SourcesReport
 from tierkit.distribution import DISTRIBUTION, install_command
 from tierkit.errors import (
     CertificateError,
@@ -38,7 +38,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.inference.upstreams import is_allowed
-from tierkit.types import Health, Tier
+from tierkit.types import Health, SiteHealth, Tier
 
 __all__ = [
     "Check",
@@ -56,6 +56,7 @@ _REINSTALL = "install Terrace again, or fetch the repository anew with its large
 _MAKE = "make it anew ('terrace models import' or 'quantize'), or name another set with --models"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
+_MOST_NAMED = 5
 """Certificates and tokens that expire within this time get a note."""
 
 
@@ -215,7 +216,7 @@ def check_fleet(
     """
     try:
         yield from _check_token(client)
-        info, offered = client.info(), _networks_of(client.models())
+        info, offered, sites = client.info(), _networks_of(client.models()), client.sites()
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
         verdict = CheckVerdict.FAIL if asked_for else CheckVerdict.NOTE
@@ -249,6 +250,7 @@ def check_fleet(
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     yield from _check_lists(devices)
+    yield from _check_sites(sites, devices, info.get("share", ()))
     yield from _check_sources(client, devices)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
@@ -297,6 +299,36 @@ def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
             known = ",".join(end.allowed_upstreams)
             advice = f"its answers stay coarse; if that is not wanted, add URLs to --allowed-upstreams (now {known})"
             yield Check(_FLEET, name, CheckVerdict.NOTE, detail, advice)
+
+
+def _check_sites(sites: Sequence[SiteNow], devices: Sequence[Device], share: Sequence[str]) -> Iterator[Check]:
+    """Sites that lack something, end devices without one, and rules for sites without nodes.
+
+    Args:
+        share: the rules of the scheduler, such as "cloud" and "shop-7=none".
+    """
+    advices = {
+        SiteHealth.COARSE: "start an edge node there, or let its pictures leave the site (`share` of the scheduler)",
+        SiteHealth.DOWN: "see to its nodes; if the site is gone for good: terrace sites remove {site} --forget",
+        SiteHealth.DRAINED: "terrace sites resume {site}",
+    }
+    for site in sites:
+        verdict = CheckVerdict.OK if site.health is SiteHealth.OK else CheckVerdict.NOTE
+        if site.health is SiteHealth.COARSE:
+            verdict = CheckVerdict.FAIL
+        detail = f"{site.health}, share {site.share}" + (f": {site.reason}" if site.reason else "")
+        yield Check(_FLEET, f"site {site.site}", verdict, detail, advices.get(site.health, "").format(site=site.site))
+    stray = [device.node_id for device in devices if device.tier is Tier.END and device.site is None]
+    if sites and stray:
+        named = ", ".join(stray[:_MOST_NAMED]) + (f" and {len(stray) - _MOST_NAMED} more" * (len(stray) > _MOST_NAMED))
+        advice = "give them --site, or the token of one; they may ask upstream nodes without a site only"
+        yield Check(_FLEET, "end nodes without a site", CheckVerdict.NOTE, named, advice)
+    known = {site.site for site in sites}
+    for rule in share:
+        name, equals, _ = rule.rpartition("=")
+        if equals and name not in known:
+            advice = "correct the name in `share` of the scheduler, or start its nodes with this --site"
+            yield Check(_FLEET, f"site {name}", CheckVerdict.NOTE, f"has the rule {rule} and no node", advice)
 
 
 def _check_sources(client: Client, devices: Sequence[Device]) -> Iterator[Check]:

@@ -55,6 +55,7 @@ _COMMANDS = {
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
     "top": _Command("terrace.commands.top:app", "Watch the nodes and jobs of a fleet.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
+    "sites": _Command("terrace.commands.sites:app", "See the sites of a fleet, drain or remove them.", _USE),
     "sources": _Command("terrace.commands.sources:app", "See and change where devices take pictures from.", _USE),
     "observations": _Command("terrace.commands.observations:app", "See what the sources of devices saw.", _USE),
     "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),

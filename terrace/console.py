@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tierkit.plaintext import harmless, one_line
-from tierkit.types import Health, Tier
+from tierkit.types import Health, SiteHealth, Tier
 
 __all__ = [
     "TIER_STYLES",
@@ -38,6 +38,7 @@ __all__ = [
     "progress_bars",
     "results_table",
     "screen",
+    "site_health_text",
     "tier_text",
 ]
 
@@ -59,6 +60,14 @@ _HEALTH_STYLES = {
     Health.DEAD: "red",
     Health.DRAINING: "yellow",
     Health.REMOVED: "dim",
+}
+
+_SITE_STYLES = {
+    SiteHealth.OK: "green",
+    SiteHealth.DEGRADED: "yellow",
+    SiteHealth.COARSE: "red",
+    SiteHealth.DRAINED: "yellow",
+    SiteHealth.DOWN: "red",
 }
 
 
@@ -232,6 +241,11 @@ def node_order(tier: Tier, node_id: str) -> tuple[int, list[tuple[str, int]]]:
 def health_text(health: Health) -> Text:
     """The failure detector's opinion, coloured."""
     return Text(health, style=_HEALTH_STYLES[health])
+
+
+def site_health_text(health: SiteHealth) -> Text:
+    """Health of a site, coloured."""
+    return Text(health, style=_SITE_STYLES[health])
 
 
 def image_count(count: int) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "Json",
     "LowestTier",
     "ModelSet",
+    "OnlySite",
     "OtherDataset",
     "Scheduler",
     "TlsCa",
@@ -149,6 +150,8 @@ Scheduler = Annotated[
         help="Where the scheduler listens; of several, all URLs, comma-separated.",
     ),
 ]
+
+OnlySite = Annotated[str | None, typer.Option("--site", metavar="SITE", help="Only this site.")]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -67,6 +67,8 @@ def _headline(job: Job) -> Text:
         line.append(f" in {job.elapsed_s:.2f} s", style="not bold")
     if job.images_per_s is not None:
         line.append(f", {job.images_per_s:,.1f} images/s", style="not bold")
+    if job.site is not None:
+        line.append(f", in {job.site}", style="not bold")
     line.append("  ")
     line.append(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
     if job.reason:

@@ -47,6 +47,9 @@ class JobOptions:
             f" or '{FOLDER_LABELS}' for the name of each image's folder."
         ),
     ] = None
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE", help="The site whose nodes answer. Default: the nodes of all sites.")
+    ] = None
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None
     task_deadline_s: Annotated[
@@ -125,6 +128,7 @@ class JobOptions:
             "escalate_accuracy": self.escalate_accuracy,
             "escalate_budget": self.escalate_budget,
             "name": self.name or title,
+            "site": self.site,
         }
 
 
@@ -225,8 +229,10 @@ def answers_table(results: list[ImageResult], *, flat: bool = False) -> Listing:
         return _flat_table(results)
     # Never drop the column of coarse answers if some image has no other.
     alone = any(result.coarse and not result.fine for result in results)
+    placed = any(result.site for result in results)
     table = Listing(
         Column(title="image", max_width=_NAME_WIDTH),
+        *([Column(title="site", rank=5)] if placed else []),
         Column(title="coarse", rank=0 if alone else 1),
         Column(title="", rank=4, right=True),
         Column(title="fine"),
@@ -237,6 +243,7 @@ def answers_table(results: list[ImageResult], *, flat: bool = False) -> Listing:
         coarse, fine = result.coarse, result.fine
         table.add_row(
             result.name or str(result.index),
+            *([result.site or ""] if placed else []),
             coarse.label if coarse else "",
             percent(coarse.confidence) if coarse else "",
             fine.label if fine else (result.error or result.fallback or ""),
@@ -247,8 +254,10 @@ def answers_table(results: list[ImageResult], *, flat: bool = False) -> Listing:
 
 
 def _flat_table(results: list[ImageResult]) -> Listing:
+    placed = any(result.site for result in results)
     table = Listing(
         Column(title="image", max_width=_NAME_WIDTH),
+        *([Column(title="site", rank=5)] if placed else []),
         Column(title="label"),
         Column(title="", rank=3, right=True),
         Column(title="by", rank=2),
@@ -258,6 +267,7 @@ def _flat_table(results: list[ImageResult]) -> Listing:
         first, standing = result.coarse, result.fine or result.coarse
         table.add_row(
             result.name or str(result.index),
+            *([result.site or ""] if placed else []),
             result.label or result.error or "",
             percent(standing.confidence) if standing else "",
             tier_text(standing.node if standing else "", result.fine.tier if result.fine else Tier.END),

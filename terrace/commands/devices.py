@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 
 from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
-from terrace.options import Json, connected
-from tierkit.client import Client
+from terrace.options import Json, OnlySite, connected
+from tierkit.client import Client, Device
 from tierkit.errors import NotFound
 from tierkit.types import Health
 
-__all__ = ["app"]
+__all__ = ["app", "device_table"]
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="See the nodes; drain, remove, trust and forget them."
@@ -25,9 +26,9 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 
 @app.command("list")
 @connected
-def list_devices(client: Client, json: Json = False) -> None:
+def list_devices(client: Client, site: OnlySite = None, json: Json = False) -> None:
     """The nodes that the scheduler knows, and what it thinks of them."""
-    devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
+    devices = sorted(client.devices(site=site), key=lambda device: node_order(device.tier, device.node_id))
     if json:
         print_json({"devices": devices})
         return
@@ -38,8 +39,15 @@ def list_devices(client: Client, json: Json = False) -> None:
             soft_wrap=True,  # a command to copy
         )
         return
+    screen().print(device_table(devices), crop=False)
+
+
+def device_table(devices: Sequence[Device]) -> Listing:
+    """Return one line per node; with its site if one has a site."""
+    placed = any(device.site for device in devices)
     table = Listing(
         Column(title="node"),
+        *([Column(title="site", rank=3)] if placed else []),
         Column(title="tier", rank=4),
         Column(title="health", rank=1),
         Column(title="reason", rank=2, max_width=48),
@@ -51,6 +59,7 @@ def list_devices(client: Client, json: Json = False) -> None:
     for device in devices:
         table.add_row(
             tier_text(device.node_id, device.tier),
+            *([device.site or ""] if placed else []),
             device.tier,
             health_text(device.health),
             device.reason,
@@ -59,7 +68,7 @@ def list_devices(client: Client, json: Json = False) -> None:
             f"{device.images_done:,}",
             device.url,
         )
-    screen().print(table, crop=False)
+    return table
 
 
 @app.command()

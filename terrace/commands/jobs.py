@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from terrace.console import Column, Listing, image_count, print_json, screen
 from terrace.following import follow
-from terrace.options import Json, connected
+from terrace.options import Json, OnlySite, connected
 from terrace.report import check_answers, job_summary
 from tierkit.client import Client, Event, ImageResult, Job, JobState, StateChange
 from tierkit.plaintext import harmless, one_line
@@ -31,6 +31,16 @@ Cursor = Annotated[str | None, typer.Option(help="Go on where an earlier page en
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRange:
+    """Options that choose one page of the jobs."""
+
+    limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20
+    cursor: Cursor = None
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None
+    site: OnlySite = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRange:
     """Options that choose one page of the attempts of a job."""
 
@@ -41,26 +51,21 @@ class AttemptRange:
 
 @app.command("list")
 @connected
-def list_jobs(
-    client: Client,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
-    cursor: Cursor = None,
-    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    json: Json = False,
-) -> None:
+def list_jobs(client: Client, chosen: JobRange, json: Json = False) -> None:
     """The newest jobs."""
-    page = client.jobs(limit=limit, cursor=cursor, state=state)
+    page = client.jobs(limit=chosen.limit, cursor=chosen.cursor, state=chosen.state, site=chosen.site)
     if json:
         print_json(page)
         return
     if not page.jobs:
         screen().print("no jobs yet; submit one with [bold]terrace classify[/bold]")
         return
-    owned = any(job.owner for job in page.jobs)
+    owned, placed = any(job.owner for job in page.jobs), any(job.site for job in page.jobs)
     table = Listing(
         Column(title="job"),
         Column(title="name", rank=4, max_width=_NAME_WIDTH),
         *([Column(title="owner", rank=4)] if owned else []),
+        *([Column(title="site", rank=4)] if placed else []),
         Column(title="state", rank=1),
         Column(title="images", rank=3, right=True),
         Column(title="unanswered", rank=2, right=True),
@@ -73,6 +78,7 @@ def list_jobs(
             job.id,
             job.name or "",
             *([job.owner or ""] if owned else []),
+            *([job.site or ""] if placed else []),
             job.state,
             f"{job.images:,}",
             f"{job.failed_images:,}",

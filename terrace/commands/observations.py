@@ -16,7 +16,7 @@ import typer
 from pydantic_core import to_json
 
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import Json, connected
+from terrace.options import Json, OnlySite, connected
 from terrace.outputs import check_out_file, check_out_folder, format_of
 from terrace.picture_folder import PictureFolder
 from tierkit.client import Client, ObservationFilters, SeenPicture
@@ -40,6 +40,7 @@ class ObservationOptions:
 
     source: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only this source.")] = None
     node: Annotated[str | None, typer.Option(metavar="NODE", help="Only sources of this node.")] = None
+    site: OnlySite = None
     label: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Only this answer; a superclass stands for its classes.")
     ] = None
@@ -95,6 +96,7 @@ class ObservationOptions:
         return {
             "source": self.source,
             "node": self.node,
+            "site": self.site,
             "label": self.label,
             "since": None if self.since is None else _time_of(self.since),
             "below": self.below,
@@ -156,7 +158,7 @@ def _follow(client: Client, options: ObservationOptions, *, json: bool) -> None:
     # A wrong filter, or no scheduler, is an error at once; a scheduler that goes away later may come back.
     client.observation_page(limit=1, **options.filters())
     events = client.follow_observations(
-        source=options.source, node=options.node, label=options.label, below=options.below
+        source=options.source, node=options.node, site=options.site, label=options.label, below=options.below
     )
     with contextlib.closing(events):
         for each in events:

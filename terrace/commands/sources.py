@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from terrace.console import Column, Listing, age_text, health_text, percent, print_json, screen
-from terrace.options import Json, connected
+from terrace.options import Json, OnlySite, connected
 from tierkit.client import Client, SourceRights, SourcesReport
 from tierkit.errors import InvalidInput
 from tierkit.wire.sources import SourceFields, SourceState
@@ -68,13 +68,16 @@ def list_sources(
         str | None,
         typer.Argument(metavar="[NODE]", help="Ask this node for the details of its sources.", show_default=False),
     ] = None,
+    site: OnlySite = None,
     json: Json = False,
 ) -> None:
     """The sources of all devices, what each saw last, and what waits on its device."""
     if node is not None:
+        if site is not None:
+            raise typer.BadParameter("it goes without NODE", param_hint="--site")
         _show_node(node, client.node_sources(node), json=json)
         return
-    sources = client.sources()
+    sources = client.sources(site=site)
     if json:
         print_json({"sources": sources})
         return

@@ -11,26 +11,28 @@ from rich.live import Live
 from rich.text import Text
 
 from terrace.console import Column, Listing, health_text, image_count, node_order, print_json, screen, tier_text
-from terrace.options import Json, connected
+from terrace.options import Json, OnlySite, connected
 from tierkit.client import Client
 from tierkit.errors import Unavailable, UpstreamTimeout
-from tierkit.types import Health, Tier
+from tierkit.types import Health, SiteHealth, Tier
 
 __all__ = ["app", "picture"]
 
 _EVERY_S = 1.0
 _MOST_JOBS = 8
 _HEAD_LINES = 6
-"""Lines other than nodes and jobs: an empty one and two with counts."""
+"""Lines other than nodes, jobs and sites: an empty one and two with counts."""
 _TABLE_LINES = 3
+_MOST_SITES = 3
+"""Names of sites of one health."""
 _FEWEST_NODES = 3
 _REASON_WIDTH = 44
 
 
 @connected
-def app(client: Client, json: Json = False) -> None:
+def app(client: Client, site: OnlySite = None, json: Json = False) -> None:
     """Show the nodes and jobs of a fleet as they change, until Ctrl-C. Where nothing can be drawn over: once."""
-    fleet = client.fleet()
+    fleet = client.fleet(site=site)
     console = screen()
     if json:
         print_json(fleet)
@@ -45,7 +47,7 @@ def app(client: Client, json: Json = False) -> None:
             live.update(picture(fleet, client.url, height=console.height, away=away), refresh=True)
             pause.wait(_EVERY_S)
             try:
-                fleet, away = client.fleet(), ""
+                fleet, away = client.fleet(site=site), ""
             except (Unavailable, UpstreamTimeout) as exc:
                 away = str(exc)
 
@@ -58,9 +60,9 @@ def picture(fleet: Mapping[str, Any], url: str, *, height: int | None, away: str
         away: why the snapshot is not the newest; "" where it is.
     """
     jobs = fleet["jobs"] if height is None else fleet["jobs"][:_MOST_JOBS]
-    nodes = sorted(fleet["nodes"], key=lambda node: node_order(Tier(node["tier"]), node["node_id"]))
+    nodes = sorted(fleet["nodes"], key=_place)
     if height is not None:
-        taken = _HEAD_LINES + _TABLE_LINES + (len(jobs) + _TABLE_LINES if jobs else 0)
+        taken = _HEAD_LINES + bool(fleet.get("sites")) + _TABLE_LINES + (len(jobs) + _TABLE_LINES if jobs else 0)
         nodes = _most_telling(nodes, max(_FEWEST_NODES, height - taken))
     parts: list[RenderableType] = [_head(fleet, url, away), Text(), _nodes(nodes)]
     if len(nodes) < fleet["known"]:
@@ -70,6 +72,12 @@ def picture(fleet: Mapping[str, Any], url: str, *, height: int | None, away: str
     if len(jobs) < fleet["unfinished"]:
         parts.append(Text(f"{len(jobs):,} of {fleet['unfinished']:,} unfinished jobs", style="dim"))
     return Group(*parts)
+
+
+def _place(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sorts nodes by their site; nodes without a site come last."""
+    site = node.get("site")
+    return site is None, node_order(Tier.END, site or ""), node_order(Tier(node["tier"]), node["node_id"])
 
 
 def _most_telling(nodes: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
@@ -89,6 +97,7 @@ def _head(fleet: Mapping[str, Any], url: str, away: str) -> Text:
     lines = [
         Text.assemble(("terrace ", "bold"), f"{url}, scheme {fleet['scheme']}"),
         Text(f"nodes: {told}"),
+        *([_sites(fleet["sites"])] if fleet.get("sites") else []),
         Text(
             f"images a second: {figures.get('first', 0):,.0f} answered first, {figures.get('finer', 0):,.0f} finer, "
             f"{figures.get('fallback', 0):,.0f} fallbacks; unfinished jobs: {fleet['unfinished']:,}"
@@ -101,8 +110,22 @@ def _head(fleet: Mapping[str, Any], url: str, away: str) -> Text:
     return Text("\n").join(lines)
 
 
+def _sites(sites: Sequence[Mapping[str, Any]]) -> Text:
+    """Sites by their health; names those that are not well."""
+    parts = []
+    for health in SiteHealth:
+        names = [site["site"] for site in sites if site["health"] == health]
+        more = f" and {len(names) - _MOST_SITES} more" if len(names) > _MOST_SITES else ""
+        named = "" if health is SiteHealth.OK else f" ({', '.join(names[:_MOST_SITES])}{more})"
+        if names:
+            parts.append(f"{len(names):,} {health}{named}")
+    return Text(f"sites: {', '.join(parts)}")
+
+
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Listing:
+    placed = any(node.get("site") for node in nodes)
     table = Listing(
+        *([Column(title="site", rank=2)] if placed else []),
         Column(title="node"),
         Column(title="health"),
         Column(title="tasks", rank=2, right=True),
@@ -115,6 +138,7 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Listing:
     for node in nodes:
         lately = node["ms_per_image"] if node["ms_per_image"] is not None else node["own_ms_per_image"]
         table.add_row(
+            *([node.get("site") or ""] if placed else []),
             tier_text(node["node_id"], node["tier"]),
             health_text(Health(node["health"])),
             f"{node['outstanding']:,}",

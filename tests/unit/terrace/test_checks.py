@@ -29,12 +29,12 @@ from terrace.checks import (
     listens_here,
 )
 from tests.model_sets import colour_network, colour_set
-from tierkit.client import Client, Device
+from tierkit.client import Client, Device, SiteNow
 from tierkit.errors import Standby, TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, talking
-from tierkit.types import Health, Tier
+from tierkit.types import Health, Share, SiteHealth, Tier
 from tierkit.wire.sources import SourcesReport
 
 
@@ -50,8 +50,12 @@ class FakeClient:
         who: dict[str, Any] | None = None,
         standbys: Sequence[str] = (),
         report: SourcesReport | None = None,
+        sites: Sequence[SiteNow] = (),
+        share: Sequence[str] = (),
     ) -> None:
         self._report = report
+        self._sites = tuple(sites)
+        self._share = list(share)
         self.urls = (*standbys, self.url)
         self._devices = devices
         self._error = error
@@ -65,13 +69,16 @@ class FakeClient:
     def info(self) -> dict[str, Any]:
         if self._error:
             raise self._error
-        return {"version": __version__}
+        return {"version": __version__, "share": self._share}
 
     def models(self) -> dict[str, Any]:
         return {"models": [{"name": "small", "sha256": "0" * 64}]}
 
     def devices(self) -> tuple[Device, ...]:
         return self._devices
+
+    def sites(self) -> tuple[SiteNow, ...]:
+        return self._sites
 
     def node_sources(self, node_id: str) -> SourcesReport:
         if self._report is None:
@@ -87,8 +94,11 @@ def examine(
     tls_ca: Path | None = None,
     standbys: Sequence[str] = (),
     report: SourcesReport | None = None,
+    sites: Sequence[SiteNow] = (),
+    share: Sequence[str] = (),
 ) -> dict[str, Check]:
-    client = cast(Client, FakeClient(*devices, error=error, who=who, standbys=standbys, report=report))
+    fake = FakeClient(*devices, error=error, who=who, standbys=standbys, report=report, sites=sites, share=share)
+    client = cast(Client, fake)
     return {check.name: check for check in check_fleet(client, asked_for=asked_for, tls_ca=tls_ca)}
 
 
@@ -383,3 +393,38 @@ def test_the_installation_and_the_sample_are_as_they_should_be() -> None:
 
 def test_a_data_folder_without_data(tmp_path: Path) -> None:
     assert verdicts(check_data(tmp_path))["cifar100"] is CheckVerdict.FAIL
+
+
+def a_site(name: str, health: SiteHealth, reason: str) -> SiteNow:
+    return SiteNow(site=name, share=Share.CLOUD, health=health, reason=reason, nodes={}, alive={})
+
+
+@pytest.mark.parametrize(
+    ("health", "verdict", "advice"),
+    [
+        (SiteHealth.OK, CheckVerdict.OK, ""),
+        (SiteHealth.DEGRADED, CheckVerdict.NOTE, ""),
+        (SiteHealth.COARSE, CheckVerdict.FAIL, "start an edge node there, or let its pictures leave the site"),
+        (SiteHealth.DRAINED, CheckVerdict.NOTE, "terrace sites resume shop-7"),
+        (SiteHealth.DOWN, CheckVerdict.NOTE, "terrace sites remove shop-7 --forget"),
+    ],
+)
+def test_each_site_is_told_of_with_what_helps(health: SiteHealth, verdict: CheckVerdict, advice: str) -> None:
+    found = examine(DEVICE.model_copy(update={"site": "shop-7"}), sites=[a_site("shop-7", health, "why")])
+    check = found["site shop-7"]
+    assert (check.verdict, check.detail) == (verdict, f"{health}, share cloud: why")
+    assert advice in check.advice
+    assert "end nodes without a site" not in found
+
+
+def test_an_end_device_outside_the_sites_is_noticed_and_a_rule_for_no_site() -> None:
+    shops = [a_site("shop-1", SiteHealth.OK, "")]
+    stray = examine(*(DEVICE.model_copy(update={"node_id": f"end-{number}"}) for number in range(7)), sites=shops)
+    check = stray["end nodes without a site"]
+    assert (check.verdict, check.detail) == (CheckVerdict.NOTE, "end-0, end-1, end-2, end-3, end-4 and 2 more")
+    found = examine(DEVICE, sites=shops, share=["cloud", "shop-1=none", "shpo-2=none"])
+    assert (found["site shpo-2"].verdict, found["site shpo-2"].detail) == (
+        CheckVerdict.NOTE,
+        "has the rule shpo-2=none and no node",
+    )
+    assert "end nodes without a site" not in examine(DEVICE)

@@ -322,7 +322,7 @@ def test_one_is_an_image() -> None:
 def test_a_scheduler_at_an_ipv6_address_is_named_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Client, "devices", lambda self: [])
+    monkeypatch.setattr(Client, "devices", lambda self, **_: [])
     assert run(["devices", "list", "--scheduler", "http://[fe80::1]:8070"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("terrace end --scheduler http://[fe80::1]:8070")
 

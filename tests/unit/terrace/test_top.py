@@ -72,3 +72,20 @@ def test_it_says_when_it_is_not_the_newest() -> None:
     assert "not the newest: gone" in drawn(fleet(node("end-1")), away="gone")
     assert "looks for the fault in itself" in drawn(fleet(node("end-1"), doubting=True))
     assert "none has registered" in drawn(fleet())
+
+
+def test_a_fleet_with_sites_is_grouped_by_them() -> None:
+    nodes = [
+        node("cloud-1", "cloud", site=None),
+        node("a-end", site="shop-10"),
+        node("b-edge", "edge", site="shop-2"),
+        node("c-end", site="shop-2"),
+    ]
+    names = {"ok": ["shop-2"], "coarse": ["shop-3", "shop-4", "shop-5", "shop-10"]}
+    sites = [{"site": name, "health": health} for health, named in names.items() for name in named]
+    text = drawn(fleet(*nodes, sites=sites))
+    assert "sites: 1 ok, 4 coarse (shop-3, shop-4, shop-5 and 1 more)" in text
+    table = text[text.index("health") :]
+    assert table.index("c-end") < table.index("b-edge") < table.index("a-end") < table.index("cloud-1")
+    assert "shop-10" in table
+    assert "site" not in drawn(fleet(node("end-1", site=None), sites=[]))
