@@ -56,7 +56,8 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
         text = _help(settings_class, name)
         if name in settings_class.tables:
             if get_origin(field.annotation) is tuple:  # one flag for each table; a single table has no flag
-                options[name] = Annotated[list[str] | None, typer.Option(help=text, metavar="NAME=URL")]
+                metavar = "[NAME=]URL" if name == "also" else "NAME=URL"
+                options[name] = Annotated[list[str] | None, typer.Option(help=text, metavar=metavar)]
         elif field.annotation is bool:
             options[name] = Annotated[bool | None, typer.Option(f"--{name.replace('_', '-')}", help=text)]
         elif field.annotation != SecretStr | None:  # every process of the machine can read a command line

@@ -14,8 +14,10 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +32,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -42,9 +45,11 @@ from tierkit.wire.messages import SiteName, checked_node_id, checked_url
 __all__ = [
     "CommaSeparated",
     "CommaSeparatedUrls",
+    "FurtherScheduler",
     "HttpUrl",
     "NodeSettings",
     "Port",
+    "ScheduledBy",
     "ServiceSettings",
     "UserPath",
     "description",
@@ -160,6 +165,53 @@ class ServiceSettings(BaseModel):
         return None
 
 
+class FurtherScheduler(BaseModel):
+    """One more scheduler that a node serves: a table `[[also]]` of the TOML file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)]
+    """URL of the scheduler; with standbys the URLs of all of them, comma-separated."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:\[\]-]{0,61}[A-Za-z0-9\]])?$")] | None = None
+    """Name of the scheduler in the logs and metrics of this node. Default: host and port of its first URL."""
+
+    token_file: UserPath | None = None
+    """File with this node's token for that scheduler; only its owner may read it. Default: the node's own token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledBy:
+    """A scheduler that a node registers with."""
+
+    name: str
+    urls: tuple[str, ...]
+    """The URLs of the scheduler and its standbys."""
+    token: Callable[[], str | None]
+    """Gives the node's token for it; None without one."""
+
+
+def _place_of(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] or url
+
+
+def _read_further(value: object) -> object:
+    """Schedulers from texts: flags are a list of them, and an environment variable separates them by spaces."""
+    if isinstance(value, str):
+        value = value.split()
+    if isinstance(value, dict):
+        raise ValueError("must be a list of tables: write [[also]] with two brackets")
+    if not isinstance(value, list | tuple):
+        return value
+    return [_further_of(each) if isinstance(each, str) else each for each in value]
+
+
+def _further_of(text: str) -> dict[str, str]:
+    name, equals, urls = text.partition("=")
+    return {"name": name, "scheduler": urls} if equals and "/" not in name else {"scheduler": text}
+
+
 class NodeSettings(ServiceSettings):
     """What end, edge and cloud nodes can be told besides."""
 
@@ -246,6 +298,13 @@ class NodeSettings(ServiceSettings):
         return lambda: token
 
     @property
+    def schedulers(self) -> tuple[ScheduledBy, ...]:
+        """The schedulers that the node registers with. The first one gives it its model set."""
+        if self.scheduler is None:
+            return ()
+        return (ScheduledBy(name=_place_of(self.scheduler[0]), urls=self.scheduler, token=self.own_token()),)
+
+    @property
     def cores(self) -> int:
         """Cores for one batch, the default filled in."""
         return self.threads or (len(os.sched_getaffinity(0)) if self.takes_all_cores else 1)
@@ -264,10 +323,42 @@ class UpperSettings(NodeSettings):
     """What edge and cloud nodes can be told besides."""
 
     takes_all_cores: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = ("also",)
 
     only_features: bool = False
     """Serve the tails of encoders alone, which take features and no pixels: for a node that the scheduler does not
     trust, which then needs no whole network in its memory."""
+
+    also: Annotated[tuple[FurtherScheduler, ...], BeforeValidator(_read_further), Field(max_length=255)] = ()
+    """Further schedulers that this node serves, as URL or NAME=URL; in the TOML file a table named `also` for each.
+    Each gets an equal share of the node while it has work for it. The flag may be repeated, and the environment
+    variable separates them by spaces."""
+
+    @model_validator(mode="after")
+    def _schedulers_differ(self) -> Self:
+        if self.also and self.scheduler is None:
+            raise ValueError(
+                "the setting also (--also) needs the setting scheduler: it is for the schedulers after that"
+            )
+        places = [url for each in self.schedulers for url in each.urls]
+        names = [each.name for each in self.schedulers]
+        for what, found in (("URLs", places), ("names", names)):
+            if twice := next((each for each in found if found.count(each) > 1), None):
+                raise ValueError(f"the schedulers of a node must have different {what}, and {twice} occurs twice")
+        return self
+
+    @property
+    def schedulers(self) -> tuple[ScheduledBy, ...]:
+        """The schedulers that the node registers with. The first one gives it its model set."""
+        own = self.own_token()
+        return super().schedulers + tuple(
+            ScheduledBy(
+                name=each.name or _place_of(each.scheduler[0]),
+                urls=each.scheduler,
+                token=own if each.token_file is None else TokenFile(each.token_file),
+            )
+            for each in self.also
+        )
 
 
 _MACHINE_ID = Path("/etc/machine-id")

@@ -9,7 +9,7 @@ from cloud_node.settings import CloudSettings
 from edge_node.settings import EdgeSettings
 from end_node.settings import EndSettings, SourceSettings, SpoolSettings, UplinkSettings
 from scheduler.settings import SchedulerSettings
-from tierkit.settings import NodeSettings, ServiceSettings, UpperSettings, description
+from tierkit.settings import FurtherScheduler, NodeSettings, ServiceSettings, UpperSettings, description
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS: dict[str, type[ServiceSettings]] = {
@@ -27,6 +27,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "Table source": SourceSettings,
     "Table uplink": UplinkSettings,
     "Table spool": SpoolSettings,
+    "Table also": FurtherScheduler,
 }
 
 

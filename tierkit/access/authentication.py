@@ -3,14 +3,13 @@
 Two kinds of secret are accepted: the tokens of a file (`tierkit.access.tokens`), which people and nodes hold, and the
 key of a node. The node makes its key at each start and sends it to the scheduler in its registration; the scheduler
 passes it to the end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can
-call only the nodes that it is sent to. If the service gives sessions (`tierkit.access.sessions`), the cookie of a
-session counts as the token of a user. At the host of a training run a ticket (`tierkit.access.tickets`) counts as the
-token of a worker.
+call only the nodes that it is sent to. A node with several schedulers has a key for each. If the service gives
+sessions (`tierkit.access.sessions`), the cookie of a session counts as the token of a user. At the host of a training
+run a ticket (`tierkit.access.tickets`) counts as the token of a worker.
 """
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ class Authenticator:
 
     Args:
         path: file of tokens; None for none.
-        key: secret that opens this service as well; "" for none.
+        keys: of a node, one for each scheduler; each opens this service as well.
         roles: that may use this service at all.
         wall: Returns seconds since 1970; expiry needs them.
         clock: Returns monotonic seconds; limits need them.
@@ -59,13 +58,13 @@ class Authenticator:
         self,
         path: Path | None,
         *,
-        key: str = "",
+        keys: Collection[str] = (),
         roles: Collection[Role],
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
-        self._key = key.encode()
+        self._keys = frozenset(digest_of(key.encode()).hex() for key in keys)
         self._roles = frozenset(roles)
         self._wall = wall
         self._clock = clock
@@ -144,10 +143,9 @@ class Authenticator:
         token = _bearer(headers)
         if token is None:
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
-        if self._key and hmac.compare_digest(token, self._key):
-            return self._fleet, False
         # How long the look-up takes tells an attacker nothing: they cannot choose the hash of what they send.
-        return self._holder(digest_of(token).hex()), False
+        sha256 = digest_of(token).hex()
+        return (self._fleet if sha256 in self._keys else self._holder(sha256)), False
 
     def _holder(self, sha256: str) -> Caller:
         entry, caller = self._known.get(sha256, (None, None))

@@ -33,8 +33,9 @@ class Lifecycle:
     def __init__(self) -> None:
         self.url = ""
         """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
-        self.key = ""
-        """Secret that this process accepts as a token (`tierkit.access`), fresh at each start; "" for none."""
+        self.keys: Mapping[str, str] = {}
+        """Secrets that this process accepts as tokens (`tierkit.access`), fresh at each start: one for each scheduler,
+        by its name."""
         self.authenticator: Authenticator | None = None
         """Asks callers for their tokens; None where none is asked for."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
@@ -54,7 +55,13 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
         self._checks: dict[str, Check] = {}
+        self._notes: dict[str, Check] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def key(self) -> str:
+        """The key for the first scheduler; "" without keys."""
+        return next(iter(self.keys.values()), "")
 
     @property
     def ready(self) -> bool:
@@ -137,9 +144,21 @@ class Lifecycle:
         """Let readiness depend on `check`, which must come back within 2 s."""
         self._checks[name] = check
 
+    def add_note(self, name: str, check: Check) -> None:
+        """Show the result of `check` with the checks of readiness, which does not depend on it."""
+        self._notes[name] = check
+
     async def run_checks(self) -> Mapping[str, str]:
         """Result of each check by name: "ok", or a sentence."""
-        return dict(zip(self._checks, await asyncio.gather(*map(_outcome, self._checks.values())), strict=True))
+        return await _outcomes(self._checks)
+
+    async def run_notes(self) -> Mapping[str, str]:
+        """Result of each note by name: "ok", or a sentence."""
+        return await _outcomes(self._notes)
+
+
+async def _outcomes(checks: Mapping[str, Check]) -> Mapping[str, str]:
+    return dict(zip(checks, await asyncio.gather(*map(_outcome, checks.values())), strict=True))
 
 
 async def _always() -> bool:

@@ -209,16 +209,21 @@ async def running(
 
 def _authenticator(settings: ServiceSettings, lifecycle: Lifecycle) -> Authenticator | None:
     """The authenticator of the service; None if it asks for no token."""
-    if isinstance(settings, NodeSettings) and settings.own_token()() is not None:
-        lifecycle.key = secrets.token_urlsafe(32)
-    if settings.tokens is None and not lifecycle.key:
+    asks = settings.tokens is not None
+    if isinstance(settings, NodeSettings):
+        schedulers = settings.schedulers
+        has_token = settings.own_token()() is not None or any(each.token() is not None for each in schedulers)
+        if has_token or len(schedulers) > 1:  # several are told apart by their keys
+            lifecycle.keys = {name: secrets.token_urlsafe(32) for name in [each.name for each in schedulers] or [""]}
+        asks = asks or has_token
+    if not asks:
         return None
-    authenticator = Authenticator(settings.tokens, key=lifecycle.key, roles=settings.callers)
+    authenticator = Authenticator(settings.tokens, keys=lifecycle.keys.values(), roles=settings.callers)
     if authenticator.admits_nobody:
         log.warning(
             "the file of tokens %s has no valid token, so %s is let in: 'terrace token create' makes one",
             authenticator.path,
-            "nobody but the fleet" if lifecycle.key else "nobody",
+            "nobody but the fleet" if lifecycle.keys else "nobody",
         )
     return authenticator
 

@@ -246,7 +246,8 @@ class Shell:
             state = "ready" if standby is None else "standby"
         answer: dict[str, object] = {"status": state}
         if told:
-            answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
+            checks = {**checks, **await lifecycle.run_notes()}
+            answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": checks}
             if standby is not None:
                 answer["reason"] = standby
         return JSONResponse(answer, 200 if state == "ready" or (standby_ok and state == "standby") else 503)

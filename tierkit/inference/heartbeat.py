@@ -50,9 +50,11 @@ class HeartbeatSender:
         heartbeat: called for each one.
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
-            once. Before each registration it is asked whether the service still has the right networks.
-        token: gives what is shown to the scheduler; None where it asks for none.
+            once. Before a registration it is asked whether the service still has the right networks.
+        token: gives the token for the scheduler; None if it asks for none.
         heard: called with the headers of each answer.
+        name: of the scheduler if the node serves several; "" otherwise.
+        gives_networks: the node serves the model set of this scheduler. Another one can only refuse it.
     """
 
     def __init__(
@@ -65,7 +67,11 @@ class HeartbeatSender:
         lifecycle: Lifecycle,
         token: Callable[[], str | None] = lambda: None,
         heard: Callable[[Mapping[str, str]], None] = lambda _: None,
+        name: str = "",
+        gives_networks: bool = True,
     ) -> None:
+        self._who = f"the scheduler {name}" if name else "the scheduler"
+        self._gives_networks = gives_networks
         self._ring = Ring(schedulers)
         self._registration = registration
         self._heartbeat = heartbeat
@@ -151,9 +157,9 @@ class HeartbeatSender:
                 if trouble is None:
                     continue
                 # The lease will run out; nothing else can be done.
-                log.info("left without a word to the scheduler", extra={"reason": str(trouble)})
+                log.info("left without a word to %s", self._who, extra={"reason": str(trouble)})
             else:
-                log.info("left the device list")
+                log.info("left the device list of %s", self._who)
             return
 
     async def _run(self) -> None:
@@ -161,7 +167,7 @@ class HeartbeatSender:
         failures, asked = 0, Round(self._ring)
         while True:
             scheduler = self._ring.current
-            if self._registered is None and await self._outdated():
+            if self._registered is None and self._gives_networks and await self._outdated():
                 self._lifecycle.restart("the model set has been replaced")
                 return
             try:
@@ -175,26 +181,26 @@ class HeartbeatSender:
                 if self._registered is not None:
                     # The scheduler restarted, or has given the node up: its place is gone, not the scheduler.
                     self._registered = None
-                    self._tell(logging.WARNING, "the scheduler does not know this node any more; registering again")
+                    self._tell(logging.WARNING, f"{self._who} does not know this node any more; registering again")
                     continue
                 failures += 1
-                self._refused(f"the scheduler refuses this node: {exc}")
+                self._refused(f"{self._who} refuses this node: {exc}")
             except (Unauthenticated, Forbidden) as exc:
                 # Perhaps its token is known soon, or exchanged, or an operator lets it in. Its place is lost.
                 self._registered = None
                 failures += 1
                 which = "'s token (token_file)" if isinstance(exc, Unauthenticated) else ""
-                self._refused(f"the scheduler refuses this node{which}: {exc}")
+                self._refused(f"{self._who} refuses this node{which}: {exc}")
             except TerraceError as exc:
                 trouble = asked.failed(scheduler, exc)
                 if trouble is None:
                     continue
                 failures += 1
                 tried = ", ".join(self._ring.addresses)
-                self._tell(logging.WARNING, f"no contact with the scheduler at {tried}, trying on: {trouble}")
+                self._tell(logging.WARNING, f"no contact with {self._who} at {tried}, trying on: {trouble}")
             else:
                 failures, self._refusal, asked = 0, "", Round(self._ring)
-                self._tell(logging.INFO, f"registered with the scheduler at {scheduler}")
+                self._tell(logging.INFO, f"registered with {self._who} at {scheduler}")
             await self._pause(failures)
 
     async def _outdated(self) -> bool:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from typing import Protocol
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 
 from tierkit.errors import DeadlineExceeded, InvalidInput, Unavailable
+from tierkit.inference.sharing import OTHERS
 from tierkit.inference.statistics import BatchRecord
 
-__all__ = ["ModelMetrics"]
+__all__ = ["ModelMetrics", "ShareMetrics"]
 
 _FROM_HALF_A_MILLISECOND = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -110,6 +114,54 @@ class ModelMetrics:
         for seconds, upload_bytes, outcome in ended:
             self._upload.inc(upload_bytes)
             _requests(*self._labels, outcome).observe(seconds)
+
+
+class _Shared(Protocol):
+    answered_images: dict[str, int]
+    refused_requests: dict[str, int]
+
+    def queued_images_of(self, share: str) -> int: ...
+
+
+class ShareMetrics(Collector):
+    """Work of a node by the scheduler from which it comes. Only a node with several schedulers has these metrics.
+
+    Args:
+        shares: names of the schedulers, and the share of all other requests.
+        runners: of the node's models.
+    """
+
+    def __init__(self, shares: Sequence[str], runners: Iterable[_Shared]) -> None:
+        self._shares = shares
+        self._runners = tuple(runners)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """`/metrics` has them within this context."""
+        REGISTRY.register(self)
+        try:
+            yield
+        finally:
+            REGISTRY.unregister(self)
+
+    def describe(self) -> tuple[CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
+        """The metrics without any values."""
+        return (
+            CounterMetricFamily("terrace_share_images", "Images answered, by their scheduler.", labels=["scheduler"]),
+            CounterMetricFamily(
+                "terrace_share_refused_requests", "Requests refused, by their scheduler.", labels=["scheduler"]
+            ),
+            GaugeMetricFamily("terrace_share_queued_images", "Images that wait, by scheduler.", labels=["scheduler"]),
+        )
+
+    def collect(self) -> Iterable[Metric]:
+        answered, refused, queued = self.describe()
+        for share in self._shares:
+            labels = ["others" if share == OTHERS else share]
+            answered.add_metric(labels, sum(runner.answered_images[share] for runner in self._runners))
+            refused.add_metric(labels, sum(runner.refused_requests[share] for runner in self._runners))
+            queued.add_metric(labels, sum(runner.queued_images_of(share) for runner in self._runners))
+        return answered, refused, queued
 
 
 def _outcome_of(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,12 +25,13 @@ from tierkit.http.shell import Direct, answer_directly
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
-from tierkit.inference.metrics import ModelMetrics
+from tierkit.inference.metrics import ModelMetrics, ShareMetrics
 from tierkit.inference.model import Divisible, Model
 from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
+from tierkit.inference.sharing import ShareTurns
 from tierkit.inference.thread import InferenceThread
-from tierkit.settings import NodeSettings
+from tierkit.settings import NodeSettings, ScheduledBy
 from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest
 from tierkit.wire.oip import Limits
@@ -159,7 +161,7 @@ class InferenceNode:
         self._engine = served.engine
         self.encoders = encoders
         self.scheduler: HeartbeatSender | None = None
-        """The way to the scheduler, while the node is running; None without one."""
+        """The connection to the first scheduler, while the node is running; None without one."""
         self.settings = settings
         self.tier = Tier(settings.service)
         self.lifecycle = lifecycle
@@ -170,7 +172,10 @@ class InferenceNode:
         self.metrics = {model.name: ModelMetrics(self.tier, model.name, model.sha256) for model in everything}
         self.files = FileDecoder()
         """Decodes what comes as files, while the node is running."""
-        self._thread = InferenceThread(_cores(everything))
+        self._schedulers = settings.schedulers
+        several = len(self._schedulers) > 1
+        turns = ShareTurns([each.name for each in self._schedulers] if several else ())
+        self._thread = InferenceThread(_cores(everything), turns)
         self.runners = {
             model.name: ModelRunner(
                 model,
@@ -187,6 +192,7 @@ class InferenceNode:
 
         for name, runner in self.runners.items():
             self.metrics[name].show_queue(partial(_queued_images, runner))
+        self._share_metrics = ShareMetrics(turns.shares, self.runners.values()) if several else None
         self.repository = Repository(self.runners)
 
     @property
@@ -239,20 +245,47 @@ class InferenceNode:
                 )
                 for name, runner in self.runners.items()
             )
-            if settings.scheduler is not None:
-                sender = HeartbeatSender(
-                    settings.scheduler,
-                    self.registration,
-                    self.heartbeat,
-                    self.http,
-                    lifecycle=self.lifecycle,
-                    token=settings.own_token(),
-                    heard=self.heard,
-                )
-                self.lifecycle.add_check("scheduler", sender.check_refusal)
-                self.scheduler = sender
-                await stack.enter_async_context(sender)
+            senders = [self._sender(each) for each in self._schedulers]
+            if senders:
+                self.scheduler, *others = senders
+                self.lifecycle.add_check("scheduler", self.scheduler.check_refusal)
+                for each, sender in zip(self._schedulers[1:], others, strict=True):
+                    self.lifecycle.add_note(f"scheduler {each.name}", sender.check_refusal)
+                await stack.enter_async_context(_all_of(senders))
+            if self._share_metrics is not None:
+                stack.enter_context(self._share_metrics.shown())
             yield
+
+    def _sender(self, scheduler: ScheduledBy) -> HeartbeatSender:
+        """The connection to one scheduler, which sees its own share of the node."""
+        first, several = scheduler is self._schedulers[0], len(self._schedulers) > 1
+        key = self.lifecycle.keys.get(scheduler.name, "")
+
+        def registration(url: str) -> Registration:
+            return self.registration(url).model_copy(update={"key": key})
+
+        def heartbeat() -> Heartbeat:
+            queued = sum(runner.queued_images_of(scheduler.name) for runner in self.runners.values())
+            return self.heartbeat().model_copy(update={"queued_images": queued})
+
+        return HeartbeatSender(
+            scheduler.urls,
+            registration if several else self.registration,
+            heartbeat if several else self.heartbeat,
+            self.http,
+            lifecycle=self.lifecycle,
+            token=scheduler.token,
+            heard=self.heard if first else lambda _: None,
+            name=scheduler.name if several else "",
+            gives_networks=first,
+        )
+
+    @property
+    def shares(self) -> Mapping[bytes, str]:
+        """The share of a request by its header `Authorization`, on a node with several schedulers."""
+        if len(self._schedulers) < 2:
+            return {}
+        return {f"Bearer {key}".encode(): name for name, key in self.lifecycle.keys.items()}
 
     def heartbeat(self) -> Heartbeat:
         """How busy the node is now."""
@@ -296,6 +329,19 @@ class InferenceNode:
         )
 
 
+@asynccontextmanager
+async def _all_of(senders: Sequence[HeartbeatSender]) -> AsyncIterator[None]:
+    """All of them send within this context, and leave at the same time: none waits for a scheduler that is away."""
+    async with AsyncExitStack() as started:
+        for sender in senders:
+            await started.enter_async_context(sender)
+        started.pop_all()
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(sender.__aexit__(None, None, None) for sender in senders))
+
+
 def _cores(models: Sequence[Model]) -> int:
     return max((model.threads for model in models if isinstance(model, Divisible)), default=1)
 
@@ -329,7 +375,7 @@ def node_app(
 
     limits = Limits(max_body_bytes=node.settings.max_body_bytes)
     span = "end" if node.tier is Tier.END else "upstream"
-    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards, span=span)
+    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards, span=span, shares=node.shares)
     oip = oip_routes(
         node.runners,
         infer,

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from msgspec import Struct
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
 from tierkit.inference.model import CORES, WANTED_UNTIL, Divisible, Model, Steady
+from tierkit.inference.sharing import OTHERS, FairQueue, has_room
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
 from tierkit.inference.thread import InferenceThread
 from tierkit.tensors import Array, TensorSpec
@@ -94,8 +94,10 @@ class _Job:
     own: bool
     """The runner's: no client asked for these images, so they are computed alone, and neither metrics nor statistics
     count them."""
-    done: asyncio.Future[RunResult] | None
-    """Told once, on the event loop, how it ended; None from then on, if its request is cancelled, or if it needs no
+    share: str
+    """The scheduler from which it comes; see `tierkit.inference.sharing`."""
+    done: asyncio.Future[RunResult] | None = None
+    """Gets the outcome once, on the event loop; None from then on, if the request is cancelled, and if it needs no
     future."""
     timer: asyncio.TimerHandle | None = None
     """Ends it when its budget is spent."""
@@ -120,7 +122,8 @@ class ModelRunner:
         max_batch_size: most images in one call of the model; a larger request is computed in pieces.
         max_queue_delay_s: how long the first request of a batch waits for others to join it, less where the budget of
             one of them asks for it.
-        max_queue_images: most images that may wait; more are refused at once.
+        max_queue_images: most images that may wait; more are refused at once. Each share has an equal part of them
+            that no other share can use up.
         thread: inference thread to share with other runners; None for one of its own.
         observe: called on the event loop after each batch.
         trouble: tells why the model cannot be run now; "" where it can.
@@ -151,8 +154,10 @@ class ModelRunner:
         self._elsewhere = elsewhere
         self._thread = thread or InferenceThread()
         self._observe = observe
-        self._queue: deque[_Job] = deque()
-        self._queued_images = 0
+        self._queue: FairQueue[_Job] = FairQueue(self._thread.turns, overtaken_s=_OVERTAKEN_S)
+        shares = self._thread.turns.shares
+        self.answered_images, self.refused_requests = dict.fromkeys(shares, 0), dict.fromkeys(shares, 0)
+        """By share."""
         self._running_images = 0
         self._open = False
         self._batches: dict[int, float] = {}
@@ -184,7 +189,11 @@ class ModelRunner:
     @property
     def queued_images(self) -> int:
         """Images that wait for their batch."""
-        return self._queued_images
+        return self._queue.images
+
+    def queued_images_of(self, share: str) -> int:
+        """Images of one share that wait for their batch."""
+        return self._queue.images_of(share)
 
     @property
     def running_images(self) -> int:
@@ -209,7 +218,16 @@ class ModelRunner:
     @property
     def backlog_s(self) -> float:
         """Estimated time to compute all that waits and runs."""
-        return (self._queued_images + self._running_images) * self._s_per_image
+        return (self._queue.images + self._running_images) * self._s_per_image
+
+    @property
+    def running_s(self) -> float:
+        """Estimated time to compute the batch that is being computed."""
+        return self._running_images * self._s_per_image
+
+    def queued_s(self, share: str) -> float:
+        """Estimated time to compute the requests of one share that wait."""
+        return self._queue.images_of(share) * self._s_per_image
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -223,9 +241,7 @@ class ModelRunner:
         """Refuse new requests and those that still wait; the batch under way is finished and answered."""
         self._open = False
         with self._thread.lock:
-            left = list(self._queue)
-            self._queue.clear()
-            self._queued_images = 0
+            left = self._queue.clear()
         for job in left:
             job.end(Draining("the node is shutting down"))
         await self._thread.detach(self)
@@ -262,10 +278,11 @@ class ModelRunner:
 
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
-        job = self._enqueue(_blank(self.model.inputs, images), self._output_names[:1], images, own=True)
+        self._check_open()
+        job = self._job(_blank(self.model.inputs, images), self._output_names[:1], images, own=True)
+        done = self._enqueue(job)
         self._thread.wake()
-        assert job.done is not None
-        return await job.done
+        return await done
 
     async def check(self) -> None:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
@@ -278,7 +295,7 @@ class ModelRunner:
         now = time.perf_counter()
         if now - min(self._batches.values(), default=now) > _STALL_S:
             raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
-        if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
+        if self._thread.work_s == 0 and now - self._last_success > _FRESH_S:
             await self.prove()
 
     async def infer(
@@ -321,18 +338,27 @@ class ModelRunner:
         budget_s: float | None = None,
         alone: bool = False,
         urgent: bool = False,
+        share: str = OTHERS,
     ) -> RunResult:
-        """As `infer`, for a request that `check_request` has found right, with the number of images that it gave."""
+        """Compute a request that `check_request` has accepted. See `infer`.
+
+        Args:
+            images: the number that `check_request` returned.
+            share: the scheduler from which it comes.
+        """
+        self._admit(images, budget_s, urgent=urgent, share=share)
+        job = self._job(inputs, outputs, images, budget_s=budget_s, urgent=urgent, share=share)
         if alone and self._runs_here(images):
-            return self._run_alone(inputs, outputs, images, budget_s=budget_s, urgent=urgent)
-        job = self._enqueue(inputs, outputs, images, budget_s=budget_s, urgent=urgent)
+            return self._run_alone(job)
+        done = self._enqueue(job)
+        if budget_s is not None and self._elsewhere:
+            job.timer = self._loop.call_later(budget_s, self._give_up, job)
         if self._thread.shares_core and self._is_short():
             self._run_soon()
         else:
             self._thread.wake()
-        assert job.done is not None
         try:
-            return await job.done
+            return await done
         except asyncio.CancelledError:
             self._forget(job)
             raise
@@ -342,17 +368,7 @@ class ModelRunner:
         idle = not (self._queue or self._thread.at_work)
         return idle and images <= self.max_batch_size and self._takes_a_moment(images)
 
-    def _run_alone(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Sequence[str],
-        images: int,
-        *,
-        budget_s: float | None,
-        urgent: bool,
-    ) -> RunResult:
-        self._admit(images, budget_s, urgent=urgent)
-        job = self._job(inputs, outputs, images, None, budget_s=budget_s, urgent=urgent)
+    def _run_alone(self, job: _Job) -> RunResult:
         try:
             (result,), record = self._compute([job], self._thread.cores)
         except Exception:
@@ -360,9 +376,16 @@ class ModelRunner:
             raise
         self._learn(record)
         self._count(record)
+        self.answered_images[job.share] += job.images
         return result
 
-    def _enqueue(
+    def _enqueue(self, job: _Job) -> asyncio.Future[RunResult]:
+        job.done = done = self._loop.create_future()
+        with self._thread.lock:
+            self._queue.add(job)
+        return done
+
+    def _job(
         self,
         inputs: Mapping[str, Array],
         outputs: Sequence[str],
@@ -371,30 +394,7 @@ class ModelRunner:
         budget_s: float | None = None,
         urgent: bool = False,
         own: bool = False,
-    ) -> _Job:
-        if own:
-            self._check_open()
-        else:
-            self._admit(images, budget_s, urgent=urgent)
-        done: asyncio.Future[RunResult] = self._loop.create_future()
-        job = self._job(inputs, outputs, images, done, budget_s=budget_s, urgent=urgent, own=own)
-        if self._elsewhere and budget_s is not None:
-            job.timer = self._loop.call_later(budget_s, self._give_up, job)
-        with self._thread.lock:
-            self._queue.insert(self._place(job.arrived) if urgent else len(self._queue), job)
-            self._queued_images += images
-        return job
-
-    def _job(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Sequence[str],
-        images: int,
-        done: asyncio.Future[RunResult] | None,
-        *,
-        budget_s: float | None,
-        urgent: bool,
-        own: bool = False,
+        share: str = OTHERS,
     ) -> _Job:
         now = time.perf_counter()
         return _Job(
@@ -406,21 +406,14 @@ class ModelRunner:
             deadline=math.inf if budget_s is None else now + budget_s,
             urgent=urgent,
             own=own,
-            done=done,
-        )
-
-    def _place(self, now: float) -> int:
-        """Where in the queue an urgent request goes. Under the lock."""
-        waiting = enumerate(self._queue)
-        return next(
-            (at for at, job in waiting if not job.urgent and now - job.arrived < _OVERTAKEN_S), len(self._queue)
+            share=share,
         )
 
     def _is_short(self) -> bool:
         """True if the next batch may be computed on the event loop; not if the thread has taken it."""
         with self._thread.lock:
-            fits = bool(self._queue) and self._queue[0].images <= self.max_batch_size
-            images = min(self._queued_images, self.max_batch_size)
+            fits = bool(self._queue) and self._queue.first().images <= self.max_batch_size
+            images = min(self._queue.images, self.max_batch_size)
         return fits and self._takes_a_moment(images)
 
     def _takes_a_moment(self, images: int) -> bool:
@@ -451,13 +444,13 @@ class ModelRunner:
     def _run_now(self) -> None:
         self._run(lambda callback, *args: callback(*args), self._thread.cores)
 
-    def check_room(self, images: int = 1) -> None:
+    def check_room(self, images: int = 1, *, share: str = OTHERS) -> None:
         """Refuse early: before a request's body is read, if there is no room for `images` now.
 
         Raises:
-            Draining, Unavailable, TooLarge, Overloaded: as `infer`.
+            Draining, Unavailable, TooLarge, Overloaded: see `infer`.
         """
-        self._admit(images, None)
+        self._admit(images, None, share=share)
 
     def check_served(self) -> None:
         """Raises Unavailable while no requests are taken."""
@@ -491,23 +484,22 @@ class ModelRunner:
                 )
         return counts.pop()
 
-    def _admit(self, images: int, budget_s: float | None, *, urgent: bool = False) -> None:
+    def _admit(self, images: int, budget_s: float | None, *, urgent: bool = False, share: str) -> None:
         try:
-            self._check_admission(images, budget_s, urgent=urgent)
+            self._check_admission(images, budget_s, urgent=urgent, share=share)
         except TerraceError:
             self.statistics.add_failure(0.0)
+            self.refused_requests[share] += 1
             raise
 
-    def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool) -> None:
+    def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool, share: str) -> None:
         self._check_open()
         self.check_served()
-        if images > self.max_queue_images:
-            raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
-        if self._queued_images + images > self.max_queue_images:
-            raise Overloaded(
-                f"{self._queued_images} images wait, at most {self.max_queue_images} may",
-                retry_after_s=self._thread.backlog_s(),
-            )
+        most, own, total = self.max_queue_images, self._queue.images_of(share), self._queue.images
+        if images > most:
+            raise TooLarge(f"{images} images in one request; at most {most} are accepted")
+        if not has_room(images, own=own, total=total, most=most, shares=len(self.answered_images)):
+            raise Overloaded(f"{total} images wait, at most {most} may", retry_after_s=self._thread.backlog_s(share))
         if budget_s is None:
             return
         # By the best rate ever measured: a moving average that one slow batch has spoilt must not refuse everything,
@@ -517,12 +509,13 @@ class ModelRunner:
                 f"{'1 image takes' if images == 1 else f'{images} images take'} "
                 f"{_ms(images * self._best_s_per_image)} here, {_ms(max(budget_s, 0.0))} are left"
             )
-        backlog_s = self._thread.backlog_s()
+        overtaken = 0
         if urgent:
             with self._thread.lock:
-                overtaken = sum(job.images for job in list(self._queue)[self._place(time.perf_counter()) :])
-            backlog_s = max(0.0, backlog_s - overtaken * self._s_per_image)
-        if backlog_s and backlog_s + images * self._s_per_image > budget_s:
+                overtaken = self._queue.overtaken(share, time.perf_counter())
+        takes_s = images * self._s_per_image
+        backlog_s = self._thread.backlog_s(share, more_s=takes_s, overtaken_s=overtaken * self._s_per_image)
+        if backlog_s and backlog_s + takes_s > budget_s:
             raise Overloaded(
                 f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
                 retry_after_s=backlog_s,
@@ -541,9 +534,7 @@ class ModelRunner:
         if job.timer is not None:
             job.timer.cancel()
         with self._thread.lock:
-            if job in self._queue:
-                self._queue.remove(job)
-                self._queued_images -= job.images
+            self._queue.remove(job)
 
     # --- on the inference thread; `_run` and what it calls also on the event loop ---
 
@@ -551,15 +542,20 @@ class ModelRunner:
         """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
         if not self._queue:
             return math.inf
-        if self._queue[0].urgent:
+        job = self._queue.first()
+        if job.urgent:
             return 0.0  # before the other runners' batches, too
-        first = self._queue[0].arrived
-        if self._queued_images >= self.max_batch_size or not self.max_queue_delay_s:
+        first = job.arrived
+        if self._queue.images >= self.max_batch_size or not self.max_queue_delay_s:
             return first
         # Company is worth no missed deadline. Twice the expected time: the rate is an average, and half of all batches
         # take longer.
-        needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
+        needs_s = 2 * self._queue.images * self._s_per_image + _MARGIN_S
         return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
+
+    def start(self) -> float:
+        """Start of the share whose request is next. Only with a request that waits. Under the lock."""
+        return self._queue.start
 
     def has_several(self) -> bool:
         """True if more than one request waits. Under the lock."""
@@ -603,19 +599,19 @@ class ModelRunner:
         now = time.perf_counter()
         with self._thread.lock:
             # What is left goes to the cores that are free.
-            share = -(-self._queued_images * cores // (cores + self._thread.free))
+            share = -(-self._queue.images * cores // (cores + self._thread.free))
             most = min(self.max_batch_size, share)
-            while self._queue and (not jobs or images + self._queue[0].images <= most):
-                if jobs and (jobs[0].own or self._queue[0].own):
-                    break
-                if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
-                    break  # arrays of different types do not join
-                job = self._queue.popleft()
-                self._queued_images -= job.images
+            while self._queue:
+                job = self._queue.first()
+                if jobs:
+                    if images + job.images > most or jobs[0].own or job.own:
+                        break
+                    if self._several_types and _types(jobs[0]) != _types(job):
+                        break  # arrays of different types do not join
                 if job.deadline <= now:
-                    expired.append(job)
+                    expired.append(self._queue.take(0.0))
                 else:
-                    jobs.append(job)
+                    jobs.append(self._queue.take(self._s_per_image))
                     images += job.images
             if jobs:
                 self._running_images += images
@@ -702,9 +698,12 @@ class ModelRunner:
 
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
         self._learn(record)
-        if not jobs[0].own:
+        own = jobs[0].own
+        if not own:
             self._count(record)
         for job, result in zip(jobs, results, strict=True):
+            if not own:
+                self.answered_images[job.share] += job.images
             job.end(result)
 
     def _learn(self, record: BatchRecord) -> None:

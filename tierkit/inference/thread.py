@@ -12,6 +12,8 @@ import time
 from operator import itemgetter
 from typing import Protocol
 
+from tierkit.inference.sharing import OTHERS, ShareTurns, wait_s
+
 __all__ = ["InferenceThread", "Runner"]
 
 
@@ -28,8 +30,21 @@ class Runner(Protocol):
         """Estimated time to compute all that waits and runs."""
         ...
 
+    @property
+    def running_s(self) -> float:
+        """Estimated time to compute the batch that is being computed."""
+        ...
+
+    def queued_s(self, share: str) -> float:
+        """Estimated time to compute the requests of one share that wait."""
+        ...
+
     def due(self) -> float:
-        """When the next batch shall start (`time.perf_counter`); infinity if there is none."""
+        """Time at which the next batch starts (`time.perf_counter`); infinity if there is none."""
+        ...
+
+    def start(self) -> float:
+        """Start of the share whose request is next; see `ShareTurns`. Only with a batch that is due. Under the lock."""
         ...
 
     def has_several(self) -> bool:
@@ -43,7 +58,8 @@ class Runner(Protocol):
 
 
 class InferenceThread:
-    """The thread that runs the batches of one or more runners, oldest request first.
+    """The thread that runs the batches of one or more runners: in turns between shares, and within a share the oldest
+    request first.
 
     Runners that share a thread share its cores: their models never compete for them. It starts with its first runner
     and ends with its last.
@@ -53,9 +69,11 @@ class InferenceThread:
 
     Args:
         cores: number of cores for the models.
+        turns: of the shares of the node.
     """
 
-    def __init__(self, cores: int = 1) -> None:
+    def __init__(self, cores: int = 1, turns: ShareTurns | None = None) -> None:
+        self.turns = turns or ShareTurns()
         self.cores = cores
         self.free = cores
         """Cores that compute nothing."""
@@ -77,9 +95,25 @@ class InferenceThread:
         """True if it computes a batch now."""
         return self.free < self.cores
 
-    def backlog_s(self) -> float:
+    @property
+    def work_s(self) -> float:
         """Time that all queued and running work will take, by the runners' measured rates."""
         return sum(runner.backlog_s for runner in self._runners)
+
+    def backlog_s(self, share: str = OTHERS, *, more_s: float = 0.0, overtaken_s: float = 0.0) -> float:
+        """Time until a new request can be computed, by the runners' measured rates.
+
+        Args:
+            share: of the request.
+            more_s: time that the request itself takes.
+            overtaken_s: work of its share that comes after it.
+        """
+        if len(self.turns.shares) == 1:
+            return max(0.0, self.work_s - overtaken_s)
+        queued_s = {each: sum(runner.queued_s(each) for runner in self._runners) for each in self.turns.shares}
+        own_s = max(0.0, queued_s[share] - overtaken_s)
+        running_s = sum(runner.running_s for runner in self._runners)
+        return wait_s(share, queued_s, running_s=running_s, own_s=own_s, more_s=more_s)
 
     def wake(self) -> None:
         """A runner has something new. Call when it can be seen; a second call for the same costs nothing."""
@@ -138,7 +172,7 @@ class InferenceThread:
                 cores = 0
                 if not self._runners:
                     return None
-                due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
+                due, runner = self._first()
                 fits = self.free == self.cores or (self.free > 0 and runner.divisible)
                 wait_s = due - time.perf_counter() if fits else math.inf
                 if wait_s <= 0:
@@ -152,6 +186,15 @@ class InferenceThread:
             else:
                 with contextlib.suppress(queue.Empty):
                     self._news.get(timeout=wait_s)
+
+    def _first(self) -> tuple[float, Runner]:
+        """The runner whose batch is next, and when it is due."""
+        found = [(runner.due(), runner) for runner in self._runners]
+        if len(found) > 1 and len(self.turns.shares) > 1:
+            now = time.perf_counter()
+            if ready := [(runner.start(), due, runner) for due, runner in found if due <= now]:
+                return min(ready, key=itemgetter(0, 1))[1:]
+        return min(found, key=itemgetter(0))
 
     def _several_wait(self, first: Runner) -> bool:
         now = time.perf_counter()

@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from scheduler.metrics import SOURCES
 from tierkit.errors import TerraceError
 from tierkit.http import errors as http_errors
+from tierkit.inference.metrics import ShareMetrics
 from tierkit.testing import service_process
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -47,7 +48,9 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     values = [value for module in MEASURING for value in vars(import_module(module)).values()]
     metrics = [value for value in values if isinstance(value, MetricWrapperBase)]
     given = {next(iter(metric.describe())).name: metric._labelnames for metric in metrics}
-    assert told == given | {family.name: family._labelnames for family in SOURCES.describe()}
+    given |= {family.name: family._labelnames for family in SOURCES.describe()}
+    given |= {family.name: family._labelnames for family in ShareMetrics((), ()).describe()}
+    assert told == given
 
 
 def test_every_status_of_an_error_is_on_the_protocol_page_or_belongs_to_the_scheduler() -> None:

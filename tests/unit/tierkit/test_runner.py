@@ -21,6 +21,7 @@ from tierkit.errors import (
 )
 from tierkit.inference.model import CORES, wanted_s
 from tierkit.inference.runner import ModelRunner, RunResult
+from tierkit.inference.sharing import ShareTurns
 from tierkit.inference.statistics import BatchRecord
 from tierkit.inference.thread import InferenceThread
 from tierkit.tensors import Array, TensorSpec
@@ -775,6 +776,7 @@ async def test_a_batch_has_all_cores_and_several_that_wait_have_one_each() -> No
             await queued(runner, 6)
             assert model.running == 1  # the first one has all cores
         results = await asyncio.gather(*tasks)
+        await wait_for(lambda: not thread.at_work)
         await runner.infer(rows(40), ["double"])
     assert [result.outputs["double"][0].tolist() for result in results] == [[20, 22], [40, 42], [60, 62]]
     assert (model.cores[0], model.cores[10], model.cores[20], model.cores[40]) == (2, 1, 1, 2)
@@ -844,3 +846,97 @@ async def test_a_row_that_breaks_a_batch_of_several_cores_breaks_only_itself() -
         assert [type(outcome) for outcome in outcomes] == [ValueError, RunResult, ValueError, RunResult]
         await wait_for(lambda: not thread.at_work, what="the inference threads to come to rest")
         assert runner.running_images == 0
+
+
+# --- several schedulers ---
+
+
+@contextlib.asynccontextmanager
+async def serving_two(
+    model: Doubler, *, max_batch_size: int = 64, max_queue_images: int = 4096
+) -> AsyncIterator[ModelRunner]:
+    thread = InferenceThread(turns=ShareTurns(["a", "b"]))
+    async with ModelRunner(
+        model, thread=thread, max_batch_size=max_batch_size, max_queue_images=max_queue_images
+    ) as runner:
+        yield runner
+
+
+def ask(runner: ModelRunner, share: str, value: int, *, budget_s: float | None = None) -> asyncio.Task[RunResult]:
+    return asyncio.create_task(runner.answer(rows(value), ["double"], 1, share=share, budget_s=budget_s))
+
+
+def note(task: asyncio.Task[RunResult], share: str, ended: list[str]) -> None:
+    task.add_done_callback(lambda _: ended.append(share))
+
+
+async def test_schedulers_take_turns_and_a_batch_mixes_their_requests() -> None:
+    model = Doubler()
+    ended: list[str] = []
+    async with serving_two(model, max_batch_size=2) as runner:
+        async with busy(model, runner):
+            runner._s_per_image = 1.0
+            tasks = []
+            for share in "aaaaaabb":
+                tasks.append(ask(runner, share, 1))
+                note(tasks[-1], share, ended)
+            await queued(runner, 8)
+            assert [runner.queued_images_of(share) for share in "ab"] == [6, 2]
+        await asyncio.gather(*tasks)
+        assert model.batches == [1, 2, 2, 2, 2]
+        assert [set(ended[at : at + 2]) for at in (0, 2)] == [{"a", "b"}, {"a", "b"}]
+        assert runner.answered_images == {"a": 6, "b": 2, "": 1}
+
+
+async def test_a_flood_makes_the_node_refuse_nobody_else() -> None:
+    model = Doubler()
+    async with serving_two(model, max_queue_images=6) as runner, busy(model, runner):
+        flood = [ask(runner, "a", value) for value in range(6)]
+        await queued(runner, 6)
+        for share in ("a", ""):
+            runner.check_room(2, share="b")
+            with pytest.raises(Overloaded):
+                runner.check_room(3, share=share)
+        own = [ask(runner, "b", value) for value in range(2)]
+        await queued(runner, 8)
+        with pytest.raises(Overloaded):
+            runner.check_room(1, share="b")
+        assert runner.refused_requests == {"a": 1, "b": 1, "": 1}
+        model.open.set()
+        await asyncio.gather(*flood, *own)
+
+
+async def test_work_of_others_counts_against_a_budget_only_as_far_as_it_comes_first() -> None:
+    model = Doubler()
+    async with serving_two(model) as runner, busy(model, runner):
+        runner._s_per_image = 1.0
+        flood = [ask(runner, "a", value) for value in range(50)]
+        await queued(runner, 50)
+        with pytest.raises(Overloaded, match="about 51"):
+            await runner.answer(rows(1), ["double"], 1, budget_s=20.0, share="a")
+        own = ask(runner, "b", 1, budget_s=20.0)  # one of the flood comes before it
+        await queued(runner, 51)
+        with pytest.raises(Overloaded, match="about 3000 ms"):
+            await runner.answer(rows(1), ["double"], 1, budget_s=2.5, share="")
+        model.open.set()
+        await asyncio.gather(*flood, own)
+
+
+async def test_two_models_of_a_node_are_served_in_turns() -> None:
+    one, two = Doubler(), Doubler()
+    thread = InferenceThread(turns=ShareTurns(["a", "b"]))
+    ended: list[str] = []
+    async with (
+        ModelRunner(one, thread=thread, max_batch_size=1) as first,
+        ModelRunner(two, thread=thread, max_batch_size=1) as second,
+        busy(one, first),
+    ):
+        tasks = [ask(first, "a", value) for value in range(6)] + [ask(second, "b", value) for value in range(2)]
+        for task, share in zip(tasks, "aaaaaabb", strict=True):
+            note(task, share, ended)
+        await queued(first, 6)
+        await queued(second, 2)
+        first._s_per_image = second._s_per_image = 1.0
+        one.open.set()
+        await asyncio.gather(*tasks)
+    assert "".join(ended).rindex("b") <= 4  # by age, all of the flood would come first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,7 @@ from tierkit.inference.files import Decoded, FileDecoder, are_files
 from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner, RunResult
+from tierkit.inference.sharing import OTHERS
 from tierkit.logs import current_trace
 from tierkit.spans import Span
 from tierkit.tensors import Array
@@ -67,6 +69,7 @@ class InferEndpoint:
         files: decodes pictures that come as files.
         span: what its spans are called.
         guards: by model name, for those whose requests are looked at before they are computed.
+        shares: of a node with several schedulers: the share of a request by its header `Authorization`.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class InferEndpoint:
         guards: Mapping[str, Guard] | None = None,
         *,
         span: str = "infer",
+        shares: Mapping[bytes, str] | None = None,
     ) -> None:
+        self._shares = shares
         self._models = Models(models)
         self._files = files
         self._span = span
@@ -95,7 +100,8 @@ class InferEndpoint:
         with BodyRoom() as room, Span(self._span, current_trace()) as span:
             try:
                 if runner.queued_images or not is_small(headers):  # else there is room
-                    runner.check_room(announced_images(headers, runner.model.inputs[0]))
+                    announced = announced_images(headers, runner.model.inputs[0])
+                    runner.check_room(announced, share=self._share(headers))
                 body = await self._reader.body(headers, receive, room)
                 with cancelled_on_disconnect(scope):
                     answer, fields = await self._answer(runner, body, headers, scope, room, span)
@@ -117,17 +123,17 @@ class InferEndpoint:
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Body and headers of the answer."""
         arrived = time.perf_counter()
-        model = runner.model
+        model, share = runner.model, self._share(headers)
         request = await self._reader.read(
             headers,
             body,
             room,
             raw_input=model.inputs[0] if len(model.inputs) == 1 else None,
-            check_room=runner.check_room,
+            check_room=partial(runner.check_room, share=share),
         )
         budget = budget_s(headers, request)
         arrays = {tensor.name: tensor.data for tensor in request.inputs}
-        decoded = await self._decode_files(runner, arrays)
+        decoded = await self._decode_files(runner, arrays, share)
         plan: _Plan | None = None if decoded else request.notes.get(model)
         if plan is None:
             plan = _Plan(request, runner, arrays)
@@ -139,7 +145,7 @@ class InferEndpoint:
         # Reading much JSON has held the event loop up already.
         alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and is_alone(scope)
         result = await runner.answer(
-            arrays, plan.names, plan.images, budget_s=left_s, alone=alone, urgent=is_urgent(headers)
+            arrays, plan.names, plan.images, budget_s=left_s, alone=alone, urgent=is_urgent(headers), share=share
         )
         span.says(model=model.name, images=plan.images)
         span.took(queue=result.queue_s, compute=result.compute_s)
@@ -154,13 +160,17 @@ class InferEndpoint:
             raw += [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(answer))]
         return answer, [*raw, *fields]
 
-    async def _decode_files(self, runner: ModelRunner, arrays: dict[str, Array]) -> Decoded | None:
+    def _share(self, headers: Mapping[bytes, bytes]) -> str:
+        """The share that a request belongs to."""
+        return self._shares.get(headers.get(b"authorization", b""), OTHERS) if self._shares else OTHERS
+
+    async def _decode_files(self, runner: ModelRunner, arrays: dict[str, Array], share: str) -> Decoded | None:
         """Put rows in the place of files, where these have come."""
         spec = runner.model.inputs[0]
         array = arrays.get(spec.name)
         if array is None or not are_files(spec, array):
             return None
-        runner.check_room(len(array))
+        runner.check_room(len(array), share=share)
         decoded = await self._files.decode(spec, array)
         if decoded.damaged:
             position, reason = next(iter(decoded.damaged.items()))

@@ -52,7 +52,7 @@ def authenticator(
     file: Path | None, *, key: str = "", roles: tuple[Role, ...] = ("user", "node"), at: datetime = NOON
 ) -> tuple[Authenticator, FakeClock]:
     clock = FakeClock()
-    return Authenticator(file, key=key, roles=roles, wall=at.timestamp, clock=clock), clock
+    return Authenticator(file, keys=[key] if key else [], roles=roles, wall=at.timestamp, clock=clock), clock
 
 
 def bearer(token: str) -> list[tuple[bytes, bytes]]:
