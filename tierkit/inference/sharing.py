@@ -77,6 +77,7 @@ class FairQueue(Generic[J]):
         self.images = 0
         """Images that wait."""
         self._turns = turns
+        self._several = len(turns.shares) > 1
         self._overtaken_s = overtaken_s
         self._lines: dict[str, deque[J]] = {}
         """Requests by share; none is empty."""
@@ -105,8 +106,10 @@ class FairQueue(Generic[J]):
             line.insert(self._place(line, job.arrived), job)
         else:
             line.append(job)
-        self._turns.waits(job.share)
-        self._count(job, job.images)
+        if self._several:
+            self._turns.waits(job.share)
+        self._images[job.share] += job.images
+        self.images += job.images
 
     def overtaken(self, share: str, now: float) -> int:
         """Images that an urgent request of this share would overtake."""
@@ -130,7 +133,8 @@ class FairQueue(Generic[J]):
         """
         line = self._next_line()
         job = line.popleft()
-        self._turns.takes(job.share, job.images * s_per_image)
+        if self._several:
+            self._turns.takes(job.share, job.images * s_per_image)
         self._gone(job, line)
         return job
 
@@ -139,7 +143,8 @@ class FairQueue(Generic[J]):
         line = self._lines.get(job.share)
         if line is not None and job in line:
             line.remove(job)
-            self._turns.leaves(job.share)
+            if self._several:
+                self._turns.leaves(job.share)
             self._gone(job, line)
 
     def clear(self) -> list[J]:
@@ -164,11 +169,8 @@ class FairQueue(Generic[J]):
     def _gone(self, job: J, line: deque[J]) -> None:
         if not line:
             del self._lines[job.share]
-        self._count(job, -job.images)
-
-    def _count(self, job: J, images: int) -> None:
-        self._images[job.share] += images
-        self.images += images
+        self._images[job.share] -= job.images
+        self.images -= job.images
 
 
 def has_room(images: int, *, own: int, total: int, most: int, shares: int) -> bool:
