@@ -32,6 +32,7 @@ from scheduler.core.fleet import Change, Ledger
 from scheduler.core.health import Probe
 from scheduler.core.job import Answer, AttemptReport
 from scheduler.core.policy import PolicyRequest, settle
+from scheduler.core.site import NO_SITE, may_reach
 from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.loop import Dispatcher
@@ -41,7 +42,7 @@ from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import NotFound, UpstreamUnavailable
-from tierkit.types import Health, Scheme, Tier
+from tierkit.types import Health, Scheme, Share, Tier
 from tierkit.virtual_time import VirtualLoop
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, UpperTiming
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
@@ -92,6 +93,12 @@ class Case:
     """Tasks that an edge node or a cloud computes in one batch, if as many wait."""
     window: int = 3
     n_map: int | None = None
+    sites: int = 0
+    """Sites among which end devices and edge nodes are divided, one after the other; the clouds belong to none. 0: the
+    fleet has no sites."""
+    site_jobs: bool = False
+    """True if each job names a site, one after the other."""
+    share: str = Share.CLOUD
     heartbeat_s: float = 0.2
     beats_at_once: int = 1
     """Nodes whose heartbeats arrive at one moment; 1: each by itself."""
@@ -100,6 +107,8 @@ class Case:
     churn_per_minute: float = 0.0
     """Share of the end devices and edge nodes that fail in a minute; half are killed, half fall silent. Each comes back
     after `away_s`."""
+    most_deaths: int | None = None
+    """No more nodes fail then; None: no limit."""
     away_s: float = 5.0
     slow: tuple[Slow, ...] = ()
     noise: float = 0.0
@@ -129,6 +138,7 @@ class _Node:
     seconds: float
     """For one task."""
     model: str
+    site: str = NO_SITE
     life: int = 0
     """Number of its incarnation."""
     incarnation: str = field(init=False)
@@ -215,6 +225,9 @@ class World:
         self.kinds: dict[str, int] = {}
         self.by_tier: dict[Tier, int] = dict.fromkeys(Tier, 0)
         self.outcomes: dict[str, int] = {}
+        self.strays = self.visits = 0
+        """Pictures that reached a node which their site, or the job's, does not allow, and those that reached edge
+        nodes of other sites."""
         self.coarse_at = self.fine_at = self.finished_at = 0.0
         """When the last answer came: coarse, fine, of a task."""
         self.beats = self.messages = self.deaths = self.returns = 0
@@ -230,6 +243,7 @@ class World:
             end_link_s=0.0,
             edge_link_s=told[Tier.EDGE],
             cloud_link_s=told[Tier.CLOUD],
+            share=(case.share,),
             heartbeat_s=case.heartbeat_s,
             suspect_s=2.5 * case.heartbeat_s,
             lease_s=15 * case.heartbeat_s,
@@ -255,9 +269,15 @@ class World:
         )
         self._jobs = 0
         self._unsubmitted = case.tasks
-        self._policy = settle(
-            PolicyRequest(scheme=case.scheme), scheme=case.scheme, deadline_s=case.deadline_s, task_deadline_s=_DAY_S
-        )
+        self._policies = [
+            settle(
+                PolicyRequest(scheme=case.scheme, site=_site(number) if case.site_jobs else None),
+                scheme=case.scheme,
+                deadline_s=case.deadline_s,
+                task_deadline_s=_DAY_S,
+            )
+            for number in range(case.sites if case.site_jobs else 1)
+        ]
         self._pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (case.job_tasks * BATCH, 1, 1, 1))
 
     def _make_nodes(self, manifest: Manifest) -> Iterator[_Node]:
@@ -271,7 +291,8 @@ class World:
             for number in range(1, count + 1):
                 # Of mean 1 for any spread.
                 factor = self._chance.lognormvariate(-(case.spread**2) / 2, case.spread) if case.spread else 1.0
-                yield _Node(f"{tier}-{number}", tier, seconds * factor, network.name)
+                site = _site((number - 1) % case.sites) if case.sites and tier is not Tier.CLOUD else NO_SITE
+                yield _Node(f"{tier}-{number}", tier, seconds * factor, network.name, site)
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -295,7 +316,7 @@ class World:
     def _top_up(self) -> None:
         """Submit a job when little is left to send of those before."""
         ready = self.dispatcher.waiting
-        while self._unsubmitted and ready < _LEAST_READY * self.case.ends:
+        while self._unsubmitted and (ready < _LEAST_READY * self.case.ends or self._jobs < len(self._policies)):
             tasks = min(self.case.job_tasks, self._unsubmitted)
             self._unsubmitted -= tasks
             ready += tasks
@@ -303,7 +324,7 @@ class World:
                 ActiveJob(
                     JobFacts(
                         job_id=f"job-{self._jobs}",
-                        policy=self._policy,
+                        policy=self._policies[self._jobs % len(self._policies)],
                         deadline=self.loop.time() + self.case.deadline_s,
                     ),
                     tasks=[TaskFacts(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
@@ -322,6 +343,8 @@ class World:
         """One task on an end device, and the way up."""
         end, loop, half_s = self.nodes[order.node_id], self.loop, self.case.hop_s / 2
         self.messages += 1
+        job_site = self._policies[int(order.task_id.split("-")[1]) % len(self._policies)].site
+        self.strays += job_site not in (None, end.site)
         sent_at = loop.time()
         done_at = sent_at + half_s
         if not order.coarse_known:
@@ -348,6 +371,8 @@ class World:
         tried: list[str] = []
         for upstream in order.upstreams:
             upper, link_s = self.nodes[upstream.node_id], self._links[upstream.tier]
+            self.strays += not may_reach(end.site, Share(self.case.share), upper.site, upper.tier)
+            self.visits += upper.site not in (end.site, NO_SITE)
             asked_at = max(done_at, loop.time() - half_s) if tried else done_at
             tried.append(upstream.node_id)
             try:
@@ -465,6 +490,7 @@ class World:
             url=f"http://{node.node_id}",
             models=(offer,),
             version="0",
+            site=node.site or None,
         )
         self.dispatcher.handle(events.Registered(registration))
         self.dispatcher.handle(events.Probed(node.node_id, node.incarnation, Probe.ANSWERED, now))
@@ -518,6 +544,9 @@ class World:
         number = self._chance.randrange(self.case.ends + self.case.edges)
         tier, at = (Tier.END, number) if number < self.case.ends else (Tier.EDGE, number - self.case.ends)
         node = self.nodes[f"{tier}-{at + 1}"]
+        most = self.case.most_deaths
+        if most is not None and self.deaths >= most:
+            return
         if not node.down:
             self.deaths += 1
             node.down = "killed" if self._chance.random() < 0.5 else "silent"
@@ -542,6 +571,10 @@ class World:
         node.done = 0
         self.returns += 1
         self._register(node)
+
+
+def _site(number: int) -> str:
+    return f"site-{number + 1}"
 
 
 def _answer(future: asyncio.Future[_Served], served: _Served) -> None:
@@ -600,6 +633,8 @@ def simulate(case: Case, tell: Callable[[float], None] = lambda done: None) -> d
         "messages": world.messages + world.beats,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "deaths": world.deaths,
+        "strays": world.strays,
+        "visits": world.visits,
         "answers": world.kinds,
         "outcomes": world.outcomes,
         "by_tier": {str(tier): count for tier, count in world.by_tier.items()},

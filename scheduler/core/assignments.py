@@ -17,6 +17,8 @@ class RoundRobin:
     def __init__(self, devices: Iterable[Device] = ()) -> None:
         self._order = sorted((device.order, device.node_id) for device in devices)
         self._known = {node_id: order for order, node_id in self._order}
+        self.stirred = 0
+        """Another number whenever the work of a member has changed."""
 
     def set(self, node_id: str, order: SortKey, *, member: bool) -> None:
         """A device belongs to the ring now, or does not."""
@@ -158,6 +160,7 @@ def _enter(rings: dict[str | None, RoundRobin], device: Device, *, member: bool)
         return  # no job names those of no site
     ring = rings.setdefault(device.site, RoundRobin()) if member else rings.get(device.site)
     if ring is not None:
+        ring.stirred += 1
         ring.set(device.node_id, device.order, member=member)
         if not ring:
             del rings[device.site]

@@ -91,6 +91,8 @@ class _Standing:
     """End devices at the start of the job, used by recovery `reassign`."""
     held_back: str = ""
     """Why the scheme `adaptive` sends nothing of it at the moment."""
+    held: dict[str | None, tuple[float, int]] = field(default_factory=dict)
+    """Sites that have nothing to do for it: until when, unless the work of their devices has become another one."""
     outlooks: dict[str | None, tuple[Outlook, float]] = field(default_factory=dict)
     """By site: the forecast, and until when it is valid."""
 
@@ -217,15 +219,20 @@ class Chooser:
     def _plan(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         """The choice of the scheme `adaptive`: of a few sites that have room, the one that answers first."""
         sends: list[Send] = []
+        standing = self._standings[job.facts.job_id]
         for site, part in self._sites_of(job, now):
             found = self._plan_in(site, part, job, task, now)
             if isinstance(found, Send):
                 sends.append(found)
                 if len(sends) == _SITES:
                     break
-            elif found is not None:
-                self._standings[job.facts.job_id].held_back = found.reason
-                self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S)
+                continue
+            until = now + _OUTLOOK_S
+            if found is not None:
+                standing.held_back, until = found.reason, min(until, found.until)
+                self.look_at = min(self.look_at, until)
+            if site is not None:
+                standing.held[site] = until, self._ledger.assigned.not_full(site).stirred
         if not sends:
             return None
         best = min(sends, key=lambda send: send.finish)
@@ -236,17 +243,31 @@ class Chooser:
         """The sites whose devices a task may go to, others first each time, with their parts of the job; None for a
         fleet of one site."""
         named, sites = job.facts.policy.site, self._ledger.sites
-        if named is not None or len(sites) < 2:
+        if len(sites) < 2:
             yield named, 1.0
             return
-        ends = len(self._ledger.alive(Tier.END, now))
-        for _ in range(min(len(sites), _MOST_SITES)):
+        if named is not None:
+            if not self._is_held(job, named, now):
+                yield named, 1.0
+            return
+        ends, looked_at = len(self._ledger.alive(Tier.END, now)), 0
+        for _ in range(len(sites)):
             self._site = (self._site + 1) % len(sites)
             site = sites[self._site]
+            if self._is_held(job, site, now):
+                continue
             if there := len(self._ledger.alive(Tier.END, now, site)):
                 yield site, there / ends
+                looked_at += 1
+                if looked_at == _MOST_SITES:
+                    return
         if not ends:
             yield None, 1.0
+
+    def _is_held(self, job: OpenJob, site: str, now: float) -> bool:
+        """True if a site had nothing to do for a job a moment ago, and nothing has happened there since."""
+        until, stirred = self._standings[job.facts.job_id].held.get(site, (0.0, -1))
+        return now < until and stirred == self._ledger.assigned.not_full(site).stirred
 
     def _plan_in(self, site: str | None, part: float, job: OpenJob, task: OpenTask, now: float) -> Send | Hold | None:
         """The plan for a task in a site, or in a fleet of one site.

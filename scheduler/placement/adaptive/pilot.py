@@ -202,8 +202,10 @@ class Pilot:
             fine_only: the coarse answer is known, so that an end device just passes the task on.
             known: of the whole fleet, where `ends` and `uppers` are but a part of it.
         """
-        in_parts = known is not None and known.in_parts
-        backlog = self._backlog(now, ends, uppers, images=images) if in_parts else self._backlog(now)
+        if known is not None and known.in_parts:
+            backlog = self._backlog(now, ends, uppers, images=images)
+        else:
+            backlog = self._backlog_of(ends, uppers, now)
         return plan(
             ask,
             [self._end_state(node, images, backlog, now, fine_only=fine_only) for node in ends],
@@ -268,7 +270,7 @@ class Pilot:
         waiting = [attempt for attempt in attempts if attempt.facts.first_asked]
         if not waiting or not ends or not uppers:
             return None
-        backlog = self._backlog(now)
+        backlog = self._backlog_of(ends, uppers, now)
         attempt = max(waiting, key=lambda each: backlog.finish.get(each, 0.0))
         upper = attempt.facts.first_asked[0]
         others = [node for node in uppers if node.node_id != upper]
@@ -350,8 +352,13 @@ class Pilot:
             seconds=seconds,
             slack_s=seconds + _CUSHION_S if way_known else math.inf,
             has_room=load.tasks < (_MOST_TASKS if way_known else _BLIND_TASKS),
+            sharers=max(1, len({flight.facts.site for flight in self._ledger.assigned.at(node.node_id)})),
             accuracy=self._accuracy.get(node.model, 0.0),
         )
+
+    def _backlog_of(self, ends: Sequence[Node], uppers: Sequence[Node], now: float) -> _Backlog:
+        """When the nodes of a fleet are done, or these of a site."""
+        return self._backlog(now, ends, uppers) if any(end.site for end in ends) else self._backlog(now)
 
     def _backlog(
         self,

@@ -78,6 +78,8 @@ class UpstreamState(Struct, frozen=True, kw_only=True):
     slack_s: float
     """Seconds that a task may wait there for its turn."""
     has_room: bool = True
+    sharers: int = 1
+    """Sites whose tasks it has now: the tasks that are still to be sent get so small a part of its time."""
     accuracy: float = 0.0
     """Accuracy of its fine answers, 0 to 1; 0 if unknown."""
 
@@ -226,7 +228,7 @@ def outlook(
     for pair in _best_pairs(_first(ends, now), uppers, link, now):
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
-        ways.append((pair.finish - pair.upper.seconds, pair.upper.seconds))
+        ways.append((pair.finish - pair.upper.seconds, pair.upper.seconds * pair.upper.sharers))
     upstreams_done = _all_done(tasks, ways) if ways else math.inf
     ends_done = _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
     spare_s = fmean(end.seconds for end in ends) if in_parts else 0.0

@@ -68,7 +68,7 @@ async def status(running: Any, method: str, path: str, *headers: dict[str, str])
 
 async def test_a_token_becomes_a_session(closed: Any) -> None:
     answer = await sign_in(closed, ALICE)
-    who = {"name": "alice", "role": "operator", "expires": None, "sites": []}
+    who: dict[str, object] = {"name": "alice", "role": "operator", "expires": None, "sites": []}
     assert (answer.status_code, answer.json()) == (200, who)
     assert ALICE not in answer.headers["set-cookie"]
     found = SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]
