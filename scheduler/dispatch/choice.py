@@ -185,16 +185,22 @@ class Chooser:
             return [device for device in there if site in (None, device.site)], False
         return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now, site), False)
 
-    def _fits(self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float) -> Callable[[str], bool] | None:
-        """A test for the devices of the pool that suit the task best; None if all do."""
+    def _fits(
+        self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float, *, choosy: bool = False
+    ) -> Callable[[str], bool] | None:
+        """A test for the devices of the pool that suit the task best; None if all do.
+
+        Args:
+            choosy: also of a task that is new, those that may ask an upstream node suit best.
+        """
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
-        if job.facts.policy.recovery is Recovery.REASSIGN or not (task.blame.tried or task.coarse):
+        if job.facts.policy.recovery is Recovery.REASSIGN or not (task.blame.tried or task.coarse or choosy):
             return None
 
         def graded(device: Device) -> int:
             tried, on_trial = device.node_id in task.blame.tried, device.wrong.count > 0
             limited = device.site or device.registration.allowed_upstreams
-            cut_off = bool(task.coarse and limited) and self._placement.is_cut_off(
+            cut_off = bool((task.coarse or choosy) and limited) and self._placement.is_cut_off(
                 job.facts.policy.scheme, device, now, job.facts.privacy
             )
             return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
@@ -205,7 +211,10 @@ class Chooser:
 
     def _in_order(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        fits, site = self._fits(job, task, pool, now), job.facts.policy.site
+        site, scheme = job.facts.policy.site, job.facts.policy.scheme
+        # A job of all sites leaves out those that could give coarse answers alone.
+        choosy = site is None and len(self._ledger.sites) > 1 and scheme is not Scheme.END
+        fits = self._fits(job, task, pool, now, choosy=choosy)
         last = self._last.get(site)
         found = self._ledger.assigned.with_room(site).after(last, 1, fits) if alive else []
         if not found and (job.facts.interactive or not alive):
@@ -251,10 +260,14 @@ class Chooser:
                 yield named, 1.0
             return
         ends, looked_at = len(self._ledger.alive(Tier.END, now)), 0
+        scheme, rules = job.facts.policy.scheme, job.facts.privacy
+        some_ask = self._placement.has_upstream(scheme, now, rules)
         for _ in range(len(sites)):
             self._site = (self._site + 1) % len(sites)
             site = sites[self._site]
-            if self._is_held(job, site, now):
+            if self._is_held(job, site, now) or (
+                some_ask and not self._placement.has_upstream(scheme, now, rules, site)
+            ):
                 continue
             if there := len(self._ledger.alive(Tier.END, now, site)):
                 yield site, there / ends

@@ -107,20 +107,22 @@ async def test_a_job_waits_for_the_devices_of_its_site_and_no_other_takes_it(kit
 
 
 async def test_nothing_of_a_site_that_shares_nothing_goes_to_the_cloud(kit, settings):
-    async with shops(kit, settings, share=("none",)) as fleet:
+    async with shops(kit, settings, share=("none",), n_map=2) as fleet:
         assert (await fleet.running.http.delete("/v1/devices/edge-a-0")).status_code == 204
         job = await fleet.running.submit(kit.images(40), batch_size=10, site="a")
-        ended = (await fleet.running.finished(job["id"]))
+        ended = await fleet.running.finished(job["id"])
         assert (ended["answered_coarse"], ended["answered_fine"], ended["fallback"]) == (40, 0, 40)
         assert fleet.used("a") == set()
         (site_a, _) = (await fleet.running.http.get("/v1/sites")).json()["sites"]
         assert (site_a["health"], site_a["share"]) == ("coarse", "none")
         assert "share = none" in site_a["reason"]
-        # A job of no site is answered well by the other shop's devices, and by these coarsely.
-        whole = await fleet.running.submit(kit.images(40), batch_size=10)
-        ended = (await fleet.running.finished(whole["id"]))
-        assert ended["answered_coarse"] == 40
+        # A job of no site goes to the other shop, whose devices get fine answers.
+        before = len(fleet.tasks("a"))
+        for scheme in SCHEMES:
+            whole = await fleet.running.submit(kit.images(40), batch_size=10, scheme=scheme)
+            assert (await fleet.running.finished(whole["id"]))["answered_fine"] == 40
         assert fleet.used("b") == {"edge-b-0"}
+        assert len(fleet.tasks("a")) == before
 
 
 async def test_edge_nodes_of_other_sites_answer_when_the_own_one_is_gone_if_a_site_shares_them(kit, settings):
