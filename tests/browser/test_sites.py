@@ -15,6 +15,7 @@ from playwright.sync_api import Page, Request, Route, expect
 
 from tests.browser.conftest import OpenPage, faults
 from tests.browser.test_live import source_now
+from tests.browser.test_try import pictures
 from tests.browser.watching import HOSTILE, PLAYS_EVENTS, jpeg, streams
 
 _LONG = "a-shop-with-a-name-that-is-as-long-as-the-name-of-a-site-may-be"
@@ -362,7 +363,7 @@ def test_sources_are_shown_with_their_site_and_by_it(watched_url: str, open_page
     expect(tiles).to_have_count(2)
     expect(place).to_be_hidden()
     tell("shop-10", "shop-9", "shop-9", None)
-    assert place.locator("option").all_inner_texts() == ["all", "shop-9", "shop-10", "no site"]
+    expect(place.locator("option")).to_have_text(["all", "shop-9", "shop-10", "no site"])
     expect(page.locator("[data-source=cam-0000]")).to_contain_text("shop-10")
     for chosen, count in (("shop-9", 2), ("no site", 1), ("all", 4), ("shop-10", 1)):
         place.select_option(label=chosen)
@@ -394,6 +395,36 @@ def test_hostile_names_are_text(plays: Plays) -> None:
     assert page.locator("main img").count() == 0
     assert page.evaluate("window.hit") is None
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("limited", "offered"), [([], ["any", "shop-1", "shop-2"]), (["shop-1", "shop-2"], ["shop-1", "shop-2"])]
+)
+def test_pictures_are_tried_in_a_site(
+    watched_url: str, open_page: OpenPage, limited: list[str], offered: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url.partition("/v1/classify")[2])
+        route.fulfill(body="", content_type="application/x-ndjson")
+
+    def before(page: Page) -> None:
+        who = {"name": "alice", "role": "user", "expires": None, "sites": limited}
+        page.route("**/v1/whoami", lambda route: route.fulfill(json=who))
+        page.route("**/v1/sites", lambda route: route.fulfill(json={"sites": [site_now("shop-1"), site_now("shop-2")]}))
+        page.route("**/v1/classify?*", answer)
+
+    page = open_page(f"{watched_url}/ui/try", before=before)
+    place = page.get_by_label("Site")
+    expect(place.locator("option")).to_have_text(offered)
+    for name in offered:
+        place.select_option(label=name)
+        page.get_by_test_id("upload").set_input_files(pictures(1))
+        expect(page.locator(".done")).to_have_count(1)
+        page.get_by_role("button", name="Clear").click()
+    sites = ["" if name == "any" else f"&site={name}" for name in offered]
+    assert asked == [f"?on_bad_input=skip{each}" for each in sites]
 
 
 def many(count: int, number: int) -> list[dict[str, Any]]:

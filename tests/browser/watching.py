@@ -93,9 +93,10 @@ class PlayedNode:
 
     Args:
         token: of the node; None where none is asked for.
+        site: of the node; None: no site.
     """
 
-    def __init__(self, url: str, node_id: str, token: str | None = None) -> None:
+    def __init__(self, url: str, node_id: str, token: str | None = None, site: str | None = None) -> None:
         self.node_id = node_id
         self._incarnation, self._spool = secrets.token_hex(8), secrets.token_hex(8)
         self._network = next(each for each in load_manifest().models if each.tier == "end")
@@ -106,6 +107,7 @@ class PlayedNode:
             "node_id": node_id,
             "incarnation": self._incarnation,
             "tier": "end",
+            "site": site,
             "url": "http://127.0.0.1:9",
             "models": [offer],
             "version": "0",

@@ -142,7 +142,7 @@ function show(fleet) {
   head.update(one, site, own);
   if (site) news.showJobs(fleet.jobs);
   chart.hidden = sited && one === null;
-  hollow.hidden = one === null;
+  hollow.hidden = !site;
   if (!chart.hidden) map.update({ ...fleet, nodes, site: one });
   table.element.toggleAttribute("data-sited", sited);
   table.update(nodes);

@@ -4,7 +4,7 @@ import { UNSURE, words } from "./answers.js";
 import { get, request } from "./api.js";
 import { attribute, el, replace, text } from "./dom.js";
 import { milliseconds, percent, size } from "./format.js";
-import { attempt, begin, main, tell } from "./shell.js";
+import { attempt, begin, caller, main, tell } from "./shell.js";
 
 /** @typedef {import("./types").Results} Results */
 /** @typedef {import("./types").ImageResult} ImageResult */
@@ -82,6 +82,9 @@ function left(sent, together) {
   return sent.map(({ form, upload_bytes }) => `${form === "pixels" ? "pixels" : `features (${form}), no pixels`}, ${size(upload_bytes)}${all}`).join("; ");
 }
 
+/** Where the pictures are answered; "" for anywhere. */
+const site = el("select");
+const sited = el("label", { hidden: true }, "Site ", site);
 const cards = el("ul", { class: "pictures" });
 const summary = el("p", { role: "status", "aria-live": "polite", class: "muted" });
 let given = 0;
@@ -126,7 +129,8 @@ async function classify(items) {
     answered += 1;
   };
   try {
-    const response = await request("/v1/classify?on_bad_input=skip", { method: "POST", body: form });
+    const where = site.value && `&site=${encodeURIComponent(site.value)}`;
+    const response = await request(`/v1/classify?on_bad_input=skip${where}`, { method: "POST", body: form });
     for await (const line of lines(response)) {
       const told = /** @type {Results & {error?: string}} */ (JSON.parse(line));
       if (told.event === "error") throw new Error(told.error);
@@ -253,14 +257,17 @@ async function chooseSamples(samples) {
 }
 
 begin(async () => {
-  const info = await get("/v1/info");
+  const [info, { sites }] = await Promise.all([get("/v1/info"), get("/v1/sites")]);
+  if (!caller.sites.length) site.append(el("option", { value: "" }, "any"));
+  site.append(.../** @type {import("./types").SiteNow[]} */ (sites).map((each) => el("option", { value: each.site }, each.site)));
+  sited.hidden = sites.length === 0;
   const { coarse, fine } = info.hierarchy;
   const { area, input } = uploads();
   const others = el("div", { class: "buttons" });
   if (navigator.mediaDevices) others.append(el("button", { type: "button", click: () => attempt(photograph) }, "Use the camera"));
   if (info.samples) others.append(el("button", { type: "button", click: () => attempt(() => chooseSamples(info.samples)) }, "Choose samples"));
   others.append(clear);
-  area.append(others);
+  area.append(sited, others);
   const flat = String(coarse) === String(fine);
   const classes = flat ? `${fine.length} classes` : `${coarse.length} superclasses first, then ${fine.length} classes`;
   main.append(
