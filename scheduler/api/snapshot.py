@@ -106,7 +106,7 @@ class FleetSnapshot:
     nodes: tuple[NodeNow, ...]
     """At most 1,000, those that are not well before others."""
     known: int
-    """All nodes of the device list."""
+    """All nodes of the device list; for users limited to sites, those that they see."""
     links: tuple[LinkNow, ...]
     jobs: tuple[JobNow, ...]
     """Unfinished jobs, the newest 100."""
@@ -187,7 +187,7 @@ class Snapshots:
             scheme=scheduler.settings.scheme,
             doubting=scheduler.devices.doubting,
             nodes=tuple(self._node(view, now) for view in views),
-            known=scheduler.devices.healths().total(),
+            known=self._known(seen, views),
             links=self._links([view.device for view in views], now),
             jobs=(),
             unfinished=scheduler.unfinished,
@@ -195,6 +195,12 @@ class Snapshots:
             sites=sites_now(scheduler, SitesSeen(allowed=seen.allowed), now),
             site=seen.only,
         )
+
+    def _known(self, seen: SitesSeen, views: Sequence[DeviceView]) -> int:
+        devices = self._scheduler.devices
+        if not seen.allowed:
+            return devices.healths().total()
+        return sum(devices.find(view.device.node_id) is not None for view in views)
 
     def _node(self, view: DeviceView, now: float) -> NodeNow:
         device = view.device

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from terrace import Client
 from tests.browser.conftest import OpenPage
 from tests.browser.test_try import pictures
 from tests.browser.watching import PlayedNode, tile
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.testing import service_process
 
 _NODES = (("end", "a-end", "shop-1"), ("edge", "a-edge", "shop-1"), ("end", "b-end", "shop-2"))
@@ -58,6 +60,17 @@ def test_an_operator_drains_and_resumes_a_site(shops: str, open_page: OpenPage) 
     page.get_by_role("button", name="Resume shop-1").click()
     expect(page.locator("[data-testid=map-node][data-health=alive]")).to_have_count(2)
     expect(page.get_by_test_id("one-site")).to_have_attribute("data-site-health", "ok")
+
+
+def test_a_removed_site_is_let_in_again(shops: str, open_page: OpenPage) -> None:
+    page = open_page(f"{shops}/ui#site=shop-2")
+    page.get_by_role("button", name="Remove shop-2").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Remove").click()
+    expect(page.locator("[data-testid=map-node][data-node=b-end]")).to_have_attribute("data-health", "removed")
+    expect(page.get_by_test_id("one-site")).to_have_attribute("data-site-health", "down")
+    page.get_by_role("button", name="Resume shop-2").click()
+    expect(page.locator("[data-testid=map-node][data-node=b-end]")).to_have_attribute("data-health", "alive")
+    expect(page.get_by_test_id("one-site")).to_have_attribute("data-site-health", "coarse")
 
 
 def test_a_job_shows_its_site_and_where_its_answers_come_from(shops: str, open_page: OpenPage) -> None:
@@ -112,3 +125,33 @@ def test_a_source_shows_its_site(shops: str, open_page: OpenPage) -> None:
     page.locator(".facts").get_by_role("link", name="shop-4").click()
     expect(page.get_by_test_id("site-name")).to_have_text("shop-4")
     expect(page.locator("[data-testid=map-node][data-node=camera]")).to_be_visible()
+
+
+def test_a_user_limited_to_a_site_sees_only_that(portal: BlockingPortal, open_page: OpenPage, tmp_path: Path) -> None:
+    carol, pi = new_token(), new_token()
+    book = [
+        TokenEntry(name="carol", role="user", sites=("shop-1",), sha256=digest_of(carol.encode()).hex()),
+        TokenEntry(name="pi", role="node", sha256=digest_of(pi.encode()).hex()),
+    ]
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(mode=0o600)
+    tokens.write_text(write_book(book))
+    options = ["-m", "terrace", "scheduler", f"--state={tmp_path / 'state'}", "--port=0", f"--tokens={tokens}"]
+    with ExitStack() as stack:
+        started = service_process(options, ready_file=tmp_path / "ready")
+        url = stack.enter_context(portal.wrap_async_context_manager(started)).url
+        for name, site in (("pi-1", "shop-1"), ("pi-2", "shop-2"), ("pi-3", "shop-2")):
+            stack.enter_context(contextlib.closing(PlayedNode(url, name, pi, site)))
+        page = open_page(f"{url}/ui", allowed="40[134]")
+        page.get_by_label("Token").fill(carol)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_test_id("site")).to_have_count(1)
+        expect(page.locator("[data-testid=node]")).to_have_count(1)
+        page.locator("[data-site=shop-1] a").click()
+        expect(page.locator("[data-testid=map-node][data-node=pi-1]")).to_be_visible()
+        expect(page.get_by_role("button", name="Drain shop-1")).to_have_count(0)
+        page.goto(f"{url}/ui/try")
+        expect(page.get_by_label("Site").locator("option")).to_have_text(["shop-1"])
+        page.goto(f"{url}/ui#site=shop-2")
+        expect(page.get_by_test_id("no-site")).to_contain_text("shop-2")
+        page.close()  # before its scheduler ends
