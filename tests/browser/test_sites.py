@@ -451,6 +451,23 @@ def test_of_a_thousand_sites_those_in_sight_are_drawn(plays: Plays) -> None:
     assert page.evaluate("document.activeElement.closest('li').dataset.site") == "shop-999"
 
 
+def test_of_more_sites_the_worst_are_shown_and_all_are_found(plays: Plays) -> None:
+    fleet = plays([])
+    page = fleet.page
+    sites = many(1500, 0)
+    fleet.tell(snapshot(sites))
+    expect(page.get_by_test_id("site")).to_have_count(1000)
+    expect(page.get_by_test_id("sites")).to_contain_text("1,000 of 1,500 sites are shown")
+    last = max(each["site"] for each in sites if each["health"] == "ok" and each["site"].startswith("shop-14"))
+    expect(page.locator(f"[data-site={last}]")).to_have_count(0)
+    page.get_by_label("Find").fill(last)
+    expect(page.locator(f"[data-site={last}]")).to_have_count(1)
+    expect(page.get_by_test_id("site")).to_have_count(1)
+    page.get_by_label("Find").fill("nowhere")
+    expect(page.get_by_test_id("site")).to_have_count(0)
+    expect(page.get_by_test_id("sites")).to_contain_text("No site has such a name.")
+
+
 @pytest.mark.benchmark
 def test_speed_of_updates_of_a_thousand_sites(plays: Plays, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = plays([])

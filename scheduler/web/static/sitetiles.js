@@ -2,11 +2,13 @@
 
 import { attribute, el, text } from "./dom.js";
 import { number } from "./format.js";
-import { fragment, inOrder, MARKS, NO_SITE, SHARES, TIERS } from "./siteparts.js";
+import { fragment, inOrder, MARKS, NO_SITE, SHARES, siteWords, TIERS } from "./siteparts.js";
 
 /** @typedef {import("./types").SiteNow} SiteNow */
 
 const MARGIN = "400px";
+/** Tiles at a time: a browser takes too long for more. */
+const MOST = 1000;
 
 /** Nodes without a site. @typedef {{nodes: number, clouds: number}} Siteless */
 
@@ -17,7 +19,7 @@ class SiteTile {
     this.fill = () => undefined;
     /** @type {ReturnType<typeof parts> | null} null while it is out of sight */
     this.parts = null;
-    const words = site === NO_SITE ? "no site" : site;
+    const words = siteWords(site);
     this.head = el("a", { class: "head", href: fragment(site), title: words }, el("span", { class: "name" }, words));
     this.element = el("li", { class: "place", "data-testid": "site", "data-site": site }, this.head);
   }
@@ -71,12 +73,16 @@ function parts() {
 
 export class SiteTiles {
   constructor() {
+    /** @type {SiteNow[]} those in trouble first */
+    this.sites = [];
+    /** @type {Siteless} */
+    this.siteless = { nodes: 0, clouds: 0 };
     /** @type {Map<string, SiteTile>} by name */
     this.tiles = new Map();
     /** @type {WeakMap<Element, SiteTile>} */
     this.of = new WeakMap();
     this.list = el("ul", { class: "places", "aria-label": "Sites" });
-    this.search = el("input", { type: "search", placeholder: "name of a site", autocomplete: "off", input: () => this.filter() });
+    this.search = el("input", { type: "search", placeholder: "name of a site", autocomplete: "off", input: () => this.draw() });
     this.count = el("span", { class: "muted", role: "status" });
     this.none = el("p", { class: "card", hidden: true }, "No site has such a name.");
     const filters = el("div", { class: "filters" }, el("label", {}, "Find ", this.search), this.count);
@@ -92,11 +98,24 @@ export class SiteTiles {
 
   /** @param {SiteNow[]} sites @param {Siteless} siteless */
   update(sites, siteless) {
-    const sorted = [...sites].sort(inOrder);
-    this.arrange([...sorted.map(({ site }) => site), ...(siteless.nodes > 0 ? [NO_SITE] : [])]);
-    for (const site of sorted) this.tiles.get(site.site)?.show(site);
-    this.tiles.get(NO_SITE)?.showSiteless(siteless);
-    this.filter();
+    this.sites = [...sites].sort(inOrder);
+    this.siteless = siteless;
+    this.draw();
+  }
+
+  /** Shows the sites whose name is looked for. */
+  draw() {
+    const wanted = this.search.value.trim().toLowerCase();
+    const found = this.sites.filter(({ site }) => site.includes(wanted));
+    const shown = found.slice(0, MOST);
+    const others = this.siteless.nodes > 0 && siteWords(NO_SITE).includes(wanted);
+    this.arrange([...shown.map(({ site }) => site), ...(others ? [NO_SITE] : [])]);
+    for (const site of shown) this.tiles.get(site.site)?.show(site);
+    this.tiles.get(NO_SITE)?.showSiteless(this.siteless);
+    const cut = `${number(MOST)} of ${number(found.length)} sites are shown, those in trouble before others.`;
+    text(this.count, found.length > MOST ? cut : wanted ? `${number(found.length)} of ${number(this.sites.length)} sites` : "");
+    this.none.hidden = this.tiles.size > 0;
+    this.list.hidden = this.tiles.size === 0;
   }
 
   /** Makes the tiles of these names the list, in this order. @param {string[]} names */
@@ -133,19 +152,6 @@ export class SiteTiles {
       this.sight.observe(tile.element);
     }
     return tile;
-  }
-
-  filter() {
-    const wanted = this.search.value.trim().toLowerCase();
-    let shown = 0;
-    for (const { element, head } of this.tiles.values()) {
-      // The one with the focus stays, or the keyboard would lose its place.
-      element.hidden = !(head.textContent ?? "").includes(wanted) && !element.contains(document.activeElement);
-      shown += Number(!element.hidden);
-    }
-    text(this.count, wanted ? `${number(shown)} of ${number(this.tiles.size)}` : "");
-    this.none.hidden = shown > 0;
-    this.list.hidden = shown === 0;
   }
 
   /** @param {string} name */
