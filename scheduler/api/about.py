@@ -18,8 +18,10 @@ from scheduler.api.routing import (
     CHECKS,
     NOSNIFF,
     USERS,
+    CallerOf,
     Service,
     SmallBody,
+    sites_of,
 )
 from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
 from scheduler.jobs.service import Scheduler
@@ -87,8 +89,9 @@ def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
 
 
 @about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
-async def get_info(scheduler: Service) -> dict[str, Any]:
+async def get_info(scheduler: Service, caller: CallerOf) -> dict[str, Any]:
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
+    allowed = sites_of(caller)
     return {
         "version": installed_version(),
         "limits": {
@@ -102,6 +105,8 @@ async def get_info(scheduler: Service) -> dict[str, Any]:
         "input_shape": list(scheduler.manifest.models[0].input_shape),
         "samples": _samples(scheduler),
         "audit": has_audit(limits),
+        # Names of other sites are not for a user who is limited to some.
+        "share": [rule for rule in limits.share if not allowed or rule.rpartition("=")[0] in ("", *allowed)],
         "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
         "hierarchy": {
             "name": hierarchy.name,

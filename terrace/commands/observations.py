@@ -218,9 +218,11 @@ def _save_table(
 
 
 def _table(part: list[SeenPicture]) -> Listing:
+    placed = any(each.site for each in part)
     table = Listing(
         Column(title="node"),
         Column(title="source"),
+        *([Column(title="site", rank=5)] if placed else []),
         Column(title="number", right=True),
         Column(title="taken", rank=3),
         Column(title="answer", rank=1),
@@ -232,6 +234,7 @@ def _table(part: list[SeenPicture]) -> Listing:
         table.add_row(
             each.node,
             each.source,
+            *([each.site or ""] if placed else []),
             str(each.sequence),
             _taken(each),
             each.label or "",

@@ -84,9 +84,11 @@ def list_sources(
     if not sources:
         screen().print("no sources; give a device one with [bold]terrace end --source NAME=URL[/bold]")
         return
+    placed = any(source.site for source in sources)
     table = Listing(
         Column(title="node"),
         Column(title="source"),
+        *([Column(title="site", rank=5)] if placed else []),
         Column(title="device", rank=5),
         Column(title="state", rank=1),
         Column(title="last answer", rank=2, max_width=24),
@@ -105,6 +107,7 @@ def list_sources(
         table.add_row(
             source.node,
             source.source,
+            *([source.site or ""] if placed else []),
             health_text(source.health) if source.health else "",
             source.state,
             (answer and answer.label) or "",
