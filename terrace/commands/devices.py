@@ -28,7 +28,7 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 @connected
 def list_devices(client: Client, site: OnlySite = None, json: Json = False) -> None:
     """The nodes that the scheduler knows, and what it thinks of them."""
-    devices = sorted(client.devices(site=site), key=lambda device: node_order(device.tier, device.node_id))
+    devices = sorted(client.devices(site=site), key=_order)
     if json:
         print_json({"devices": devices})
         return
@@ -42,8 +42,12 @@ def list_devices(client: Client, site: OnlySite = None, json: Json = False) -> N
     screen().print(device_table(devices), crop=False)
 
 
+def _order(device: Device) -> tuple[int, list[tuple[str, int]]]:
+    return node_order(device.tier, device.node_id)
+
+
 def device_table(devices: Sequence[Device]) -> Listing:
-    """Return one line per node; with its site if one has a site."""
+    """Return one line per node, with its site if any node has one."""
     placed = any(device.site for device in devices)
     table = Listing(
         Column(title="node"),
@@ -56,7 +60,7 @@ def device_table(devices: Sequence[Device]) -> Listing:
         Column(title="done", rank=7, right=True),
         Column(title="url", rank=3),
     )
-    for device in devices:
+    for device in sorted(devices, key=_order):
         table.add_row(
             tier_text(device.node_id, device.tier),
             *([device.site or ""] if placed else []),

@@ -96,7 +96,7 @@ def _site_table(sites: tuple[SiteNow, ...]) -> Listing:
         *(Column(title=tier, rank=4, right=True) for tier in Tier),
         Column(title="images/s", rank=5, right=True),
         Column(title="share", rank=3),
-        Column(title="reason", rank=2, max_width=60),
+        Column(title="reason", rank=2, max_width=90),
     )
     for site in sites:
         table.add_row(

@@ -404,7 +404,7 @@ class AsyncClient(SchedulerConnection):
         return parse(RunOrders, (await self._request("PUT", path, repeatable=True, upload=json_upload(report))).content)
 
     async def devices(self, *, site: str | None = None) -> tuple[Device, ...]:
-        """The nodes that the scheduler knows, or those of a site."""
+        """The nodes that the scheduler knows, of a site if one is named."""
         return (await self._get(DeviceList, "/v1/devices", site=site)).devices
 
     async def drain(self, node_id: str) -> None:
@@ -441,7 +441,7 @@ class AsyncClient(SchedulerConnection):
         return await self._change_site("POST", f"{_site_path(name)}/drain")
 
     async def resume_site(self, name: str) -> tuple[str, ...]:
-        """Give the nodes of a drained site tasks again, or let those of a removed one register. Returns their ids."""
+        """Give the nodes of a drained site tasks again, or let removed nodes register. Returns their ids."""
         return await self._change_site("DELETE", f"{_site_path(name)}/drain")
 
     async def remove_site(self, name: str, *, forget: bool = False) -> tuple[str, ...]:
@@ -457,7 +457,7 @@ class AsyncClient(SchedulerConnection):
         return parse(SiteChange, response.content).nodes
 
     async def sources(self, *, site: str | None = None) -> tuple[SourceNow, ...]:
-        """The sources of all devices that the caller may see, or those of a site, by node and name."""
+        """The sources of all devices that the caller may see, by node and name; of a site if one is named."""
         return (await self._get(SourceList, "/v1/sources", site=site)).sources
 
     async def set_rights(self, node: str, source: str, *, owner: str | None, readers: Iterable[str]) -> SourceRights:
