@@ -68,7 +68,7 @@ class Machines:
         words = ["bash", "-euo", "pipefail", "-c", line]
         done = subprocess.run(words, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=100)
         assert done.returncode == code, f"{line}\n{done.stdout}\n{done.stderr}"
-        return done.stdout if code == 0 else done.stderr
+        return done.stdout if code == 0 else done.stdout + done.stderr
 
     def knows(self, token: str) -> bool:
         """True if the scheduler has read of a token in its file of tokens."""
@@ -136,6 +136,9 @@ def test_the_how_to_works_as_written(machines: Machines) -> None:
     assert "shop-2" in told
     assert "shop-3" not in told
     machines.run("terrace classify photos/ --site shop-3 --token-file anna.token", code=1)
+    examined = machines.run("terrace doctor", code=1)
+    assert re.search(r"• site shop-2 +degraded, share cloud: shop-2-edge-1 is dead", examined)
+    assert re.search(r"✗ site shop-3 +coarse, share none: no upstream node is alive", examined)
 
 
 def seen(machines: Machines) -> list[dict[str, Any]]:

@@ -644,6 +644,25 @@ async def test_pods_end_when_they_are_told_to(fleet: Fleet) -> None:
     assert await asyncio.gather(*(service.exit_code() for service in fleet.services.values())) == [0, 0, 0, 0]
 
 
+async def test_nodes_of_a_site_join_it_and_share_the_cloud(tmp_path: Path) -> None:
+    values = {
+        "tiers": {"end": {"enabled": False}, "edge": {"enabled": False}},
+        "sites": [{"name": "shop-1", "end": {}, "edge": {}}],
+    }
+    async with started(values, tmp_path, {}) as fleet:
+        url, token = url_of(fleet.services["scheduler-0"]), fleet.secret["admin.token"]
+        async with AsyncClient(url, token=token) as client:
+            await wait_for(lambda: joined(client, 3), what="the nodes of the chart")
+            assert {device.tier: device.site for device in await client.devices()} == {
+                "end": "shop-1",
+                "edge": "shop-1",
+                "cloud": None,
+            }
+            images = read_sample().images[:20]
+            job = await client.wait(await client.submit(images, scheme="end-edge", site="shop-1"), budget_s=60)
+        assert (job.answered_coarse, job.answered_fine, job.site) == (20, 20, "shop-1")
+
+
 async def test_of_two_schedulers_one_leads_and_nodes_and_users_go_over_to_the_other(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:

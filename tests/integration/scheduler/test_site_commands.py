@@ -103,6 +103,18 @@ async def test_other_commands_take_a_site(terrace: Command) -> None:
         assert "known are shop-2, shop-10" in err
 
 
+@pytest.mark.parametrize("name", ["../devices", "Shop 2", "s" * 64, "shöp", "a/b", "--"])
+async def test_what_is_no_name_of_a_site_is_one_sentence(terrace: Command, name: str) -> None:
+    calls = [("sites", action, "--", name) for action in ("show", "drain", "resume", "remove")]
+    calls += [(*command, f"--site={name}") for command in (("devices", "list"), ("jobs", "list"), ("observations",))]
+    calls.append(("classify", "sample", f"--site={name}"))
+    for words in calls:
+        code, out, err = await terrace(*words)
+        assert (code, out) == (2, ""), words
+        assert err.startswith("terrace: "), words
+        assert err.count("\n") == 1, words
+
+
 async def test_the_doctor_examines_sites(terrace: Command, shops: Any, kit: Any) -> None:
     await shops.register("stray", "end")
     _, out, _ = await terrace("doctor", "--json")
