@@ -38,7 +38,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.inference.upstreams import is_allowed
-from tierkit.types import Health, SiteHealth, Tier
+from tierkit.types import Health, Share, SiteHealth, Tier
 
 __all__ = [
     "Check",
@@ -308,7 +308,6 @@ def _check_sites(sites: Sequence[SiteNow], devices: Sequence[Device], share: Seq
         share: the rules of the scheduler, such as "cloud" and "shop-7=none".
     """
     advices = {
-        SiteHealth.COARSE: "start an edge node there, or let its pictures leave the site (`share` of the scheduler)",
         SiteHealth.DOWN: "see to its nodes; if the site is gone for good: terrace sites remove {site} --forget",
         SiteHealth.DRAINED: "terrace sites resume {site}",
     }
@@ -317,7 +316,12 @@ def _check_sites(sites: Sequence[SiteNow], devices: Sequence[Device], share: Seq
         if site.health is SiteHealth.COARSE:
             verdict = CheckVerdict.FAIL
         detail = f"{site.health}, share {site.share}" + (f": {site.reason}" if site.reason else "")
-        yield Check(_FLEET, f"site {site.site}", verdict, detail, advices.get(site.health, "").format(site=site.site))
+        advice = advices.get(site.health, "").format(site=site.site)
+        if site.health is SiteHealth.COARSE:
+            kept = site.share is Share.NONE
+            other = "let its pictures leave it (`share` of the scheduler)" if kept else "a cloud node without a site"
+            advice = f"start an edge node there, or {other}"
+        yield Check(_FLEET, f"site {site.site}", verdict, detail, advice)
     stray = [device.node_id for device in devices if device.tier is Tier.END and device.site is None]
     if sites and stray:
         named = ", ".join(stray[:_MOST_NAMED]) + (f" and {len(stray) - _MOST_NAMED} more" * (len(stray) > _MOST_NAMED))

@@ -105,7 +105,7 @@ async def test_other_commands_take_a_site(terrace: Command) -> None:
 
 @pytest.mark.parametrize("name", ["../devices", "Shop 2", "s" * 64, "shöp", "a/b", "--"])
 async def test_what_is_no_name_of_a_site_is_one_sentence(terrace: Command, name: str) -> None:
-    calls = [("sites", action, "--", name) for action in ("show", "drain", "resume", "remove")]
+    calls: list[tuple[str, ...]] = [("sites", action, "--", name) for action in ("show", "drain", "resume", "remove")]
     calls += [(*command, f"--site={name}") for command in (("devices", "list"), ("jobs", "list"), ("observations",))]
     calls.append(("classify", "sample", f"--site={name}"))
     for words in calls:

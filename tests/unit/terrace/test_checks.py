@@ -404,7 +404,7 @@ def a_site(name: str, health: SiteHealth, reason: str) -> SiteNow:
     [
         (SiteHealth.OK, CheckVerdict.OK, ""),
         (SiteHealth.DEGRADED, CheckVerdict.NOTE, ""),
-        (SiteHealth.COARSE, CheckVerdict.FAIL, "start an edge node there, or let its pictures leave the site"),
+        (SiteHealth.COARSE, CheckVerdict.FAIL, "start an edge node there, or a cloud node without a site"),
         (SiteHealth.DRAINED, CheckVerdict.NOTE, "terrace sites resume shop-7"),
         (SiteHealth.DOWN, CheckVerdict.NOTE, "terrace sites remove shop-7 --forget"),
     ],
