@@ -86,6 +86,7 @@ async def test_each_scheduler_has_a_key_and_sees_its_own_queue(start_node: Start
             assert len({first.key, second.key, ""}) == 3
             assert (await ask(node, 1)).status_code == 200  # without tokens a key is not needed
             node.model.gate.clear()
+            node.model.entered.clear()
             running = asyncio.create_task(ask(node, 1, first.key))
             await asyncio.to_thread(node.model.entered.wait)
             waiting = [asyncio.create_task(ask(node, 2, key)) for key in (first.key, second.key, second.key, "")]
@@ -110,7 +111,9 @@ async def test_a_flood_of_one_does_not_make_the_node_refuse_another(start_node: 
             await wait_for(lambda: bool(first.registrations and second.registrations))
             node.model.gate.clear()
             node.model.entered.clear()
-            flood = [asyncio.create_task(ask(node, 5, second.key)) for _ in range(20)]
+            flood = [asyncio.create_task(ask(node, 5, second.key))]
+            await asyncio.to_thread(node.model.entered.wait)
+            flood += [asyncio.create_task(ask(node, 5, second.key)) for _ in range(19)]
             await wait_for(lambda: sum(task.done() for task in flood) == 13, what="one that runs, and six that wait")
             own = [asyncio.create_task(ask(node, 5, first.key)) for _ in range(2)]
             await wait_for(lambda: first.beats[-1].queued_images == 10)
