@@ -11,12 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from models.hierarchy import Hierarchy
-from scheduler.core.device import Node
-from tierkit.types import Tier
+from scheduler.core.device import Device, Node
+from scheduler.core.site import NO_SITE
+from tierkit.types import Health, Tier
 from tierkit.wire.observations import DeviceStatus
 
 __all__ = [
@@ -29,13 +30,16 @@ __all__ = [
     "OBSERVATION_BYTES",
     "OUTSTANDING",
     "REFUSED",
+    "SITES",
     "SOURCES",
     "STORED_OBSERVATIONS",
     "TASKS",
     "UNFINISHED",
     "WAITING",
     "ClassCounts",
+    "KnownSites",
     "KnownSources",
+    "SiteCollector",
     "SourceCollector",
     "count_batch",
     "set_standby",
@@ -120,6 +124,7 @@ def set_standby() -> None:
     DATABASE.set(1)
     STORED_OBSERVATIONS.set(0)
     SOURCES.show(None)
+    SITES.show(None)
 
 
 def show_networks(alive: Iterable[Node]) -> None:
@@ -233,6 +238,101 @@ class SourceCollector(Collector):
 
 SOURCES = SourceCollector()
 REGISTRY.register(SOURCES)
+
+_MOST_SITES = 1000
+"""Sites that have series."""
+
+
+class KnownSites(Protocol):
+    """The sites of the fleet."""
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """In order; "" is no site."""
+
+    def members(self, site: str) -> Iterable[Device]:
+        """The nodes of a site."""
+
+
+class SiteCollector(Collector):
+    """Metrics of each site, made when they are read. A fleet without sites has none."""
+
+    def __init__(self) -> None:
+        self._known: KnownSites | None = None
+        self._has_upstream: Callable[[str], bool] = bool
+        self._images: Tally[str] = Tally()
+        self._fallbacks: Tally[str] = Tally()
+
+    def show(self, known: KnownSites | None, has_upstream: Callable[[str], bool] = bool) -> None:
+        """Show these sites from now on; None for a scheduler that does not lead.
+
+        Args:
+            has_upstream: returns True if an upstream node is alive that may get the pictures of a site.
+        """
+        self._known, self._has_upstream = known, has_upstream
+        self._images.clear()
+        self._fallbacks.clear()
+
+    def answered(self, site: str | None, images: int) -> None:
+        """An end device of a site has answered images."""
+        if site:
+            self._images[site] += images
+
+    def fell_back(self, site: str | None) -> None:
+        """The upstream nodes failed for a task on an end device of a site."""
+        if site:
+            self._fallbacks[site] += 1
+
+    def describe(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        return self._families()
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        devices, upstream, unlisted, images, fallbacks = families = self._families()
+        sites = [] if self._known is None else [site for site in self._known.sites if site != NO_SITE]
+        for counts in (self._images, self._fallbacks):
+            for gone in counts.keys() - set(sites):
+                del counts[gone]
+        if self._known is None or not sites:
+            return families
+        unlisted.add_metric((), max(0, len(sites) - _MOST_SITES))
+        for site in sites[:_MOST_SITES]:
+            members = list(self._known.members(site))
+            healths = Tally((device.tier, device.told[0]) for device in members)
+            healths.update({(device.tier, Health.ALIVE): 0 for device in members})  # the alerts need the zero
+            for (tier, health), count in healths.items():
+                devices.add_metric((site, tier, health), count)
+            upstream.add_metric((site,), self._has_upstream(site))
+            images.add_metric((site,), self._images[site])
+            fallbacks.add_metric((site,), self._fallbacks[site])
+        return families
+
+    def _families(
+        self,
+    ) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+        prefix, site = "terrace_scheduler_site", ["site"]
+        return (
+            GaugeMetricFamily(
+                f"{prefix}_devices", "Nodes on the device list, by site.", labels=["site", "tier", "health"]
+            ),
+            GaugeMetricFamily(
+                f"{prefix}_has_upstream",
+                "1 if an upstream node is alive that may get the pictures of the site, otherwise 0.",
+                labels=site,
+            ),
+            GaugeMetricFamily(
+                "terrace_scheduler_sites_unlisted",
+                f"Sites beyond the first {_MOST_SITES}, which have no series.",
+                labels=[],
+            ),
+            CounterMetricFamily(f"{prefix}_images", "Images that the end devices of a site answered.", labels=site),
+            CounterMetricFamily(
+                f"{prefix}_fallbacks", "Attempts at a site for which the upstream nodes failed.", labels=site
+            ),
+        )
+
+
+SITES = SiteCollector()
+REGISTRY.register(SITES)
 
 _MOST_CLASSES = 1000
 """Above this many classes only superclasses are counted, and above this many of those nothing: each is a series."""

@@ -34,7 +34,7 @@ from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.transport import TaskRequest, Transport, may_have_held
 from scheduler.history.record import Record
-from scheduler.metrics import ATTEMPTS, OUTSTANDING, TASKS
+from scheduler.metrics import ATTEMPTS, OUTSTANDING, SITES, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
 from scheduler.placement.routes import Placement, in_words
@@ -539,6 +539,7 @@ class Dispatcher:
             case events.Deliver(answer):
                 self._active[answer.job_id].recipient.answer(answer)
                 self.record.answered(answer)
+                SITES.answered(answer.site, answer.images)  # coarse answers have a site
             case events.TaskClosed():
                 self._on_closed(effect)
             case events.Report(facts, report):
@@ -599,6 +600,8 @@ class Dispatcher:
         outcome, active = report.outcome, self._active[facts.job_id]
         task_id = active.facts.task_id(facts.task)
         ATTEMPTS.labels(outcome).inc()
+        if outcome == "fallback":
+            SITES.fell_back(self._ledger.site_of(facts.node_id))
         self.record.attempted(outcome, facts.node_id, facts.job_id, report.reason)
         active.recipient.attempted(report)
         span = self._spans.pop(facts.id)

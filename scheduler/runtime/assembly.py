@@ -27,7 +27,7 @@ from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
-from scheduler.metrics import DATABASE, DEVICES, SOURCES, UNFINISHED, WAITING, show_networks
+from scheduler.metrics import DATABASE, DEVICES, SITES, SOURCES, UNFINISHED, WAITING, show_networks
 from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
@@ -50,7 +50,7 @@ from tierkit.elapsed import Elapsed
 from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, WeightsError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.types import Health, Tier
+from tierkit.types import Health, Scheme, Tier
 
 __all__ = ["open_scheduler"]
 
@@ -178,6 +178,10 @@ async def _loops(
         await _while_held(lease, recover(scheduler))
         await scheduler.runs.recover()
         SOURCES.show(scheduler.observations.book)
+        SITES.show(
+            scheduler.devices,
+            lambda site: scheduler.placement.has_upstream(Scheme.MAPPING, time.monotonic(), site=site),
+        )
         others = [
             lifecycle.own(dispatcher.run(), name="dispatcher"),
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),

@@ -119,6 +119,7 @@ def _send_observation(scheduler: str, like: Device) -> None:
     """Let a camera with the network of an end node send one observation."""
     own = {"node_id": "camera", "incarnation": _INCARNATION}
     place = {**own, "tier": "end", "url": like.url, "models": like.models, "version": "0", "spool": "0" * 16}
+    place["site"] = "shop-1"  # a fleet without sites has no metrics of sites
     httpx.post(f"{scheduler}/v1/devices", json=place, trust_env=False).raise_for_status()
     status = {"sources": [{"name": "gate", "state": "running"}], "spool_bytes": 1, "spool_size_bytes": 2}
     seen = {"source": "gate", "sequence": 1, "age_s": 1.0}
@@ -196,4 +197,4 @@ def test_the_panels_of_the_dashboard_stand_side_by_side_and_take_its_data_source
         taken |= cells
         for target in panel.get("targets", ()):
             assert target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job"]
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job", "site"]
