@@ -13,6 +13,7 @@ from benchmarks.peers.experiment import PEERS
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.rivals.experiment import RIVALS
 from benchmarks.road.experiment import ROAD
+from benchmarks.shares import SHARES
 from benchmarks.sources import SOURCES
 from experiments.harness import Experiment
 
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Experiment] = {
         PHOTOGRAPHS,
         RIVALS,
         ROAD,
+        SHARES,
         SOURCES,
     )
 }
