@@ -14,6 +14,7 @@ from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.rivals.experiment import RIVALS
 from benchmarks.road.experiment import ROAD
 from benchmarks.shares import SHARES
+from benchmarks.sites import SITES
 from benchmarks.sources import SOURCES
 from experiments.harness import Experiment
 
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Experiment] = {
         RIVALS,
         ROAD,
         SHARES,
+        SITES,
         SOURCES,
     )
 }

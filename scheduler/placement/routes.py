@@ -136,13 +136,18 @@ class Placement:
         """
         if now is not None:
             self._devices.alive(Tier.END, now)
+        results = self._results()
+        if key not in results:
+            results[key] = make()
+        known: Known = results[key]
+        return known
+
+    def _results(self) -> dict[Hashable, Any]:
+        """Results for the device list as it is, by the last `alive`."""
         if self._known_at != self._devices.version:
             self._known.clear()
             self._known_at = self._devices.version
-        if key not in self._known:
-            self._known[key] = make()
-        known: Known = self._known[key]
-        return known
+        return self._known
 
     def in_site(self, site: str, key: Hashable, make: Callable[[], Known]) -> Known:
         """The result of `make`, computed once for each state of a site and of the nodes of no site."""
@@ -327,6 +332,20 @@ class Placement:
 
     def _reach(self, site: str, now: float, rules: PrivacyRules | None, *, sound: bool, sender: Device | None) -> Reach:
         """The upstream nodes of the devices of a site."""
+        if sender is not None:
+            return self._reached(site, now, rules, sound=sound, sender=sender)
+        key, results = ("reach", site, rules, sound), self._results()
+        if (known := results.get(key)) is None:
+            known = self._reached(site, now, rules, sound=sound, sender=None)
+            # Who is suspect changes without notice.
+            if all(self._devices.get(node.node_id).listed for node in (*known.edges[:1], *known.clouds[:1])):
+                results[key] = known
+        reach: Reach = known
+        return reach
+
+    def _reached(
+        self, site: str, now: float, rules: PrivacyRules | None, *, sound: bool, sender: Device | None
+    ) -> Reach:
         edges, clouds = self._above(now, rules, site, sound=sound, sender=sender)
         if len(self._devices.sites) < 2:
             return Reach(edges=edges, clouds=clouds)
