@@ -179,6 +179,11 @@ class FurtherScheduler(BaseModel):
     token_file: UserPath | None = None
     """File with this node's token for that scheduler; only its owner may read it. Default: the node's own token."""
 
+    @property
+    def label(self) -> str:
+        """The name, the default filled in."""
+        return self.name or _place_of(self.scheduler[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledBy:
@@ -336,12 +341,12 @@ class UpperSettings(NodeSettings):
 
     @model_validator(mode="after")
     def _schedulers_differ(self) -> Self:
-        if self.also and self.scheduler is None:
-            raise ValueError(
-                "the setting also (--also) needs the setting scheduler: it is for the schedulers after that"
-            )
-        places = [url for each in self.schedulers for url in each.urls]
-        names = [each.name for each in self.schedulers]
+        if not self.also:
+            return self
+        if self.scheduler is None:
+            raise ValueError("the setting also (--also) needs the setting scheduler, which names the first one")
+        places = [*self.scheduler, *(url for each in self.also for url in each.scheduler)]
+        names = ["others", _place_of(self.scheduler[0]), *(each.label for each in self.also)]
         for what, found in (("URLs", places), ("names", names)):
             if twice := next((each for each in found if found.count(each) > 1), None):
                 raise ValueError(f"the schedulers of a node must have different {what}, and {twice} occurs twice")
@@ -353,7 +358,7 @@ class UpperSettings(NodeSettings):
         own = self.own_token()
         return super().schedulers + tuple(
             ScheduledBy(
-                name=each.name or _place_of(each.scheduler[0]),
+                name=each.label,
                 urls=each.scheduler,
                 token=own if each.token_file is None else TokenFile(each.token_file),
             )

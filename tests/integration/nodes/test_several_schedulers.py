@@ -108,7 +108,7 @@ async def test_a_flood_of_one_does_not_make_the_node_refuse_another(start_node: 
         bounds = {"max_queue_images": 30, "max_batch_size": 5, "threads": 1}
         settings = {"scheduler": [first.url], "also": [second.url], **bounds}
         async with start_node(PixelModel(), **settings) as node:
-            await wait_for(lambda: bool(first.registrations and second.registrations))
+            await wait_for(lambda: bool(first.beats and second.beats))
             node.model.gate.clear()
             node.model.entered.clear()
             flood = [asyncio.create_task(ask(node, 5, second.key))]
