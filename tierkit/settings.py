@@ -202,14 +202,17 @@ def _place_of(url: str) -> str:
 
 
 def _read_further(value: object) -> object:
-    """Schedulers from texts: flags are a list of them, and an environment variable separates them by spaces."""
+    """Schedulers from texts: a flag may be repeated, and each text may hold several with spaces between them."""
     if isinstance(value, str):
         value = value.split()
     if isinstance(value, dict):
         raise ValueError("must be a list of tables: write [[also]] with two brackets")
     if not isinstance(value, list | tuple):
         return value
-    return [_further_of(each) if isinstance(each, str) else each for each in value]
+    found: list[object] = []
+    for each in value:
+        found += map(_further_of, each.split()) if isinstance(each, str) else [each]
+    return found
 
 
 def _further_of(text: str) -> dict[str, str]:

@@ -279,7 +279,8 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings as flags take them."""
     return {
-        name: ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        # Each part of `also` is a scheduler, whose standbys have commas between them.
+        name: (" " if name == "also" else ",").join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         for name, value in settings.items()
         if value is not None
     }

@@ -8,7 +8,9 @@ import pytest
 
 from edge_node.settings import EdgeSettings
 from tierkit.errors import SetupError
+from tierkit.fleet import local_plan
 from tierkit.settings import load_settings
+from tierkit.types import Tier
 
 FIRST = "http://a:8070"
 
@@ -29,6 +31,13 @@ def test_flags_and_the_environment_name_urls(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TERRACE_EDGE_SCHEDULER", FIRST)
     monkeypatch.setenv("TERRACE_EDGE_ALSO", " ".join(given))
     assert named(load_settings(EdgeSettings, flags={})) == expected
+
+
+def test_a_fleet_file_names_them_in_a_list() -> None:
+    plan = local_plan({Tier.CLOUD: 1}, scheduler={}, tiers={Tier.CLOUD: {"also": ["http://b:8070", "http://c:8070"]}})
+    (also,) = {service.settings["also"] for service in plan.services if "also" in service.settings}
+    settings = load_settings(EdgeSettings, flags={"scheduler": FIRST, "also": [also]})
+    assert [each.name for each in settings.schedulers] == ["a:8070", "b:8070", "c:8070"]
 
 
 def test_tables_may_have_tokens(tmp_path: Path) -> None:
