@@ -405,6 +405,18 @@ def test_an_upper_node_is_measured_by_what_it_says_of_itself(devices):
     assert view.reason == "no progress: 64 images for 6.0 s, at most 5.0 s expected"
 
 
+def test_a_node_that_works_for_another_scheduler_is_not_stuck(devices):
+    """It reports its own queue to each scheduler, and the batch that runs and the images that are done for all."""
+    devices.register(registration("cloud-0", tier=Tier.CLOUD), 0.0)
+    for step in range(120):
+        load = {"images_done": 64 * step, "running_images": 64, "queued_images": 50}
+        devices.heartbeat("cloud-0", beat(**load), step / 2)
+        assert health(devices, "cloud-0", step / 2) is Health.ALIVE
+    for step in range(120, 132):  # it is stuck in a batch of the other scheduler
+        devices.heartbeat("cloud-0", beat(images_done=64 * 119, running_images=64), step / 2)
+    assert health(devices, "cloud-0", 65.5) is Health.SUSPECT
+
+
 def test_a_node_that_had_nothing_to_do_is_not_late_with_new_work(devices):
     devices.register(registration(), 0.0)
     for step in range(1, 101):
