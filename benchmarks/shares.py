@@ -40,7 +40,7 @@ _LEAST_SHARE = 0.45
 """Smallest part of the throughput of both that the scheduler without a flood keeps."""
 
 
-class Chosen(Options):
+class ShareOptions(Options):
     """Length of the jobs."""
 
     images: int = option(4000, "Images of a job.", quick=500, min=50, max=20_000)
@@ -122,12 +122,12 @@ class Shares(Experiment):
     """Throughput that one of two schedulers keeps at a cloud node that the other one floods."""
 
     name = "shares"
-    options = Chosen
+    options = ShareOptions
     quick = "500 images and 20 single requests"
     ignores = frozenset({"tasks", "data"})
     profile = None
 
-    async def measure(self, run: Run, chosen: Chosen) -> None:
+    async def measure(self, run: Run, chosen: ShareOptions) -> None:
         run.config |= {"cloud_ms": _CLOUD_MS, "end_ms": _END_MS, "windows": _WINDOWS, "flood_jobs": _FLOOD_JOBS}
         run.config |= {"images": chosen.images, "singles": chosen.singles}
         run.expect(1)

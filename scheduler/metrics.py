@@ -248,7 +248,7 @@ class KnownSites(Protocol):
 
     @property
     def sites(self) -> Sequence[str]:
-        """In order; "" is no site."""
+        """In order; "" stands for no site."""
 
     def members(self, site: str) -> Iterable[Device]:
         """The nodes of a site."""

@@ -89,9 +89,9 @@ class SchedulerSettings(ServiceSettings):
     """Tiers and node ids that may see pixels, comma-separated."""
 
     share: CommaSeparated = (Share.CLOUD,)
-    """Where the pictures of a site may go beyond its own nodes: none, cloud (to the cloud nodes of no site) or sites
-    (there, and to edge nodes of other sites while its own are dead or full); other rules for single sites follow, such
-    as cloud,shop-7=none."""
+    """The rule on pictures that leave their site: none, cloud (to the cloud nodes of no site) or sites (also to edge
+    nodes of other sites while its own are dead or full). Rules for single sites may follow, such as
+    cloud,shop-7=none."""
 
     heartbeat_s: PositiveFloat = 0.2
     """Seconds between two heartbeats of a node."""

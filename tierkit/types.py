@@ -52,7 +52,7 @@ class Health(StrEnum):
 
 
 class Share(StrEnum):
-    """Where the pictures of a site may go beyond its own nodes."""
+    """A rule on the pictures of a site that leave it."""
 
     NONE = "none"
     """Nowhere."""
@@ -63,7 +63,7 @@ class Share(StrEnum):
 
 
 class SiteHealth(StrEnum):
-    """Health of a site, by that of its nodes."""
+    """Health of a site, by the health of its nodes."""
 
     OK = "ok"
     DEGRADED = "degraded"

@@ -20,7 +20,6 @@ from scheduler.api.routing import (
     USERS,
     CallerOf,
     SeenSites,
-    Service,
     StillAdmitted,
     allowance_of,
     only_of,
@@ -88,7 +87,6 @@ async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Res
     responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
 )
 async def follow_fleet(
-    scheduler: Service,
     caller: CallerOf,
     still_admitted: StillAdmitted,
     snapshots: Newest,
@@ -103,7 +101,7 @@ async def follow_fleet(
     async def pieces() -> AsyncGenerator[bytes, None]:
         nonlocal after
         record, seen = snapshots.record, -1
-        while not scheduler.stopping:
+        while not snapshots.stopping:
             if seen == record.version:
                 yield WAITING
             else:
@@ -134,8 +132,8 @@ async def get_history(
     seen: SeenSites,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
-    """A row per step in each column, of the whole fleet; null where nothing was measured. The events are those of the
-    site that is asked for. It begins anew with each start of the scheduler."""
+    """A row per step in each column, of the whole fleet; null where nothing was measured. With `site`, the events
+    of this site. It begins anew with each start of the scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes

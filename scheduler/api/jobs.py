@@ -29,10 +29,12 @@ from scheduler.api.routing import (
 )
 from scheduler.api.streams import NO_STORE, EventStream, Stream, as_csv, as_lines, as_server_sent
 from scheduler.core.policy import PolicyRequest
+from scheduler.core.seeking import SoughtJobs
 from scheduler.ingest.upload import ACCEPTED, Incoming
 from scheduler.jobs import classify as interactive, follow, query, submit as submission
 from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
 from scheduler.jobs.service import Scheduler
+from scheduler.jobs.submit import Submitter
 from tierkit.access import CALLER, Allowance, Caller
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
@@ -111,6 +113,16 @@ JobCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9a-f]{20}
 AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,9}-[0-9]{1,9}$"})]
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
 
+
+async def _sought(
+    caller: CallerOf,
+    state: JobState | None = None,
+    site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only jobs that name this site.")] = None,
+) -> SoughtJobs:
+    """The search that the caller asks for."""
+    return SoughtJobs(state=state, owner=only_of(caller), site=site)
+
+
 jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
 
 
@@ -148,9 +160,7 @@ async def submit(
         scheduler,
         _incoming(request, allowance, may_go_on),
         idempotency_key=idempotency_key,
-        owner=None if caller is None else caller.name,
-        allowance=allowance,
-        sites=sites_of(caller),
+        submitter=Submitter(None if caller is None else caller.name, allowance, sites_of(caller)),
     )
     response.headers["Location"] = f"{request.scope['root_path']}/v1/jobs/{job.id}"
     response.status_code = 202 if is_new else 200
@@ -160,15 +170,12 @@ async def submit(
 @jobs.get("/v1/jobs", response_model=JobPage, summary="List jobs, newest first")
 async def list_jobs(
     scheduler: Service,
-    caller: CallerOf,
+    sought: Annotated[SoughtJobs, Depends(_sought)],
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: JobCursor = None,
-    state: JobState | None = None,
-    site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only jobs that name this site.")] = None,
 ) -> JobPage:
     """All of them for operators, for others their own."""
-    owner = only_of(caller)
-    return await query.page(scheduler, limit=limit, cursor=cursor, state=state, owner=owner, site=site)
+    return await query.page(scheduler, sought, limit=limit, cursor=cursor)
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")

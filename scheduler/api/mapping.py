@@ -44,7 +44,7 @@ async def get_mapping(
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
     tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
 ) -> MappingReport:
-    """In a fleet with sites, n_map, theta_cloud and the formulas are those of the site that is asked for."""
+    """With `site`, the figures and the formulas are about this site, otherwise about the nodes of no site."""
     now, placement, pilot = time.monotonic(), scheduler.placement, scheduler.dispatcher.pilot
     shown, site = scheme or scheduler.settings.scheme, seen.only or NO_SITE
     known = [each for each in scheduler.devices.sites if each == NO_SITE or seen.site(each)]

@@ -141,7 +141,7 @@ async def _only_site(
     caller: CallerOf,
     site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only what belongs to this site.")] = None,
 ) -> SitesSeen:
-    """The sites that the answer shows. Raises NotFound for one that nobody knows, Forbidden for one of others."""
+    """The sites that the answer shows. Raises NotFound for an unknown one, Forbidden for one of others."""
     if site is not None:
         try:
             scheduler.check_site(site, sites_of(caller))

@@ -71,7 +71,7 @@ class MappingReport(BaseModel):
     theta_cloud: float | None
     pairs: list[Pair] = Field(description="Of the site, or of all end devices.")
     formulas: dict[str, dict[str, Any]] = Field(description="Of the site, or of the nodes of no site.")
-    sites: list[SiteMapping] = Field(description="Those of the fleet, if it has any.")
+    sites: list[SiteMapping] = Field(description="Each site of the fleet, if it has any.")
     adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
 
 

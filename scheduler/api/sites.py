@@ -31,7 +31,7 @@ sites = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 @sites.get("/v1/sites", response_model=SiteList, summary="The sites of the fleet", dependencies=USERS)
 async def list_sites(scheduler: Service, caller: CallerOf) -> SiteList:
-    """Those of the nodes on the device list that the caller may see."""
+    """All sites of nodes on the device list, or those to which the caller is limited."""
     return SiteList(sites=sites_now(scheduler, SitesSeen(allowed=sites_of(caller)), time.monotonic()))
 
 
@@ -101,7 +101,7 @@ async def _each(
 
 
 def _check_known(scheduler: Scheduler, site: str, caller: Caller | None) -> None:
-    """Raises NotFound for a site that nobody knows, Forbidden for one that is not the caller's."""
+    """Raises NotFound for an unknown site, Forbidden for one that is not the caller's."""
     try:
         scheduler.check_site(site, sites_of(caller))
     except InvalidInput as exc:

@@ -137,6 +137,11 @@ class Snapshots:
         """By whose jobs and which sites it shows."""
         self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
+    @property
+    def stopping(self) -> bool:
+        """True once all streams have to end."""
+        return self._scheduler.stopping
+
     def json(self, owner: str | None = None, seen: SitesSeen = ALL_SITES) -> bytes:
         """The newest snapshot as JSON; made again only if something has changed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -49,8 +49,27 @@ _SOURCE = {
 }
 
 SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
-OnlyNode = Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")]
-OnlySource = Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")]
+
+
+class SourceFilter(NamedTuple):
+    """The sources that a caller asks for."""
+
+    reader: str | None
+    node: str | None
+    source: str | None
+    site: str | None
+
+
+async def _wanted(
+    caller: CallerOf,
+    seen: SeenSites,
+    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None,
+    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None,
+) -> SourceFilter:
+    return SourceFilter(only_of(caller), node, source, seen.only)
+
+
+WantedSources = Annotated[SourceFilter, Depends(_wanted)]
 
 
 class NewRights(BaseModel):
@@ -82,11 +101,9 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     },
     dependencies=USERS,
 )
-async def list_all_sources(
-    scheduler: Service, caller: CallerOf, seen: SeenSites, node: OnlyNode = None, source: OnlySource = None
-) -> Response:
+async def list_all_sources(scheduler: Service, wanted: WantedSources) -> Response:
     """Operators see all sources, others those that they own or may read. Made once a second at most."""
-    content, _ = scheduler.observations.book.snapshot(only_of(caller), node, source, seen.only)
+    content, _ = scheduler.observations.book.snapshot(*wanted)
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
 
@@ -101,13 +118,11 @@ async def follow_sources(
     scheduler: Service,
     caller: CallerOf,
     still_admitted: StillAdmitted,
-    seen: SeenSites,
-    node: OnlyNode = None,
-    source: OnlySource = None,
+    wanted: WantedSources,
 ) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
     changed."""
-    snapshots = scheduler.observations.follow_sources(only_of(caller), node, source, seen.only)
+    snapshots = scheduler.observations.follow_sources(*wanted)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(snapshots):

@@ -124,13 +124,13 @@ class Assignments:
     # --- an index: nothing in `step` depends on it --------------------------------------------------------------------
 
     def with_room(self, site: str | None = None) -> RoundRobin:
-        """End devices that may receive tasks and have room in their window: those of a site, or all."""
+        """End devices that may receive tasks and have room in their window, in a site or anywhere."""
         self._update()
         return self._free.get(site, _NOBODY)
 
     def not_full(self, site: str | None = None) -> RoundRobin:
-        """End devices that may receive tasks and have, as far as is known, room for one of the scheme `adaptive`: those
-        of a site, or all."""
+        """End devices that may receive tasks and have, as far as is known, room for one of the scheme `adaptive`, in a
+        site or anywhere."""
         self._update()
         return self._open.get(site, _NOBODY)
 
@@ -154,7 +154,7 @@ class Assignments:
 
 
 def _enter(rings: dict[str | None, RoundRobin], device: Device, *, member: bool) -> None:
-    """A device belongs to the ring of all and to that of its site now, or does not."""
+    """A device belongs to the ring of all and to the ring of its site now, or does not."""
     rings[None].set(device.node_id, device.order, member=member)
     if not device.site:
         return  # no job names those of no site

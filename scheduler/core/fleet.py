@@ -438,7 +438,7 @@ class Ledger:
 
     @property
     def sites(self) -> list[str]:
-        """The sites of all nodes on the list, in order; "" comes first, for nodes of no site. Not to be changed."""
+        """The sites of all nodes on the list, in order; "" comes first and stands for no site. Not to be changed."""
         if self._sites is None:
             self._sites = sorted(self._in_site, key=natural_order)
         return self._sites

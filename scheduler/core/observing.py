@@ -75,7 +75,7 @@ class StoredObservation(Struct, frozen=True, kw_only=True):
     has_picture: bool
     content: Observation
     site: str | None = None
-    """Of the node when it was stored; None: no site."""
+    """Site of the node when it was stored; None: no site."""
 
 
 class KnownSource(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,9 @@ from msgspec import Meta, Struct
 
 from models.hierarchy import Hierarchy
 from tierkit.errors import InvalidInput, NotFound
+from tierkit.types import JobState
 
-__all__ = ["Position", "SoughtClass", "SoughtObservations", "classes_called", "cursor_of", "position_of"]
+__all__ = ["Position", "SoughtClass", "SoughtJobs", "SoughtObservations", "classes_called", "cursor_of", "position_of"]
 
 _MOST_CURSOR = 400
 
@@ -51,6 +52,15 @@ class SoughtObservations(Struct, frozen=True, kw_only=True):
     def by_content(self) -> bool:
         """True if an observation is judged by more than its source and its number."""
         return self.classes is not None or self.since is not None or self.below is not None or self.amended
+
+
+class SoughtJobs(Struct, frozen=True, kw_only=True):
+    """A search among jobs. None in a field stands for all of them."""
+
+    state: JobState | None = None
+    owner: str | None = None
+    site: str | None = None
+    """Only jobs that name it."""
 
 
 class Position(Struct, frozen=True, array_like=True):

@@ -38,9 +38,7 @@ class SharePolicy:
         for rule in rules:
             site, equals, share = rule.rpartition("=")
             if share not in tuple(Share):
-                raise ValueError(
-                    f"{rule!r} is no rule: give none, cloud or sites, and SITE=none, SITE=cloud, SITE=sites"
-                )
+                raise ValueError(f"{rule!r}: give none, cloud or sites, or SITE=none, SITE=cloud, SITE=sites as a rule")
             if equals:
                 checked_site(site)
             if site in by_site or (not equals and default is not None):
@@ -53,7 +51,7 @@ class SharePolicy:
 
 
 def may_reach(sender: str, share: Share, receiver: str, tier: Tier) -> bool:
-    """True if pictures of one site may go to a node of another; "" is no site.
+    """True if pictures of one site may go to a node of another; "" stands for no site.
 
     Args:
         share: of the sender's site.
@@ -71,12 +69,12 @@ class SitesSeen:
     """The sites that an answer shows."""
 
     only: str | None = None
-    """The one that the caller asks for; None: all that they may see."""
+    """The site that the caller asks for; None: all that they may see."""
     allowed: tuple[str, ...] = ()
     """Those to which the caller's token is limited; none: all."""
 
     def site(self, site: str | None) -> bool:
-        """True if it shows what belongs to a site; None or "" is no site."""
+        """True if it shows what belongs to a site; None and "" stand for no site."""
         if self.only is not None:
             return site == self.only
         return not self.allowed or site in self.allowed

@@ -81,6 +81,18 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
     return 3 if cut_off else 2 if tried else 1 if on_trial else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at one site, or at a fleet of one site, for a task."""
+
+    site: str | None
+    job: OpenJob
+    task: OpenTask
+    fits: Callable[[str], bool] | None
+    """A test for the end devices that suit the task best; None if all do."""
+    now: float
+
+
 @dataclass(slots=True)
 class _Standing:
     """A job as the chooser knows it."""
@@ -226,7 +238,7 @@ class Chooser:
         return Choice(job=job, task=task, device=self._ledger.get(found[0]), reason="next in order with room")
 
     def _plan(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
-        """The choice of the scheme `adaptive`: of a few sites that have room, the one that answers first."""
+        """The choice of the scheme `adaptive`: the quickest of a few sites that have room."""
         sends: list[Send] = []
         standing = self._standings[job.facts.job_id]
         for site, part in self._sites_of(job, now):
@@ -289,13 +301,13 @@ class Chooser:
             part: of the job's tasks that the site is to do.
         """
         pool, alive = self._pool(job, now)
-        fits = self._fits(job, task, pool, now)
-        uppers = self._uppers(site, job, task, now)
+        look = _Look(site, job, task, self._fits(job, task, pool, now), now)
+        uppers = self._uppers(look)
         untried = [node for node in uppers if node.node_id not in task.blame.tried] or uppers
-        ends = self._some_ends(self._ledger.assigned.not_full(site), site, job, task, fits, now) if alive else []
+        ends = self._some_ends(self._ledger.assigned.not_full(site), look) if alive else []
         if not ends and (job.facts.interactive or not alive):
             ring = RoundRobin(device for device in pool if site in (None, device.site))
-            ends = self._some_ends(ring, site, job, task, fits, now)
+            ends = self._some_ends(ring, look)
         ask = Ask(
             remaining=math.ceil(part * len(job.ready)),
             interactive=job.facts.interactive,
@@ -309,31 +321,25 @@ class Chooser:
             self._some_upstreams([node for node in untried if any(end.may_ask(node) for end in ends)]),
             now,
             fine_only=task.coarse is not None,
-            known=self._outlook(site, ask.remaining, job, task, untried, fits, now),
+            known=self._outlook(look, ask.remaining, untried),
         )
 
-    def _uppers(self, site: str | None, job: OpenJob, task: OpenTask, now: float) -> list[Node]:
+    def _uppers(self, look: _Look) -> list[Node]:
         """The upstream nodes of a site, edge first; with edge nodes of other sites if its own are dead or full."""
-        uppers = self._placement.uppers(now, job.facts.privacy, site)
+        site, now, rules = look.site, look.now, look.job.facts.privacy
+        uppers = self._placement.uppers(now, rules, site)
         if not site or self._placement.share(site) is not Share.SITES:
             return uppers
         own = [node for node in uppers if node.tier is Tier.EDGE]
-        if self._pilot.with_time(own, task.facts.images, now):
+        if self._pilot.with_time(own, look.task.facts.images, now):
             return uppers
-        return [*own, *self._placement.foreign_edges(site, now, job.facts.privacy), *uppers[len(own) :]]
+        return [*own, *self._placement.foreign_edges(site, now, rules), *uppers[len(own) :]]
 
-    def _some_ends(
-        self,
-        ring: RoundRobin,
-        site: str | None,
-        job: OpenJob,
-        task: OpenTask,
-        fits: Callable[[str], bool] | None,
-        now: float,
-    ) -> list[Node]:
+    def _some_ends(self, ring: RoundRobin, look: _Look) -> list[Node]:
         """The next few end devices of a ring that have room."""
-        limit = self._ledger.assigned.window + job.facts.interactive
-        while some := ring.after(self._last_part.get(site), _PART, fits):
+        site, task = look.site, look.task
+        limit = self._ledger.assigned.window + look.job.facts.interactive
+        while some := ring.after(self._last_part.get(site), _PART, look.fits):
             self._last_part[site] = self._ledger.get(some[-1]).order
             while len(self._last_part) > _MOST_LAST:
                 del self._last_part[next(iter(self._last_part))]
@@ -342,7 +348,7 @@ class Chooser:
                 for node_id in some
                 if self._ledger.assigned.owed(node_id) < limit
             ]
-            ends = self._pilot.with_room(nodes, task.facts.images, now, fine_only=task.coarse is not None)
+            ends = self._pilot.with_room(nodes, task.facts.images, look.now, fine_only=task.coarse is not None)
             for node_id in set(some) - {end.node_id for end in ends}:
                 ring.set(node_id, (), member=False)
                 self._ledger.assigned.fill(node_id)
@@ -360,18 +366,10 @@ class Chooser:
             chosen += [*nodes[first:], *nodes[:first]][:_PART]
         return chosen
 
-    def _outlook(
-        self,
-        site: str | None,
-        remaining: int,
-        job: OpenJob,
-        task: OpenTask,
-        uppers: Sequence[Node],
-        fits: Callable[[str], bool] | None,
-        now: float,
-    ) -> Outlook | None:
+    def _outlook(self, look: _Look, remaining: int, uppers: Sequence[Node]) -> Outlook | None:
         """The forecast for all nodes of a site that a task may go to; None without end devices or upstream nodes."""
-        standing = self._standings[job.facts.job_id]
+        site, fits, now = look.site, look.fits, look.now
+        standing = self._standings[look.job.facts.job_id]
         known, until = standing.outlooks.get(site, (None, 0.0))
         if known is not None and now < until and fits is None:
             return known
@@ -379,7 +377,7 @@ class Chooser:
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART
-        known = self._pilot.outlook(remaining, task.facts.images, ends, uppers, now, in_parts=in_parts)
+        known = self._pilot.outlook(remaining, look.task.facts.images, ends, uppers, now, in_parts=in_parts)
         if in_parts and fits is None:
             standing.outlooks[site] = known, now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
         return known

@@ -85,7 +85,7 @@ class FleetEvent:
     owner: str | None = None
     """Whose job it is."""
     site: str | None = None
-    """The site of the node, or the one that the job names; None: no site."""
+    """The site of the node, or else of the job; None: no site."""
     count: int = 1
     """Tasks within a second to which it happened."""
     text: str = ""

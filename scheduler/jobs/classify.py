@@ -75,7 +75,7 @@ async def classify(
 
 
 def _check_ends(scheduler: Scheduler, site: str | None) -> None:
-    """Refuse an interactive request at once if all end devices, or those of its site, are draining or gone.
+    """Refuse an interactive request at once if all end devices, or all of its site, are draining or gone.
 
     Raises:
         NoNodeAvailable: with the state of each.

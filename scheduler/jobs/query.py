@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator
 
 from scheduler.core.job import AttemptReport, ImageFacts, JobRow
+from scheduler.core.seeking import SoughtJobs
 from scheduler.ingest.thumbnails import small_copy, thumbnail as thumbnail_of
 from scheduler.jobs.service import Scheduler
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
@@ -64,18 +65,11 @@ async def check_owner(scheduler: Scheduler, job_id: str, owner: str) -> None:
         raise NotFound(f"no job {job_id[:64]!r}")
 
 
-async def page(
-    scheduler: Scheduler, *, limit: int, cursor: str | None, state: JobState | None, owner: str | None, site: str | None
-) -> JobPage:
-    """Jobs, newest first. Raises InvalidInput for a cursor that no page has given.
-
-    Args:
-        owner: only this owner's; None for all.
-        site: only those that name it; None for all.
-    """
+async def page(scheduler: Scheduler, sought: SoughtJobs, *, limit: int, cursor: str | None) -> JobPage:
+    """Jobs, newest first. Raises InvalidInput for a cursor that no page has given."""
     if cursor is not None and not is_job_id(cursor):
         raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
-    rows = await scheduler.store.page(limit=limit + 1, before=cursor, state=state, owner=owner, site=site)
+    rows = await scheduler.store.page(sought, limit=limit + 1, before=cursor)
     shown = [await _current(scheduler, row) for row in rows[:limit]]
     return JobPage(
         jobs=tuple(as_job(scheduler, row) for row in shown), next_cursor=shown[-1].id if len(rows) > limit else None

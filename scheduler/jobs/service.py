@@ -142,13 +142,13 @@ class Scheduler:
             sites: those to which the caller is limited; none: all.
 
         Raises:
-            InvalidInput: the policy contradicts itself, there are no thresholds for it, or nobody knows its site.
+            InvalidInput: the policy contradicts itself, there are no thresholds for it, or its site is unknown.
             Forbidden: it would send pixels to an untrusted node, or its site is not the caller's.
             Conflict: an encoder that it needs is missing.
         """
         if request.site is None and sites:
             if len(sites) > 1:
-                raise InvalidInput(f"site: say where it shall run; your token is for {', '.join(sites[:_MOST_NAMED])}")
+                raise InvalidInput(f"site: name one of yours: {', '.join(sites[:_MOST_NAMED])}")
             request = request.model_copy(update={"site": sites[0]})
         if request.site is not None:
             self.check_site(request.site, sites)

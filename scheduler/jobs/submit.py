@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from scheduler.core.job import ImageFacts, JobRow
 from scheduler.core.policy import JobPolicy
@@ -23,11 +24,25 @@ from tierkit.logs import current_trace
 from tierkit.wire.api import Job
 from tierkit.wire.trace import Trace, new_trace
 
-__all__ = ["submit", "task_of"]
+__all__ = ["Submitter", "submit", "task_of"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    """The caller who submits a job."""
+
+    owner: str | None = None
+    """Name of the token."""
+    allowance: Allowance = field(default_factory=lambda: UNLIMITED)
+    sites: Sequence[str] = ()
+    """Those to which the token is limited; none: all."""
+
+
+ANYBODY = Submitter()
 
 
 async def submit(
@@ -35,17 +50,12 @@ async def submit(
     incoming: Incoming,
     *,
     idempotency_key: str | None = None,
-    owner: str | None = None,
-    allowance: Allowance = UNLIMITED,
-    sites: Sequence[str] = (),
+    submitter: Submitter = ANYBODY,
 ) -> tuple[Job, bool]:
     """Receive an upload and store it as a job.
 
     Args:
         idempotency_key: names this submission; the same key and content return the job that is there.
-        owner: name of the caller's token.
-        allowance: limits of the caller.
-        sites: those to which the caller is limited; none: all.
 
     Returns:
         The job, and whether it is new.
@@ -57,15 +67,16 @@ async def submit(
         LimitReached: the caller's own limit.
         Unavailable: too many unfinished jobs, or the database does not accept it.
     """
+    owner = submitter.owner
     if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
         raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
     if idempotency_key is not None and owner is not None:
         # Keys of different owners are independent.
         idempotency_key = hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()
     adds_a_job = idempotency_key is None or await scheduler.store.by_idempotency_key(idempotency_key) is None
-    with staged(scheduler.settings.state) as staging, scheduler.admitted(owner, allowance, check=adds_a_job):
+    with staged(scheduler.settings.state) as staging, scheduler.admitted(owner, submitter.allowance, check=adds_a_job):
         upload = await receive_upload(incoming, staging, scheduler.settings)
-        policy = scheduler.settle(upload.policy, sites)
+        policy = scheduler.settle(upload.policy, submitter.sites)
         with scheduler.inputs.create(max_images=scheduler.settings.max_images) as writer:
             facts = await scheduler.read(incoming, upload, staging, writer)
             sha256 = await asyncio.to_thread(scheduler.inputs.keep, writer)

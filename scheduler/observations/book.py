@@ -223,7 +223,7 @@ class SourceBook:
         Args:
             reader: the user; None: an operator.
             node_id, source: only these; None: all.
-            site: only those of nodes that belong to it now; None: all.
+            site: only sources of nodes that belong to it now; None: all.
         """
         if node_id is not None and source is not None:
             key = (node_id, source)

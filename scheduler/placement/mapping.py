@@ -63,7 +63,7 @@ class Reach(Struct, frozen=True, kw_only=True):
     clouds: Sequence[Node]
     """Its own, else those that the sites share."""
     reserve: Sequence[Node] = ()
-    """A few that are asked after these: shared clouds beside its own, and edge nodes of other sites."""
+    """A few that are asked after these: shared clouds if it has its own, and edge nodes of other sites."""
     first_cloud: int = 0
     """The number in `clouds` of the first that one of its devices goes to; devices of other sites take those before."""
 
@@ -129,7 +129,7 @@ def route_of(scheme: Scheme, *, end: Node, position: int, reach: Reach, n_map: i
 
     Args:
         end: the device; nodes that it may not ask are left out of its route, and keep their place in the others'.
-        position: of the end device among those of its site on the device list, from 0.
+        position: of the end device on the device list of its site, from 0.
         reach: upstream nodes that may get the images.
         n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
 

@@ -245,7 +245,7 @@ class Placement:
     def _candidates(
         self, listed: Callable[[Tier, float, str | None], list[Device]], tier: Tier, site: str | None, now: float
     ) -> list[Device]:
-        """Nodes of a site, then those of no site that it shares with others."""
+        """Nodes of a site, then the cloud nodes that it shares with others."""
         own = listed(tier, now, site)
         if tier is Tier.CLOUD and site and self.share(site) is not Share.NONE:
             return [*own, *listed(tier, now, NO_SITE)]
@@ -418,7 +418,7 @@ class Placement:
     def _distrust(
         self, scheme: Scheme, rules: PrivacyRules, now: float, site: str | None
     ) -> Conflict | Forbidden | None:
-        """Why a job may not run, for `check_trust`."""
+        """The reason why `check_trust` refuses a job."""
         known = [view.device for view in self._devices.present(now)]
         if site is not None:
             share = self.share(site)

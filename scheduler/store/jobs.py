@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.hierarchy import Hierarchy
 from scheduler.core.job import FAILED_OUTCOMES, Answer, AttemptReport, ImageFacts, JobRow
 from scheduler.core.policy import JobPolicy
+from scheduler.core.seeking import SoughtJobs
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
 from scheduler.store.tables import attempts, hierarchies, jobs, observations, results
@@ -110,24 +111,14 @@ class JobStore:
     async def by_idempotency_key(self, key: str) -> JobRow | None:
         return next(iter(await self._jobs(_JOBS.where(jobs.c.idempotency_key == key))), None)
 
-    async def page(
-        self, *, limit: int, before: str | None, state: JobState | None, owner: str | None, site: str | None
-    ) -> list[JobRow]:
-        """Up to `limit` jobs, newest first, those older than the job id `before`.
-
-        Args:
-            owner: only theirs; None for all.
-            site: only those that name it; None for all.
-        """
+    async def page(self, sought: SoughtJobs, *, limit: int, before: str | None) -> list[JobRow]:
+        """Up to `limit` jobs, newest first, those older than the job id `before`."""
         query = _JOBS.order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.id < before)
-        if state is not None:
-            query = query.where(jobs.c.state == state)
-        if owner is not None:
-            query = query.where(jobs.c.owner == owner)
-        if site is not None:
-            query = query.where(jobs.c.site == site)
+        for name in ("state", "owner", "site"):
+            if (value := getattr(sought, name)) is not None:
+                query = query.where(jobs.c[name] == value)
         return await self._jobs(query)
 
     async def unfinished(self) -> list[JobRow]:

@@ -165,7 +165,7 @@ class Caller:
         return () if self.entry is None else self.entry.sites
 
     def site_of_node(self, wanted: str | None) -> str | None:
-        """The site of a node that registers with this token: the one that it asks for, or the only one of the token.
+        """The site of a node that registers with this token: as it asks, or the only one of the token.
 
         Raises:
             Forbidden: the token is for other sites, or for several and the node names none.

@@ -207,7 +207,7 @@ class Shell:
                 if scope["path"] == "/metrics":
                     caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself
                     if caller.sites and caller.role == "user":
-                        raise Forbidden("the metrics are those of all sites, and your token is for some")
+                        raise Forbidden("the metrics are about all sites, and your token is limited to some")
         except TerraceError as exc:
             self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)

@@ -378,14 +378,14 @@ class SiteNow(_Value):
 
     site: str
     share: Share
-    """Where its pictures may go beyond its own nodes."""
+    """The rule on pictures that leave it."""
     health: SiteHealth
     reason: str
     """The nodes that are not well, or why nothing is wrong."""
     nodes: Mapping[Tier, int]
     """Nodes on the device list."""
     alive: Mapping[Tier, int]
-    """Those of them that are alive."""
+    """Nodes that are alive."""
     images_per_s: float = 0.0
     """Images that its nodes answered in the last seconds."""
     n_map: int | None = None

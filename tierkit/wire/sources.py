@@ -162,7 +162,7 @@ class SourceNow(_Value):
     health: Health | None = None
     """Of its node; None if the scheduler does not know the node now."""
     site: str | None = None
-    """Of its node; None: no site, or the scheduler does not know the node now."""
+    """Site of its node; None: no site, or the scheduler does not know the node now."""
     heard_s: float | None = None
     """Seconds since the scheduler stored something of this source; None if nothing is stored."""
     last: SeenPicture | None = None

@@ -20,7 +20,7 @@ def within(dependant: Dependant) -> Iterator[Dependant]:
         yield from within(inner)
 
 
-@pytest.mark.parametrize("router", ["jobs", "devices", "mapping", "networks", "sessions", "about"])
+@pytest.mark.parametrize("router", ["jobs", "devices", "mapping", "networks", "sessions", "sites", "sources", "about"])
 def test_no_request_waits_for_a_thread(router: str) -> None:
     """FastAPI runs what is no coroutine function in a thread: as long as all the rest that a heartbeat takes."""
     routes = [route for route in getattr(app, router).routes if isinstance(route, APIRoute)]

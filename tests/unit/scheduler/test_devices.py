@@ -409,7 +409,7 @@ def test_a_node_that_works_for_another_scheduler_is_not_stuck(devices):
     """It reports its own queue to each scheduler, and the batch that runs and the images that are done for all."""
     devices.register(registration("cloud-0", tier=Tier.CLOUD), 0.0)
     for step in range(120):
-        load = {"images_done": 64 * step, "running_images": 64, "queued_images": 50}
+        load: dict[str, Any] = {"images_done": 64 * step, "running_images": 64, "queued_images": 50}
         devices.heartbeat("cloud-0", beat(**load), step / 2)
         assert health(devices, "cloud-0", step / 2) is Health.ALIVE
     for step in range(120, 132):  # it is stuck in a batch of the other scheduler

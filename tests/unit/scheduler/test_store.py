@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from models.hierarchy import Hierarchy
 from scheduler.core.job import Answer, AttemptReport, ImageFacts, JobRow
 from scheduler.core.policy import JobPolicy
+from scheduler.core.seeking import SoughtJobs
 from scheduler.store import migrations
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
@@ -338,7 +339,7 @@ async def test_a_refused_submission_is_unavailable_and_leaves_nothing(file):
     event.listen(file.engine.sync_engine, "before_cursor_execute", refuse)
     with pytest.raises(Unavailable, match="does not accept writes now: disk full"):
         await add(file.jobs)
-    assert await file.jobs.page(limit=10, before=None, state=None, owner=None, site=None) == []
+    assert await file.jobs.page(SoughtJobs(), limit=10, before=None) == []
 
 
 async def test_an_idempotency_key_is_unique(store):
@@ -572,7 +573,7 @@ async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store)
     assert [job.id for job in await store.jobs.unfinished()] == [jobs[2].id]
     assert (await store.jobs.get(jobs[0].id)).summary == {"answered_coarse": 50}
     assert await store.jobs.purge(150.0) == 1
-    left = [job.id for job in await store.jobs.page(limit=10, before=None, state=None, owner=None, site=None)]
+    left = [job.id for job in await store.jobs.page(SoughtJobs(), limit=10, before=None)]
     assert left == [jobs[2].id, jobs[1].id]
     assert await store.jobs.results_after(jobs[0], 0, limit=10) == []
 
