@@ -658,7 +658,9 @@ class _Step:
             detail = f"end devices took the task only without upstream nodes: {task.tries.refused}"
             self._fall_back(job, task, "upstream_unavailable", detail)
         else:
-            detail = f"no upstream node of scheme {policy.scheme} takes tasks of this end device"
+            site = policy.site if self._attempt is None else self._attempt.facts.site
+            where = f" that the site {site} may ask" if site else ""
+            detail = f"no upstream node of scheme {policy.scheme}{where} takes tasks of this end device"
             self._fall_back(job, task, "no_upstream", detail)
 
     def _give_up(self, job: OpenJob, task: OpenTask, reason: FallbackReason, detail: str) -> None:

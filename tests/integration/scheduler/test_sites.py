@@ -112,6 +112,7 @@ async def test_nothing_of_a_site_that_shares_nothing_goes_to_the_cloud(kit, sett
         job = await fleet.running.submit(kit.images(40), batch_size=10, site="a")
         ended = await fleet.running.finished(job["id"])
         assert (ended["answered_coarse"], ended["answered_fine"], ended["fallback"]) == (40, 0, 40)
+        assert all("the site a" in result["fallback"] for result in await fleet.running.results(job["id"]))
         assert fleet.used("a") == set()
         (site_a, _) = (await fleet.running.http.get("/v1/sites")).json()["sites"]
         assert (site_a["health"], site_a["share"]) == ("coarse", "none")
