@@ -72,7 +72,9 @@ async def get_mapping(
         scheme_default=scheduler.settings.scheme,
         site=seen.only,
         n_map=n_map.value,
-        n_map_reason=n_map.reason,
+        n_map_reason=n_map.reason
+        if seen.only or not any(wanted)
+        else f"each site has its own; no site: {n_map.reason}",
         theta_cloud=placement.theta_cloud(now, site),
         pairs=pairs,
         formulas=_formulas(placement, shown, site, tasks=tasks, now=now),

@@ -49,7 +49,9 @@ async def get_site(scheduler: Service, caller: CallerOf, site: SitePath) -> Site
     dependencies=OPERATORS,
 )
 async def drain(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
-    """Those on the device list now. Holds until they are resumed, over restarts of the nodes and of the scheduler."""
+    """Also those that register later. Holds until they are resumed, over restarts of the nodes and of the scheduler."""
+    _check_known(scheduler, site, caller)
+    await scheduler.operators.intend_site(site, _name(caller), drained=True)
     return await _each(scheduler, site, caller, scheduler.operators.drain)
 
 
@@ -61,6 +63,8 @@ async def drain(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteCha
     dependencies=OPERATORS,
 )
 async def resume(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
+    _check_known(scheduler, site, caller)
+    await scheduler.operators.intend_site(site, _name(caller))
     return await _each(scheduler, site, caller, scheduler.operators.resume)
 
 
@@ -77,11 +81,18 @@ async def remove(
     site: SitePath,
     forget: Annotated[bool, Query(description="Strike its dead or removed nodes off the list.")] = False,
 ) -> SiteChange:
-    """Their tasks go to others, and they may not register until they are resumed, or forgotten once they are gone."""
+    """Their tasks go to others, and no node may register for the site until it is resumed. With `forget`, the site is
+    struck off the list as well once no node is left."""
+    _check_known(scheduler, site, caller)
+    operators = scheduler.operators
     if not forget:
-        return await _each(scheduler, site, caller, scheduler.operators.remove)
+        await operators.intend_site(site, _name(caller), removed=True)
+        return await _each(scheduler, site, caller, operators.remove)
     trust = caller is None or caller.may("admin")
-    return await _each(scheduler, site, caller, lambda node_id, _: scheduler.operators.forget(node_id, trust=trust))
+    changed = await _each(scheduler, site, caller, lambda node_id, _: operators.forget(node_id, trust=trust))
+    if not any(True for _ in scheduler.devices.members(site)):
+        await operators.forget_site(site)
+    return changed
 
 
 async def _each(
@@ -89,8 +100,7 @@ async def _each(
 ) -> SiteChange:
     """Do something with each node of a site; nodes that this cannot be done with, or that have left, stay as they
     are."""
-    _check_known(scheduler, site, caller)
-    by, changed = "" if caller is None else caller.name, []
+    by, changed = _name(caller), []
     for device in sorted(scheduler.devices.members(site), key=lambda device: device.order):
         try:
             await change(device.node_id, by)
@@ -98,6 +108,10 @@ async def _each(
             continue
         changed.append(device.node_id)
     return SiteChange(nodes=tuple(changed))
+
+
+def _name(caller: Caller | None) -> str:
+    return "" if caller is None else caller.name
 
 
 def _check_known(scheduler: Scheduler, site: str, caller: Caller | None) -> None:
@@ -139,6 +153,9 @@ def _health(scheduler: Scheduler, site: str, devices: list[Device], now: float) 
     ill = sorted((each for each in devices if each.told[0] is not Health.ALIVE), key=lambda each: each.order)
     told = ", ".join(f"{each.node_id} is {each.told[0]}" for each in ill[:_MOST_TOLD])
     told += f" and {len(ill) - _MOST_TOLD} more are not well" if len(ill) > _MOST_TOLD else ""
+    if not devices:
+        intent = scheduler.devices.site_intent(site)
+        return SiteHealth.DOWN, f"removed{intent.of_whom}" if intent.removed else "none of its nodes is on the list"
     if not ends:
         return SiteHealth.DOWN, "it has no end device"
     if all(each in ill for each in ends):

@@ -158,6 +158,10 @@ class Snapshots:
         if (owner, seen) not in self._json:
             running = self._scheduler.running(_MOST_JOBS, owner, seen.only)
             shown = replace(self._newest[seen], jobs=tuple(map(self._job, running)))
+            if seen.allowed:
+                # The figures of the fleet are about all sites.
+                images_per_s = round(sum(site.images_per_s for site in shown.sites), 1)
+                shown = replace(shown, figures={"first": images_per_s}, unfinished=len(running))
             self._json[owner, seen] = _ENCODE(shown)
         return self._json[owner, seen]
 
@@ -197,7 +201,7 @@ class Snapshots:
             jobs=(),
             unfinished=scheduler.unfinished,
             figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
-            sites=sites_now(scheduler, SitesSeen(allowed=seen.allowed), now),
+            sites=sites_now(scheduler, seen, now),
             site=seen.only,
         )
 

@@ -7,8 +7,9 @@ scheduler's monotonic clock; an effect happens at the time of its event. Import 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -37,6 +38,8 @@ class Restored(What, frozen=True):
     """The nodes that the scheduler before this one knew. Comes once, first."""
 
     nodes: Sequence[KnownNode]
+    sites: Mapping[str, Intent] = MappingProxyType({})
+    """What operators want with each site that is known."""
 
 
 class Registered(What, frozen=True):
@@ -103,6 +106,19 @@ class Forgotten(What, frozen=True):
     """An operator strikes a node off the list."""
 
     node_id: str
+
+
+class SiteIntended(What, frozen=True):
+    """An operator wants something else with a whole site, and with the nodes that will register for it."""
+
+    site: str
+    intent: Intent
+
+
+class SiteForgotten(What, frozen=True):
+    """An operator strikes a site off the list."""
+
+    site: str
 
 
 class Swept(What, frozen=True):
@@ -232,7 +248,7 @@ class Failure(Struct, frozen=True):
     """The device may have had the task when the connection broke."""
 
 
-MAY_BE_REFUSED = (Registered, Beat, Heard, Intended, TookLeave, Forgotten)
+MAY_BE_REFUSED = (Registered, Beat, Heard, Intended, TookLeave, Forgotten, SiteIntended, SiteForgotten)
 """Events for which `step` may raise a `TerraceError`."""
 
 

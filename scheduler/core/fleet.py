@@ -15,7 +15,9 @@ import logging
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Concatenate, NamedTuple, ParamSpec
 
 from scheduler.core.assignments import Assignments
@@ -31,6 +33,7 @@ from scheduler.core.device import (
     natural_order,
 )
 from scheduler.core.health import DetectorTimes, Probe, hears_nobody
+from scheduler.core.site import NO_SITE
 from scheduler.core.work import Attempt
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.types import Health, Tier
@@ -46,6 +49,10 @@ _MOST_TOLD = 5
 MOST_NODES = 250_000
 """Nodes on the list, including dead ones that are still shown."""
 
+MOST_SITES = 50_000
+"""Known sites. When there are more, the list forgets those that have no nodes, unless an operator has said something
+about them."""
+
 MOST_DEAD = 10_000
 """Dead nodes that stay on the list, so that people see who is missing. When there are more, the list forgets those that
 died first. It keeps nodes that an operator has drained, removed or trusted."""
@@ -58,6 +65,8 @@ _MOST_STRANGERS = 64
 _MOST_RETIRED = 64
 """Older incarnations that are remembered of each node."""
 
+
+NO_SITES: Mapping[str, Intent] = MappingProxyType({})
 
 Taken = ParamSpec("Taken")
 
@@ -105,6 +114,8 @@ class Ledger:
         """By tier, of all sites and of each."""
         self._in_site: dict[str, dict[str, Device]] = {}
         """All nodes on the list, by site."""
+        self._site_intents: dict[str, Intent] = {}
+        """Known sites: nodes have named them. They stay known until they are forgotten, oldest first."""
         self._sites: list[str] | None = None
         """The sites in order; None if that has to be worked out again."""
         self._site_versions: dict[str, int] = {}
@@ -160,6 +171,12 @@ class Ledger:
         if self._swept_at is None:
             self._swept_at = now  # no node is silent before the first has come
         intent = NO_INTENT if old is None else old.intent
+        if registration.site is not None:
+            self._check_site(registration.site)
+            self._learn_site(registration.site)
+        of_site = self._site_intents.get(registration.site or NO_SITE, NO_INTENT)
+        if of_site.drained and (old is None or old.registration.site != registration.site):
+            intent = replace(intent, drained=True, by=of_site.by)
         device = self._devices[node_id] = self._present[node_id] = Device.new(registration, intent, self.times, now)
         if old is not None:
             self._unlist(old)
@@ -179,8 +196,57 @@ class Ledger:
         self._refresh(device, now)
         self._feed.append(Change(node_id, None, to_save=to_save))
 
+    def _check_site(self, site: str | None) -> None:
+        """Raises Forbidden for a site that an operator has removed."""
+        if site is not None and self._site_intents.get(site, NO_INTENT).removed:
+            raise Forbidden(
+                f"an operator has removed the site {site!r}: 'terrace sites resume {site}' lets its nodes register"
+            )
+
+    def _learn_site(self, site: str) -> None:
+        """A node names this site. Raises Overloaded if it is one too many."""
+        if site in self._site_intents:
+            return
+        if len(self._site_intents) >= MOST_SITES:
+            empty = (each for each, said in self._site_intents.items() if said == NO_INTENT)
+            oldest = next((each for each in empty if each not in self._in_site), None)
+            if oldest is None:
+                raise Overloaded(f"{MOST_SITES:,} sites are known, and no more fit", retry_after_s=_LIST_FULL_S)
+            self.forget_site(oldest)
+        self._know_site(site, NO_INTENT)
+
+    def _know_site(self, site: str, intent: Intent) -> None:
+        self._site_intents[site] = intent
+        self._sites = None
+
+    def intend_site(self, site: str, intent: Intent) -> None:
+        """Take over what an operator wants with a site. It counts for nodes that register from now on; those on the
+        list keep theirs. Raises NotFound."""
+        self.site_intent(site)
+        self._know_site(site, intent)
+
+    def site_intent(self, site: str) -> Intent:
+        """What an operator wants with a site. Raises NotFound."""
+        if site not in self._site_intents:
+            raise NotFound(f"no site {site!r} is known")
+        return self._site_intents[site]
+
+    def forget_site(self, site: str) -> None:
+        """Know nothing of a site any more.
+
+        Raises:
+            NotFound: no such site.
+            Conflict: nodes on the list belong to it.
+        """
+        self.site_intent(site)
+        if site in self._in_site:
+            raise Conflict(f"nodes on the list belong to the site {site!r}")
+        del self._site_intents[site]
+        self._sites = None
+
     def move_out(self, registration: Registration, now: float) -> None:
         """A process that registers from another address is gone from its old one. Raises what `register` raises."""
+        self._check_site(registration.site)
         old = self._devices.get(registration.node_id)
         if old is None:
             return
@@ -190,9 +256,10 @@ class Ledger:
             old.left, old.death = True, f"has moved to {registration.url}"
             self._announce(old, now)
 
-    def restore(self, nodes: Iterable[KnownNode], now: float) -> None:
-        """Put nodes on the list that the scheduler before this one knew: dead, until they register again. Called once,
-        on an empty list."""
+    def restore(self, nodes: Iterable[KnownNode], now: float, sites: Mapping[str, Intent] = NO_SITES) -> None:
+        """Put nodes and sites on the list that the scheduler before this one knew. The nodes are dead until they
+        register again. Called once, on an empty list."""
+        self._site_intents.update(sites)
         for known in nodes:
             device = Device.new(known.registration, known.intent, self.times, now)
             removed = known.intent.removed
@@ -200,8 +267,11 @@ class Ledger:
             device.told = (Health.REMOVED if removed else Health.DEAD, False)
             self._devices[device.node_id] = device
             self._join(device)
-            self._buried(device)
+            if device.site != NO_SITE and device.site not in self._site_intents:
+                self._know_site(device.site, NO_INTENT)
         self._in_order = sorted(self._devices.values(), key=_order)
+        for device in list(self._devices.values()):
+            self._buried(device)
 
     def known(self, node_id: str) -> KnownNode | None:
         """The part of a node that is stored; None if it is not on the list."""
@@ -438,9 +508,10 @@ class Ledger:
 
     @property
     def sites(self) -> list[str]:
-        """The sites of all nodes on the list, in order; "" comes first and stands for no site. Not to be changed."""
+        """The known sites in order, and before them "" if there are nodes of no site. Not to be changed."""
         if self._sites is None:
-            self._sites = sorted(self._in_site, key=natural_order)
+            none = [NO_SITE] if NO_SITE in self._in_site else []
+            self._sites = [*none, *sorted(self._site_intents, key=natural_order)]
         return self._sites
 
     def of_site(self, site: str, now: float) -> list[DeviceView]:

@@ -154,8 +154,12 @@ class _Step:
                 ledger.leave(node_id, incarnation, now)
             case events.Forgotten(node_id):
                 ledger.forget(node_id)
-            case events.Restored(nodes):
-                ledger.restore(nodes, now)
+            case events.Restored(nodes, sites):
+                ledger.restore(nodes, now, sites)
+            case events.SiteIntended(site, intent):
+                ledger.intend_site(site, intent)
+            case events.SiteForgotten(site):
+                ledger.forget_site(site)
             # --- jobs
             case events.JobAdded(facts, tasks):
                 self._state.jobs[facts.job_id] = OpenJob(facts, tasks, self._limits.retry_budget())

@@ -27,6 +27,8 @@ _SAVE_S = 1.0
 class _Store(Protocol):
     async def save(self, changed: Mapping[str, KnownNode | None]) -> None: ...
 
+    async def save_sites(self, changed: Mapping[str, Intent | None]) -> None: ...
+
 
 class Operators:
     """Drain, remove, trust and forget nodes. One change at a time.
@@ -44,11 +46,43 @@ class Operators:
         self._turn = asyncio.Lock()
         self._unsaved: dict[str, None] = {}
         """Nodes whose row in the database is out of date."""
+        self._saved_sites = set(devices.sites)
+        """Sites that have a row in the database."""
+        self._unsaved_sites: set[str] = set()
+        """Sites that lack one."""
 
     def node_changed(self, change: Change) -> None:
         """Something has become of a node."""
         if change.to_save:
             self._unsaved[change.node_id] = None
+            site = self._devices.site_of(change.node_id)
+            if site is not None and site not in self._saved_sites:
+                self._unsaved_sites.add(site)
+
+    async def intend_site(self, site: str, by: str, *, drained: bool = False, removed: bool = False) -> None:
+        """Drain or remove the nodes that register for a site from now on.
+
+        Raises:
+            NotFound: no such site.
+            Unavailable: the database refuses it.
+        """
+        async with self._turn:
+            self._devices.site_intent(site)
+            intent = Intent(drained=drained, removed=removed, by=by) if drained or removed else NO_INTENT
+            await self._store.save_sites({site: intent})
+            self._saved_sites.add(site)
+            self._handle(events.SiteIntended(site, intent))
+            _log.info("an operator has changed what is wanted with a site", extra={"site": site, **asdict(intent)})
+
+    async def forget_site(self, site: str) -> None:
+        """Know nothing of a site any more. Raises NotFound, Unavailable, and Conflict if nodes belong to it."""
+        async with self._turn:
+            self._devices.site_intent(site)
+            if any(True for _ in self._devices.members(site)):
+                raise Conflict(f"nodes on the list belong to the site {site!r}")
+            await self._store.save_sites({site: None})
+            self._saved_sites.discard(site)
+            self._handle(events.SiteForgotten(site))
 
     async def drain(self, node_id: str, by: str) -> None:
         """Give the node no new tasks from now on; those that it has may finish. Raises NotFound, Unavailable."""
@@ -132,9 +166,17 @@ class Operators:
             taken = list(itertools.islice(self._unsaved, most))
             for node_id in taken:
                 del self._unsaved[node_id]
+            new, self._unsaved_sites = self._unsaved_sites, set()
+            known = set(self._devices.sites) if new else set()
+            # The list has forgotten sites where there were too many.
+            changed = dict.fromkeys(self._saved_sites - known) if new else {}
+            changed |= {site: self._devices.site_intent(site) for site in new & known}
             try:
+                await self._store.save_sites(changed)
+                self._saved_sites = (self._saved_sites & known) | (new & known) if new else self._saved_sites
                 await self._store.save({node_id: self._devices.known(node_id) for node_id in taken})
             except (Unavailable, asyncio.CancelledError) as exc:
                 self._unsaved.update(dict.fromkeys(taken))
+                self._unsaved_sites |= new - self._saved_sites
                 if not isinstance(exc, Unavailable):
                     raise

@@ -206,11 +206,13 @@ class Chooser:
             choosy: also of a task that is new, those that may ask an upstream node suit best.
         """
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
-        if job.facts.policy.recovery is Recovery.REASSIGN or not (task.blame.tried or task.coarse or choosy):
+        around = job.facts.policy.recovery is Recovery.REASSIGN
+        if not choosy and (around or not (task.blame.tried or task.coarse)):
             return None
 
         def graded(device: Device) -> int:
-            tried, on_trial = device.node_id in task.blame.tried, device.wrong.count > 0
+            tried = not around and device.node_id in task.blame.tried
+            on_trial = not around and device.wrong.count > 0
             limited = device.site or device.registration.allowed_upstreams
             cut_off = bool((task.coarse or choosy) and limited) and self._placement.is_cut_off(
                 job.facts.policy.scheme, device, now, job.facts.privacy

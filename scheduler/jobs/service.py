@@ -173,7 +173,7 @@ class Scheduler:
             return
         seen = [each for each in known if not sites or each in sites]
         more = f" and {len(seen) - _MOST_NAMED:,} more" if len(seen) > _MOST_NAMED else ""
-        there = f"known are {', '.join(seen[:_MOST_NAMED])}{more}" if seen else "no node names a site"
+        there = f"known are {', '.join(seen[:_MOST_NAMED])}{more}" if seen else "no node has registered for one"
         raise InvalidInput(f"unknown site {site[:64]!r}: {there}")
 
     def route_of_sources(self, node_id: str) -> DeviceRoute:

@@ -436,13 +436,17 @@ class Placement:
         hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
         if blind or hopeless:
             return Forbidden(self._advice(scheme, blind, known))
+        several = site is None and len(self._devices.sites) > 1
         for target in targets:
-            ends = self._senders(target, now, site)
+            ends, trouble, can = self._senders(target, now, site), None, False
             for end in (end for end in ends if self._may_send(end, target)):
                 try:
                     self._encoder_for(end, target, rules, now)
+                    can = True
                 except (Conflict, Forbidden) as exc:
-                    return Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}")
+                    trouble = trouble or Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}")
+            if trouble is not None and not (several and can):
+                return trouble  # a job of all sites leaves out those that cannot
             if not ends and rules.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
                 kinds = {encoder.kind for encoder in self._served(target, rules)}
                 try:

@@ -116,7 +116,7 @@ async def open_scheduler(
             congested=lambda: commit.congested,
             clock=time.monotonic,
         )
-        dispatcher.handle(events.Restored(await nodes.load()))
+        dispatcher.handle(events.Restored(await nodes.load(), await nodes.load_sites()))
         operators = Operators(devices, nodes, dispatcher.handle)
         observations = Observations(
             ObservationStore(reader, commit, hierarchy.digest),

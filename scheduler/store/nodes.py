@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.core.device import NO_INTENT, Intent, KnownNode
 from scheduler.store.commit import GroupCommit
-from scheduler.store.tables import nodes
+from scheduler.store.tables import nodes, sites
 from tierkit.errors import SetupError
 from tierkit.wire.messages import Registration
 
@@ -57,6 +57,29 @@ class NodeStore:
                 continue
             found.append(KnownNode(registration=registration, intent=intent))
         return found
+
+    async def load_sites(self) -> dict[str, Intent]:
+        """All known sites."""
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(select(sites).order_by(sites.c.name))).all()
+        return {row.name: Intent(drained=row.drained, removed=row.removed, by=row.said_by) for row in rows}
+
+    async def save_sites(self, changed: Mapping[str, Intent | None]) -> None:
+        """Write sites by name, in one transaction; None removes a row. Raises Unavailable."""
+        rows = [
+            {"name": name, "drained": intent.drained, "removed": intent.removed, "said_by": intent.by}
+            for name, intent in changed.items()
+            if intent is not None
+        ]
+
+        async def write(connection: AsyncConnection) -> None:
+            for names in _in_parts(list(changed)):
+                await connection.execute(delete(sites).where(sites.c.name.in_(names)))
+            for part in _in_parts(rows):
+                await connection.execute(insert(sites), part)
+
+        if changed:
+            await self._commit.execute(write)
 
     async def save(self, changed: Mapping[str, KnownNode | None]) -> None:
         """Write nodes by id, in one transaction; None removes a row.

@@ -42,6 +42,7 @@ __all__ = [
     "properties",
     "results",
     "runs",
+    "sites",
     "source_rights",
 ]
 
@@ -122,6 +123,16 @@ nodes = Table(
     Column("drained", Boolean, nullable=False),
     Column("removed", Boolean, nullable=False),
     Column("trusted", Boolean),  # null: as the setting says
+    Column("said_by", String(63), nullable=False),
+)
+
+# The sites that nodes have named, and what operators want with them.
+sites = Table(
+    "terrace_sites",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("drained", Boolean, nullable=False),
+    Column("removed", Boolean, nullable=False),
     Column("said_by", String(63), nullable=False),
 )
 

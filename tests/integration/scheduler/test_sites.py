@@ -193,7 +193,7 @@ async def test_what_is_asked_of_one_site_is_of_that_site(kit, settings):
         assert {each["node_id"] for each in devices} == {"end-a-0", "end-a-1", "edge-a-0"}
         shown = await get("/v1/fleet", site="a")
         assert {node["node_id"] for node in shown["nodes"]} == {"end-a-0", "end-a-1", "edge-a-0", "cloud-0"}
-        assert ([each["site"] for each in shown["sites"]], shown["site"]) == (["a", "b"], "a")
+        assert ([each["site"] for each in shown["sites"]], shown["site"]) == (["a"], "a")
         assert {(link["end"], link["upper"]) for link in shown["links"] if link["mapped"]} == {
             ("end-a-0", "edge-a-0"),
             ("end-a-1", "cloud-0"),
@@ -235,6 +235,16 @@ async def test_a_whole_site_is_drained_resumed_removed_and_forgotten(kit, settin
         assert await health() == ("ok", "ok")
         assert (await http.post("/v1/sites/a/drain")).json() == {"nodes": own}
         assert await health() == ("drained", "ok")
+        fleet.running.sites["edge-a-1"] = "a"
+        await fleet.running.register("edge-a-1", "edge")
+        (late,) = [
+            each
+            for each in (await http.get("/v1/devices", params={"site": "a"})).json()["devices"]
+            if each["node_id"] == "edge-a-1"
+        ]
+        assert late["health"] == "draining"
+        assert (await http.delete("/v1/devices/edge-a-1")).status_code == 204
+        assert (await http.delete("/v1/devices/edge-a-1", params={"forget": True})).status_code == 204
         job = await fleet.running.submit(kit.images(20), batch_size=10)
         assert (await fleet.running.finished(job["id"]))["answered_coarse"] == 20
         assert fleet.tasks("a") == []
@@ -243,8 +253,40 @@ async def test_a_whole_site_is_drained_resumed_removed_and_forgotten(kit, settin
         assert (await http.delete("/v1/sites/a", params={"forget": True})).json() == {"nodes": []}
         assert (await http.delete("/v1/sites/a")).json() == {"nodes": own}
         assert await health() == ("down", "ok")
+        refused = await http.post("/v1/devices", json={**kit.registration("end-a-9"), "site": "a"})
+        assert (refused.status_code, "terrace sites resume a" in refused.json()["error"]) == (403, True)
         assert (await http.delete("/v1/sites/a", params={"forget": True})).json() == {"nodes": own}
         assert (await http.post("/v1/sites/c/drain")).status_code == 404
+
+
+async def test_a_site_and_what_is_wanted_with_it_outlast_its_nodes_and_the_scheduler(kit, settings):
+    async with kit.scheduler(settings) as running:
+        for site in ("a", "b"):
+            running.sites[f"end-{site}"] = site
+            incarnation = await running.register(f"end-{site}", "end")
+            leaves = await running.http.delete(f"/v1/devices/end-{site}", params={"incarnation": incarnation})
+            assert leaves.status_code == 204
+        assert (await running.http.post("/v1/sites/a/drain")).json() == {"nodes": []}
+        shown = (await running.http.get("/v1/sites")).json()["sites"]
+        assert [(each["site"], each["health"]) for each in shown] == [("a", "down"), ("b", "down")]
+        job = await running.submit(kit.images(2), site="a")
+        assert (await running.http.delete(f"/v1/jobs/{job['id']}")).status_code == 200
+    async with kit.scheduler(settings) as running:
+        running.sites["end-a"] = "a"
+        await running.register("end-a", "end")
+        (device,) = (await running.http.get("/v1/devices")).json()["devices"]
+        assert device["health"] == "draining"
+        assert (await running.http.delete("/v1/sites/b", params={"forget": True})).json() == {"nodes": []}
+        assert [each["site"] for each in (await running.http.get("/v1/sites")).json()["sites"]] == ["a"]
+
+
+async def test_a_job_of_all_sites_leaves_out_one_that_cannot_encode_even_with_reassign(kit, settings):
+    async with shops(kit, settings) as fleet:
+        for edge in ("edge-a-0", "cloud-0"):
+            assert (await fleet.running.http.delete(f"/v1/devices/{edge}")).status_code == 204
+        job = await fleet.running.submit(kit.images(60), batch_size=10, recovery="reassign", scheme="mapping")
+        ended = await fleet.running.finished(job["id"])
+        assert (ended["answered_fine"], fleet.tasks("a")) == (60, [])
 
 
 async def test_tokens_are_limited_to_sites(kit, settings, tmp_path):
@@ -295,7 +337,8 @@ async def test_tokens_are_limited_to_sites(kit, settings, tmp_path):
         assert (await http.get("/v1/sites/b", headers=held_by("berta"))).status_code == 403
         assert (await http.get("/v1/mapping", headers=held_by("berta"))).json()["pairs"][0]["end"] == "end-1"
         assert (await http.get("/metrics", headers=held_by("berta"))).status_code == 403
-        assert (await http.get("/metrics", headers=held_by("nodes-a"))).status_code == 200
+        assert (await http.get("/metrics", headers=held_by("nodes-a"))).status_code == 403
+        assert (await http.get("/metrics", headers=held_by("nodes"))).status_code == 200
         assert (await http.post("/v1/sites/a/drain", headers=held_by("berta"))).status_code == 403
 
         body, own = kit.tensor_body(kit.images(1))

@@ -30,6 +30,10 @@ class Rows:
         self.refuses = False
         self.meanwhile: Callable[[], object] = lambda: None
 
+    async def save_sites(self, changed: Mapping[str, Intent | None]) -> None:
+        if self.refuses:
+            raise Unavailable("locked")
+
     async def save(self, changed: Mapping[str, KnownNode | None]) -> None:
         if self.refuses:
             raise Unavailable("locked")

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings as effort, strategies as st
 
 from models.manifest import Manifest, load_manifest
-from scheduler.core.device import Device, Intent
+from scheduler.core import fleet as fleet_module
+from scheduler.core.device import NO_INTENT, Device, Intent
 from scheduler.core.fleet import Ledger
 from scheduler.core.policy import PrivacyRules
 from scheduler.core.site import SharePolicy, SitesSeen, may_reach
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
+from tierkit.errors import Conflict, Forbidden, Overloaded
 from tierkit.types import Scheme, Share, Tier
 from tierkit.wire.messages import ModelOffer, Registration
 
@@ -213,6 +215,9 @@ def test_a_node_that_comes_back_in_another_site_is_of_that_site_alone() -> None:
     assert fleet.asked()["shop-1-end-0"] == ["shop-2-edge-0"]
     fleet.ledger.leave("shop-1-end-1", "the-first", 0.0)
     fleet.ledger.leave("shop-1-edge-0", "the-first", 0.0)
+    assert fleet.ledger.sites == ["shop-1", "shop-2"], "a site is known until it is forgotten"
+    assert list(fleet.ledger.members("shop-1")) == []
+    fleet.ledger.forget_site("shop-1")
     assert fleet.ledger.sites == ["shop-2"]
 
 
@@ -270,4 +275,44 @@ def _check_index(ledger: Ledger) -> None:
         every = ledger.alive(tier, 0.0)
         for site in ("", "a", "b", "c"):
             assert ledger.alive(tier, 0.0, site) == [device for device in every if device.site == site]
-    assert ledger.sites == sorted({view.device.site for view in ledger.view(0.0)})
+    assert set(ledger.sites) >= {view.device.site for view in ledger.view(0.0)}
+    assert ("" in ledger.sites) == any(view.device.site == "" for view in ledger.view(0.0))
+
+
+def test_what_is_wanted_with_a_site_counts_for_nodes_that_come_later() -> None:
+    fleet = Fleet()
+    fleet.shop("shop-1", ends=1)
+    fleet.ledger.intend_site("shop-1", Intent(drained=True, by="olga"))
+    assert fleet.add("shop-1-end-9", "shop-1").intent == Intent(drained=True, by="olga")
+    assert fleet.ledger.get("shop-1-end-0").intent == NO_INTENT
+    fleet.ledger.intend_site("shop-1", Intent(removed=True, by="olga"))
+    with pytest.raises(Forbidden, match="terrace sites resume shop-1"):
+        fleet.add("shop-1-end-10", "shop-1")
+    fleet.ledger.intend_site("shop-1", NO_INTENT)
+    assert fleet.add("shop-1-end-10", "shop-1").intent == NO_INTENT
+    with pytest.raises(Conflict):
+        fleet.ledger.forget_site("shop-1")
+
+
+def test_one_site_too_many_takes_the_place_of_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "MOST_SITES", 2)
+    fleet = Fleet()
+    fleet.add("end-1", "a")
+    fleet.add("end-2", "b")
+    with pytest.raises(Overloaded):
+        fleet.add("end-3", "c")
+    fleet.ledger.leave("end-1", "the-first", 0.0)
+    fleet.add("end-3", "c")
+    assert fleet.ledger.sites == ["b", "c"]
+
+
+def test_more_nodes_than_the_list_keeps_dead_ones_can_be_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "MOST_DEAD", 3)
+    before = Fleet()
+    for number in range(5):
+        before.add(f"end-{number}", f"site-{number}")
+    known = [before.ledger.known(f"end-{number}") for number in range(5)]
+    after = Fleet()
+    after.ledger.restore([each for each in known if each], 0.0)
+    assert [view.device.node_id for view in after.ledger.view(0.0)] == ["end-2", "end-3", "end-4"]
+    assert len(after.ledger.sites) == 5
