@@ -33,7 +33,7 @@ _CLOUD_MS, _END_MS = 2.0, 0.2
 """Milliseconds for an image."""
 _WINDOWS = {"one": 3, "flood": 32}
 """Tasks that each scheduler gives its end device at a time."""
-_FLOOD_JOBS = 6
+_FLOOD_JOBS = 10
 _BUDGET_S = 600.0
 
 _LEAST_SHARE = 0.45
