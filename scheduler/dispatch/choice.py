@@ -227,7 +227,8 @@ class Chooser:
         pool, alive = self._pool(job, now)
         site, scheme = job.facts.policy.site, job.facts.policy.scheme
         # A job of all sites leaves out those that could give coarse answers alone.
-        choosy = site is None and len(self._ledger.sites) > 1 and scheme is not Scheme.END
+        several = site is None and len(self._ledger.sites) > 1 and scheme is not Scheme.END
+        choosy = several and self._placement.has_upstream(scheme, now, job.facts.privacy)
         fits = self._fits(job, task, pool, now, choosy=choosy)
         last = self._last.get(site)
         found = self._ledger.assigned.with_room(site).after(last, 1, fits) if alive else []
