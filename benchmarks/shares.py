@@ -180,13 +180,13 @@ class Shares(Experiment):
         return Table(
             headings=" | ".join(
                 [
-                    "alone, images/s",
+                    "without the flood, images/s",
                     "with the flood, images/s",
                     "flood, images/s",
                     "share",
-                    "of alone",
-                    "single requests alone, p50 / p99 ms",
-                    "with the flood, p50 / p99 ms",
+                    "with / without",
+                    "single requests without it, p50 / p99 ms",
+                    "with it, p50 / p99 ms",
                     "targets",
                 ]
             ),

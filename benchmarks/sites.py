@@ -148,7 +148,7 @@ class Sites(Experiment):
 
     def table(self, record: Record) -> Table:
         headings = (
-            "part | scheme, N_map | jobs | share | seconds | least, s | ratio | deaths | fine answers | coarse alone | "
+            "part | scheme, N_map | jobs | share | seconds | least, s | ratio | deaths | fine answers | coarse only | "
             "lost | strays"
         )
         rows = [

@@ -36,6 +36,7 @@ class Side:
         command = ["-m", "terrace", "scheduler", "--port", self.port, "--state", str(self.folder / self.name)]
         command += ["--trusted", "end,edge,cloud", *(["--models", str(self.models)] if self.models else [])]
         ready = self.folder / f"{self.name}.ready"
+        ready.unlink(missing_ok=True)  # of one that was killed
         async with service_process(command, ready_file=ready) as self.scheduler:
             self.port = str(urlsplit(self.url).port)
             yield self.scheduler
