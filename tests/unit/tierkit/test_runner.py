@@ -468,6 +468,7 @@ async def test_what_takes_a_moment_counts_for_one_core() -> None:
         runner._s_per_image = 0.015  # measured on two cores: 30 ms on one
         await runner.infer(rows(1), ["double"], alone=True)
         assert model.thread != threading.get_ident()
+        await wait_for(lambda: not thread.at_work, what="the inference thread to come to rest")
         runner._s_per_image = 0.009
         await runner.infer(rows(1), ["double"], alone=True)
         assert model.thread == threading.get_ident()
