@@ -326,7 +326,7 @@ class SiteCollector(Collector):
             ),
             CounterMetricFamily(f"{prefix}_images", "Images that the end devices of a site answered.", labels=site),
             CounterMetricFamily(
-                f"{prefix}_fallbacks", "Attempts at a site for which the upstream nodes failed.", labels=site
+                f"{prefix}_fallbacks", "Attempts at a site that got no answer from upstream nodes.", labels=site
             ),
         )
 

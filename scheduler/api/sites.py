@@ -14,7 +14,7 @@ from scheduler.core.device import Device
 from scheduler.core.site import NO_SITE, SitesSeen
 from scheduler.jobs.service import Scheduler
 from tierkit.access import Caller
-from tierkit.errors import Conflict, InvalidInput, NotFound
+from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tierkit.types import Health, Scheme, SiteHealth, Tier
 from tierkit.wire.api import SiteChange, SiteList, SiteNow
 from tierkit.wire.messages import NODE_ID_PATTERN
@@ -31,7 +31,7 @@ sites = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 @sites.get("/v1/sites", response_model=SiteList, summary="The sites of the fleet", dependencies=USERS)
 async def list_sites(scheduler: Service, caller: CallerOf) -> SiteList:
-    """All sites of nodes on the device list, or those to which the caller is limited."""
+    """All known sites, or those to which the caller is limited."""
     return SiteList(sites=sites_now(scheduler, SitesSeen(allowed=sites_of(caller)), time.monotonic()))
 
 
@@ -98,13 +98,13 @@ async def remove(
 async def _each(
     scheduler: Scheduler, site: str, caller: Caller | None, change: Callable[[str, str], Awaitable[None]]
 ) -> SiteChange:
-    """Do something with each node of a site; nodes that this cannot be done with, or that have left, stay as they
-    are."""
+    """Do something with each node of a site. Nodes that this cannot be done with stay as they are, and the answer does
+    not name them."""
     by, changed = _name(caller), []
     for device in sorted(scheduler.devices.members(site), key=lambda device: device.order):
         try:
             await change(device.node_id, by)
-        except (Conflict, NotFound):
+        except (Conflict, Forbidden, NotFound):
             continue
         changed.append(device.node_id)
     return SiteChange(nodes=tuple(changed))

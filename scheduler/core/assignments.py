@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from scheduler.core.device import Device, SortKey
 from scheduler.core.work import Attempt
@@ -160,10 +161,14 @@ def _enter(rings: dict[str | None, RoundRobin], device: Device, *, member: bool)
         return  # no job names those of no site
     ring = rings.setdefault(device.site, RoundRobin()) if member else rings.get(device.site)
     if ring is not None:
-        ring.stirred += 1
         ring.set(device.node_id, device.order, member=member)
+        ring.stirred = next(_stirs)
         if not ring:
             del rings[device.site]
+
+
+_stirs = count(1)
+"""A ring that is made again has no number that it had before."""
 
 
 _NOBODY = RoundRobin()

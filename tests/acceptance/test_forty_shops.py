@@ -77,9 +77,8 @@ class Machines:
 
     def wait_until(self, what: str, true: Callable[[], bool]) -> None:
         until = time.monotonic() + 120
-        while not true():
+        while not true():  # each look is a command, which takes its time
             assert time.monotonic() < until, f"not {what}: {self.run('terrace sites list')}"
-            time.sleep(0.5)
 
     def healths(self) -> dict[str, str]:
         sites = json.loads(self.run("terrace sites list --json"))["sites"]
