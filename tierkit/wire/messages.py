@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -35,9 +35,11 @@ __all__ = [
     "INTERACTIVE",
     "MAX_ALLOWED_UPSTREAMS",
     "NAME_HEADER",
+    "NETWORK_HEADER",
     "NODE_HEADER",
     "NODE_ID_PATTERN",
     "PRIORITY_HEADER",
+    "RELEASES_HEADER",
     "REQUEST_ID_HEADER",
     "ROUTE_HEADER",
     "STAGE_HEADER",
@@ -52,6 +54,7 @@ __all__ = [
     "NodeId",
     "Registration",
     "Relay",
+    "ReleaseTrouble",
     "SiteName",
     "Stage",
     "Upstream",
@@ -94,6 +97,15 @@ has to refuse for its token."""
 
 ROUTE_HEADER = "Terrace-Route"
 """Version of the `DeviceRoute` of a node with sources, in the answer to its heartbeat."""
+
+RELEASES_HEADER = "Terrace-Releases"
+"""Numbers of the releases that a node is to hold, in the answer to its registration and to each heartbeat: "8,7". It
+answers the pictures of its own sources with the first. After a semicolon: how often the scheduler has pruned releases,
+so that caches follow ("8,7;2")."""
+
+NETWORK_HEADER = "Terrace-Network"
+"""sha256 of the network of an end device that is to give the coarse answers of a task; absent: of its first release. 503
+if the device does not hold it."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -226,11 +238,21 @@ class EncoderOffer(_Message):
 
 
 def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
-    names = [model.name for model in models]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    versions = [(model.name, model.sha256, model.reading) for model in models]
+    twice = next((version[0] for version in versions if versions.count(version) > 1), None)
     if twice is not None:
-        raise ValueError(f"must name each model once, and names {twice!r} twice")
+        raise ValueError(f"must name each version of a model once, and names {twice!r} twice")
     return models
+
+
+class ReleaseTrouble(_Message):
+    """Why a node cannot hold a release."""
+
+    release: Annotated[int, Field(ge=1, le=10**9)]
+    kind: Literal["room", "unusable", "unreachable"]
+    """room: its disk or memory is full. unusable: a network cannot be loaded, differs from its digest, or gives NaN.
+    unreachable: a file cannot be fetched now."""
+    detail: Annotated[str, Field(max_length=500)]
 
 
 class Registration(_Message):
@@ -246,6 +268,10 @@ class Registration(_Message):
     """The place to which it belongs; its pictures stay there unless the scheduler's `share` says otherwise. None: no
     site, or the one of its token."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
+    """Those of the release that it answers its own pictures with come first. There may be several versions of one."""
+    follows: bool = False
+    """True if it gets its networks from the scheduler: it loads those of the releases in `RELEASES_HEADER`, and
+    registers again with them under the same incarnation."""
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
@@ -293,6 +319,8 @@ class Heartbeat(_Message):
     away."""
     replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
     """How many copies of its models compute side by side now; the speeds that it registered with are those of one."""
+    troubles: Annotated[tuple[ReleaseTrouble, ...], Field(max_length=8)] = ()
+    """Releases in `RELEASES_HEADER` that it cannot hold. It tries again, more and more rarely."""
 
 
 class Encoding(_Message):

@@ -57,6 +57,8 @@ class LocalAnswer(_Message, frozen=True, kw_only=True):
     label: Count
     """Number of the superclass."""
     confidence: Confidence
+    ms: Age = 0.0
+    """Milliseconds that the network took, with the wait for its turn; 0 from a node of an older Terrace."""
 
 
 class FinerAnswer(_Message, frozen=True, kw_only=True):
@@ -91,6 +93,8 @@ class Observation(_Message, frozen=True, kw_only=True):
     """Name of the file, relative to the folder that it was taken from."""
     local: LocalAnswer | None = None
     """None: the picture cannot be read."""
+    release: Count = 0
+    """Number of the release that gave the local answer; 0: none, on a node with networks of its own."""
     finer: FinerAnswer | None = None
     unsure: bool = False
     """True if the local answer is below the threshold of the route."""

@@ -1,0 +1,250 @@
+"""Releases on the wire: numbered rows that name the networks which answer, and the trial of a new one.
+
+`GET /v1/releases` answers with a `ReleaseList`. See `docs/releases.md`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tierkit.types import Tier
+
+__all__ = [
+    "DEFAULT_FOR_S",
+    "DEFAULT_GUARDS",
+    "RELEASE_REF_PATTERN",
+    "GuardName",
+    "GuardNow",
+    "NewRelease",
+    "PruneRequest",
+    "Pruned",
+    "ReleaseList",
+    "ReleaseNetwork",
+    "ReleaseNow",
+    "ReleaseState",
+    "Rollout",
+    "RolloutState",
+    "StartRequest",
+    "TroubleNow",
+]
+
+RELEASE_REF_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}@[1-9][0-9]{0,8}$"
+"""NAME@NUMBER, such as flowers@8. The number alone identifies a release."""
+
+GuardName = Literal["agreement", "p99", "errors"]
+
+DEFAULT_GUARDS: dict[GuardName, float] = {"agreement": 0.97, "p99": 1.3, "errors": 0.005}
+"""Guards of a canary for which the operator names none."""
+
+DEFAULT_FOR_S = 7200.0
+
+
+class ReleaseState(StrEnum):
+    """What a release is to the fleet now."""
+
+    READY = "ready"
+    """It has never been started."""
+    CANARY = "canary"
+    """A part of the fleet tries it."""
+    ROLLING = "rolling out"
+    """It has passed its trial, or was promoted, and is on its way to everyone."""
+    IN_FORCE = "in force"
+    """It answers."""
+    RETIRED = "retired"
+    """Another one took its place."""
+    ROLLED_BACK = "rolled back"
+    """It failed a guard, could not be loaded, or an operator took it back."""
+    STOPPED = "stopped"
+    """An operator ended its trial."""
+
+
+class RolloutState(StrEnum):
+    """The state of a change from one release to another: canary -> rolling out -> done, or an end on the way."""
+
+    CANARY = "canary"
+    ROLLING = "rolling out"
+    DONE = "done"
+    ROLLED_BACK = "rolled back"
+    STOPPED = "stopped"
+
+    @property
+    def final(self) -> bool:
+        """True if nothing of it is under way any more."""
+        return self not in (RolloutState.CANARY, RolloutState.ROLLING)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
+
+
+class ReleaseNetwork(_Value):
+    """A network of a release."""
+
+    name: str
+    tier: Tier
+    sha256: str
+    gpu: bool = False
+    """True if only nodes with a GPU serve it by default."""
+    target: str
+    """coarse | fine"""
+    size_bytes: int
+    accuracy: float | None = None
+    nodes: int = 0
+    """Nodes on the device list, not given up, that hold it."""
+
+
+class TroubleNow(_Value):
+    """A node that cannot hold a release."""
+
+    node_id: str
+    kind: str
+    """`room` (its disk or memory is full), `unusable` (the network cannot be loaded, or gives NaN), `unreachable` (the
+    file cannot be fetched now), or `differs` (its answers to the probe pictures are wrong)."""
+    detail: str
+
+
+class ReleaseNow(_Value):
+    """A release as it is now."""
+
+    release: str
+    """NAME@NUMBER."""
+    name: str
+    number: int
+    state: ReleaseState
+    digest: str
+    """sha256 of its content: manifest and thresholds."""
+    created_at: datetime
+    created_by: str = ""
+    """Name of the token; "" without tokens, or where the scheduler made it from its own model set."""
+    origin: str = ""
+    """Folder of the scheduler from which it was made; "" if it was uploaded."""
+    classes: int
+    """Number of the classes of the finest tier."""
+    networks: tuple[ReleaseNetwork, ...]
+    encoders: tuple[str, ...] = ()
+    thresholds: bool = False
+    """True if it has tuned thresholds for escalation."""
+    probes: int = 0
+    """Networks whose answers to the probe pictures are known, so that nodes can be checked."""
+    nodes: int = 0
+    """Nodes that hold it: those that may get its work."""
+    jobs: int = 0
+    """Unfinished jobs that belong to it."""
+    troubles: tuple[TroubleNow, ...] = ()
+
+
+class GuardNow(_Value):
+    """A condition that rolls a release back, and the figures so far."""
+
+    name: GuardName
+    limit: float
+    """agreement: the least ratio of the new release's agreement to that of the old one. p99: the largest ratio of their
+    99th percentiles of latency. errors: the largest share of failed attempts."""
+    old: float | None = None
+    """Figure of the release in force in the same period: agreement from 0 to 1, milliseconds per image, or share."""
+    new: float | None = None
+    value: float | None = None
+    """What is compared with the limit."""
+    low: float | None = None
+    high: float | None = None
+    """Confidence interval of `value`."""
+    samples: int = 0
+    """Of the new release."""
+    old_samples: int = 0
+    needs: int = 0
+    """Samples of each release without which the guard decides nothing."""
+    verdict: Literal["open", "holds", "fails"] = "open"
+    detail: str = ""
+    """The figures as a sentence."""
+
+
+class Rollout(_Value):
+    """A change from one release to another."""
+
+    release: str
+    previous: str
+    """The release to which a roll-back returns."""
+    kind: Literal["canary", "promote", "rollback", "first"]
+    """first: there was none in force before."""
+    state: RolloutState
+    share: float
+    """Share of the end devices, and of new jobs, that use the new release now."""
+    canary: float
+    """The same during the trial."""
+    guards: tuple[GuardNow, ...] = ()
+    for_s: float = 0.0
+    """Length of the trial."""
+    elapsed_s: float = 0.0
+    """Of the trial, so far."""
+    extended: bool = False
+    """True if the trial goes on for as long again, because there was too little data."""
+    devices: tuple[str, ...] = ()
+    """End devices that use the new release now, at most 100."""
+    device_count: int = 0
+    wanted: int = 0
+    """Nodes that are to hold the new release."""
+    ready: int = 0
+    """Those of them that do."""
+    started_at: datetime
+    started_by: str = ""
+    ended_at: datetime | None = None
+    reason: str = ""
+    """Why it ended, with the figures; or what it waits for."""
+
+
+class ReleaseList(_Value):
+    """All releases, the newest first."""
+
+    in_force: str
+    """NAME@NUMBER of the release that answers."""
+    previous: str | None = None
+    """The one to which `rollback` returns; None if there is none."""
+    rollout: Rollout | None = None
+    """The change that is under way."""
+    releases: tuple[ReleaseNow, ...]
+    history: tuple[Rollout, ...] = ()
+    """The latest changes that have ended, the newest first."""
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class NewRelease(_Request):
+    """POST /v1/releases: a release of networks whose files the scheduler has (`PUT /v1/networks/{sha256}`)."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    manifest: dict[str, Any] | None = None
+    """Content of `manifest.json`. None: the model set of the scheduler's own folder."""
+    tuning: dict[str, Any] | None = None
+    """Content of `escalation.json`, if there are tuned thresholds."""
+
+
+class StartRequest(_Request):
+    """POST /v1/releases/{release}/start: try it on a part of the fleet."""
+
+    canary: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the end devices, and of new jobs."""
+    guards: dict[GuardName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=lambda: DEFAULT_GUARDS)
+    for_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] = DEFAULT_FOR_S
+
+
+class PruneRequest(_Request):
+    """POST /v1/releases/prune."""
+
+    dry_run: bool = True
+    """True: only say what would be removed."""
+
+
+class Pruned(_Value):
+    """What was removed, or would be."""
+
+    releases: tuple[str, ...]
+    files: tuple[str, ...]
+    """sha256 of networks that no release refers to any more."""
+    bytes: int
+    dry_run: bool
