@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -167,8 +168,10 @@ class Device:
     """The time at which its health may change without new evidence, or earlier."""
     listed: bool = False
     """True while it may receive tasks."""
-    node: Node | None = None
-    """The node as the mapping sees it; `placement.routes` sets it."""
+    nodes: dict[int, Node | None] = field(default_factory=dict)
+    """The node as the mapping sees it, by release; None where it holds none of it. `placement.routes` sets it."""
+    barred: dict[str, str] = field(default_factory=dict)
+    """Networks that get no work, by sha256, and why: they have not answered the probe pictures yet, or wrongly."""
     told: tuple[Health, bool] = (Health.ALIVE, True)
     """The health that was announced last, and whether it keeps its tasks."""
 
@@ -267,6 +270,12 @@ class Device:
         self.last_seen = min(now, self.last_seen + pause_s)
         self.last_beat = min(now, self.last_beat + pause_s)
         self.progress_at = min(now, self.progress_at + pause_s)
+
+    def bars(self, networks: Mapping[str, str]) -> bool:
+        """These networks of it get no work, for the reasons given; all others do."""
+        before, self.barred = self.barred, dict(networks)
+        self.nodes.clear()
+        return before != self.barred
 
     def is_accused(self, reason: str) -> bool:
         """An attempt could not reach it: it is suspect until its next sign of life."""

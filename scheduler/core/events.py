@@ -17,9 +17,10 @@ from scheduler.core.device import Intent, KnownNode
 from scheduler.core.fleet import Change
 from scheduler.core.health import Probe
 from scheduler.core.job import Answer, AttemptReport
+from scheduler.core.policy import JobPolicy
 from scheduler.core.work import AttemptFacts, JobFacts, TaskFacts
 from tierkit.types import Tier
-from tierkit.wire.events import FallbackEvent, RoutedEvent, TaskEvent
+from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
 from tierkit.wire.messages import Heartbeat, Registration
 
 
@@ -86,6 +87,14 @@ class TurnedAway(What, frozen=True):
     why: str
     claim: Registration | None = None
     tier: Tier | None = None
+
+
+class Barred(What, frozen=True):
+    """These networks of a node get no work, by sha256, for the reasons given; all others of it do."""
+
+    node_id: str
+    incarnation: str
+    networks: Mapping[str, str]
 
 
 class Intended(What, frozen=True):
@@ -166,6 +175,13 @@ class AttemptBegun(What, frozen=True):
     """It was decided to make an attempt now. A hedge costs a token of the retry budget."""
 
     attempt: AttemptFacts
+
+
+class JobMoved(What, frozen=True):
+    """A job without answers belongs to another release from now on."""
+
+    job_id: str
+    policy: JobPolicy
 
 
 class NotSent(What, frozen=True):
@@ -321,6 +337,12 @@ class JobStarted(Effect, frozen=True):
     job_id: str
 
 
+class JobBelongs(Effect, frozen=True):
+    """A job belongs to another release now."""
+
+    facts: JobFacts
+
+
 class JobEnds(Effect, frozen=True):
     """Nothing more comes of a job: its recipient concludes. `state` None: as the answers say."""
 
@@ -330,10 +352,12 @@ class JobEnds(Effect, frozen=True):
 
 
 class Learn(Effect, frozen=True):
-    """An answer tells the speed of nodes and links."""
+    """An answer tells the speed of nodes and links, and whether tiers agree."""
 
     attempt: AttemptFacts
     event: TaskEvent
+    coarse: CoarseEvent | None = None
+    """The coarse answer that its task had, if this scheduler has it."""
 
 
 class LookUp(Effect, frozen=True):

@@ -313,7 +313,7 @@ class Ledger:
         device = self._present_process(node_id, beat.incarnation, now)
         if device.beats(beat, now):
             # What was worked out with its speed is void.
-            device.node = None
+            device.nodes.clear()
             self._changed(device.site)
         self._announce(device, now)
 
@@ -322,6 +322,19 @@ class Ledger:
         device = self._present_process(node_id, incarnation, now)
         device.seen(now)
         self._announce(device, now)
+
+    def networks_changed(self) -> None:
+        """Other releases answer: what was worked out with the networks of nodes is void."""
+        for device in self._devices.values():
+            device.nodes.clear()
+        for site in {*self._in_site, NO_SITE}:
+            self._changed(site)
+
+    def bar(self, node_id: str, incarnation: str, networks: Mapping[str, str]) -> None:
+        """Give these networks of a node no work; see `Device.bars`."""
+        device = self._current(node_id, incarnation)
+        if device is not None and device.bars(networks):
+            self._changed(device.site)
 
     def _present_process(self, node_id: str, incarnation: str, now: float) -> Device:
         device = self.get(node_id)

@@ -14,6 +14,7 @@ from scheduler.core.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
 from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 from tierkit.wire.messages import SiteName
+from tierkit.wire.releases import RELEASE_REF_PATTERN
 
 __all__ = ["JobPolicy", "PolicyRequest", "check_names", "read_policy", "settle"]
 
@@ -34,6 +35,10 @@ class PolicyRequest(BaseModel):
 
     site: SiteName | None = None
     """The site whose nodes answer it. Default: every site, or the only one that the caller may use."""
+
+    release: Annotated[str, Field(pattern=RELEASE_REF_PATTERN)] | None = None
+    """The release whose networks answer it, such as flowers@8: the one in force, or one on trial. Default: the one in
+    force; during a trial, a share of the jobs belongs to the new one."""
 
     batch_size: Annotated[int, Field(ge=1, le=256)] = 50
     """Images per task."""
@@ -97,9 +102,14 @@ class JobPolicy(PolicyRequest):
     gates: tuple[JobGate, ...] = ()
     """The steps up a tier and their thresholds; none where all images go up together."""
 
+    @property
+    def release_number(self) -> int:
+        """Number of its release; 0 in jobs of an older Terrace: the one in force."""
+        return int(self.release.rpartition("@")[2]) if self.release else 0
 
-class PrivacyRules(Struct, frozen=True, kw_only=True):
-    """The forms in which the images of a job may go up."""
+
+class JobRules(Struct, frozen=True, kw_only=True):
+    """The networks that may answer a job, and the forms in which its images may go up."""
 
     privacy: Privacy = Privacy.AUTO
     encode_on: Tier = Tier.END
@@ -108,15 +118,18 @@ class PrivacyRules(Struct, frozen=True, kw_only=True):
     as_tuned: bool = False
     """True if only encoders that are cut from the network itself may be used: thresholds were tuned on its answers, and
     a learned encoder has another network behind it."""
+    release: int = 0
+    """Number of the release whose networks answer; 0: the one in force."""
 
     @classmethod
-    def of(cls, policy: JobPolicy) -> PrivacyRules:
+    def of(cls, policy: JobPolicy) -> JobRules:
         """The rules of an accepted policy."""
         return cls(
             privacy=policy.privacy,
             encode_on=Tier(policy.encode_on),
             feature_form=policy.feature_form,
             as_tuned=bool(policy.gates),
+            release=policy.release_number,
         )
 
 

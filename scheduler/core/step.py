@@ -31,6 +31,7 @@ quarantined, see `core.poison`.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ from scheduler.core.events import Failure, FailureKind
 from scheduler.core.fleet import Ledger
 from scheduler.core.limits import TaskLimits, retry_wait_s, task_deadline, upstream_wait_s
 from scheduler.core.poison import Suspicion
-from scheduler.core.work import Attempt, AttemptFacts, Coarse, OpenJob, OpenTask, Phase
+from scheduler.core.policy import JobPolicy
+from scheduler.core.work import Attempt, AttemptFacts, Blame, Coarse, OpenJob, OpenTask, Phase, Tries
 from tierkit.errors import TerraceError
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 from tierkit.wire.events import (
@@ -150,6 +152,8 @@ class _Step:
                 ledger.refused(node_id, why, now, claim, tier=tier)
             case events.Intended(node_id, intent):
                 ledger.intend(node_id, intent, now)
+            case events.Barred(node_id, incarnation, networks):
+                ledger.bar(node_id, incarnation, networks)
             case events.TookLeave(node_id, incarnation):
                 ledger.leave(node_id, incarnation, now)
             case events.Forgotten(node_id):
@@ -169,6 +173,9 @@ class _Step:
             case events.JobStopped(job_id, state, reason):
                 if (job := self._state.jobs.get(job_id)) is not None:
                     self._end_job(job, state, reason)
+            case events.JobMoved(job_id, policy):
+                if (job := self._state.jobs.get(job_id)) is not None and not job.ending:
+                    self._move_job(job, policy)
             case events.JobGone(job_id):
                 self._state.jobs.pop(job_id, None)
             case events.NotSent(job_id, index, too_late):
@@ -253,6 +260,19 @@ class _Step:
         for attempt in [attempt for task in job.open.values() for attempt in task.running]:
             self._drop(attempt, "the job has ended")
 
+    def _move_job(self, job: OpenJob, policy: JobPolicy) -> None:
+        """Let a job belong to another release. What is under way for it is given up and sent again."""
+        if job.answered or any(task.coarse for task in job.open.values()):
+            return  # two releases never answer one job
+        job.facts = dataclasses.replace(job.facts, policy=policy)
+        self.effects.append(events.JobBelongs(job.facts))
+        for task in job.open.values():
+            for attempt in list(task.running):
+                self._drop(attempt, "its job belongs to another release now")
+                if not task.running:
+                    self._again(job, task, self._now)
+            task.tries, task.blame = Tries(), Blame()
+
     def _take_off(self, job: OpenJob, task: OpenTask, at: float) -> None:
         """It is the turn of a task."""
         job.take(task, at)
@@ -291,7 +311,8 @@ class _Step:
         if isinstance(event, CoarseEvent) and attempt.coarse_at is None:
             attempt.coarse_at = self._now
         self._release(attempt, answered=True)
-        self.effects.append(events.Learn(facts, event))
+        coarse = None if task.coarse is None or task.coarse.answer is None else task.coarse.answer.event
+        self.effects.append(events.Learn(facts, event, coarse if isinstance(coarse, CoarseEvent) else None))
         if isinstance(event, RoutedEvent):
             self._charge_further(facts, event)
         self._judge_upstreams(attempt, event)

@@ -16,7 +16,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from scheduler.core.job import Answer, AttemptReport
-from scheduler.core.policy import JobPolicy, PrivacyRules
+from scheduler.core.policy import JobPolicy, JobRules
 from scheduler.core.site import NO_SITE
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
@@ -175,6 +175,9 @@ class AttemptFacts:
     """From 1, of the task's attempts."""
     node_id: str
     incarnation: str
+    model: str = ""
+    """The network of the end device that gives the coarse answers."""
+    sha256: str = ""
     site: str = NO_SITE
     upstreams: tuple[Upstream, ...] = ()
     """In the order in which the device asks them, with the form in which each gets the images."""
@@ -280,10 +283,10 @@ class JobFacts:
     """True if a user waits for the answer right now."""
     request_id: str | None = None
     """The caller's own id, where there is one task for it."""
-    privacy: PrivacyRules = field(init=False)
+    rules: JobRules = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "privacy", PrivacyRules.of(self.policy))
+        object.__setattr__(self, "rules", JobRules.of(self.policy))
 
     @property
     def keeps_window(self) -> bool:
@@ -318,6 +321,8 @@ class OpenJob:
         self.sent = 0
         """Tasks sent so far: what "in sequential order" counts."""
         self.ending = False
+        self.answered = False
+        """True once a stage of one of its tasks has been answered."""
         self.durations: dict[str, deque[float]] = {}
         """Seconds from the dispatch to the end of attempts, by device."""
         self._suspect: OpenTask | None = None
@@ -326,6 +331,7 @@ class OpenJob:
     def answer(self, task: OpenTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
         """The answer to a stage of a task, as its recipient takes it."""
         facts = task.facts
+        self.answered = self.answered or kind != "failed"
         return Answer(
             job_id=self.facts.job_id,
             task=facts.index,

@@ -163,7 +163,8 @@ class Chooser:
             return None
         for device in self._ledger.alive(Tier.END, now, straggler.site):
             idle = not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
-            if idle and device.node_id not in not_there:
+            holds = self._placement.held(device, attempt.job.facts.rules.release) is not None
+            if idle and holds and device.node_id not in not_there:
                 return device
         return None
 
@@ -185,17 +186,23 @@ class Chooser:
         return turn(self._virtual, finish_tag, interactive=job.facts.interactive)
 
     def _pool(self, job: OpenJob, now: float) -> tuple[Sequence[Device], bool]:
-        """The end devices that a job's tasks may go to, and whether they are those that are alive."""
-        site = job.facts.policy.site
-        alive = self._ledger.alive(Tier.END, now, site)
+        """The end devices that a job's tasks may go to, and whether they are those that are alive. They hold the
+        networks of its release."""
+        site, release = job.facts.policy.site, job.facts.rules.release
+        alive: Sequence[Device] = self._ledger.alive(Tier.END, now, site)
+        if not self._placement.all_hold(release, now):
+            alive = self._placement.holders(alive, release)
         if job.facts.policy.recovery is Recovery.REASSIGN:
             standing = self._standings[job.facts.job_id]
             if not standing.regardless:
                 standing.regardless = frozenset(device.node_id for device in alive)
             known = map(self._ledger.find, standing.regardless)
             there = (device for device in known if device is not None and device.takes_tasks)
-            return [device for device in there if site in (None, device.site)], False
-        return (alive, True) if alive else (self._ledger.last_resort(Tier.END, now, site), False)
+            here = [device for device in there if site in (None, device.site)]
+            return self._placement.holders(here, release), False
+        if alive:
+            return alive, True
+        return self._placement.holders(self._ledger.last_resort(Tier.END, now, site), release), False
 
     def _fits(
         self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float, *, choosy: bool = False
@@ -207,28 +214,32 @@ class Chooser:
         """
         # Going round over all devices is what `reassign` does, even if tasks have failed there.
         around = job.facts.policy.recovery is Recovery.REASSIGN
+        # Rings hold devices of all releases.
+        holders = None
+        if not self._placement.all_hold(job.facts.rules.release, now):
+            holders = frozenset(device.node_id for device in pool)
         if not choosy and (around or not (task.blame.tried or task.coarse)):
-            return None
+            return None if holders is None else holders.__contains__
 
         def graded(device: Device) -> int:
             tried = not around and device.node_id in task.blame.tried
             on_trial = not around and device.wrong.count > 0
             limited = device.site or device.registration.allowed_upstreams
             cut_off = bool((task.coarse or choosy) and limited) and self._placement.is_cut_off(
-                job.facts.policy.scheme, device, now, job.facts.privacy
+                job.facts.policy.scheme, device, now, job.facts.rules
             )
             return grade(tried=tried, on_trial=on_trial, cut_off=cut_off)
 
         # A clean record is common, so the first few devices tell.
         best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
-        return lambda node_id: graded(self._ledger.get(node_id)) <= best
+        return lambda node_id: (holders is None or node_id in holders) and graded(self._ledger.get(node_id)) <= best
 
     def _in_order(self, job: OpenJob, task: OpenTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
         site, scheme = job.facts.policy.site, job.facts.policy.scheme
         # A job of all sites leaves out those that could give coarse answers alone.
         several = site is None and len(self._ledger.sites) > 1 and scheme is not Scheme.END
-        choosy = several and self._placement.has_upstream(scheme, now, job.facts.privacy)
+        choosy = several and self._placement.has_upstream(scheme, now, job.facts.rules)
         fits = self._fits(job, task, pool, now, choosy=choosy)
         last = self._last.get(site)
         found = self._ledger.assigned.with_room(site).after(last, 1, fits) if alive else []
@@ -275,7 +286,7 @@ class Chooser:
                 yield named, 1.0
             return
         ends, looked_at = len(self._ledger.alive(Tier.END, now)), 0
-        scheme, rules = job.facts.policy.scheme, job.facts.privacy
+        scheme, rules = job.facts.policy.scheme, job.facts.rules
         some_ask = self._placement.has_upstream(scheme, now, rules)
         for _ in range(len(sites)):
             self._site = (self._site + 1) % len(sites)
@@ -329,7 +340,7 @@ class Chooser:
 
     def _uppers(self, look: _Look) -> list[Node]:
         """The upstream nodes of a site, edge first; with edge nodes of other sites if its own are dead or full."""
-        site, now, rules = look.site, look.now, look.job.facts.privacy
+        site, now, rules = look.site, look.now, look.job.facts.rules
         uppers = self._placement.uppers(now, rules, site)
         if not site or self._placement.share(site) is not Share.SITES:
             return uppers
@@ -347,7 +358,7 @@ class Chooser:
             while len(self._last_part) > _MOST_LAST:
                 del self._last_part[next(iter(self._last_part))]
             nodes = [
-                self._placement.node(self._ledger.get(node_id))
+                self._placement.node(self._ledger.get(node_id), look.job.facts.rules.release)
                 for node_id in some
                 if self._ledger.assigned.owed(node_id) < limit
             ]
@@ -376,7 +387,8 @@ class Chooser:
         known, until = standing.outlooks.get(site, (None, 0.0))
         if known is not None and now < until and fits is None:
             return known
-        ends = [node for node in self._placement.alive_ends(now, site) if fits is None or fits(node.node_id)]
+        there = self._placement.alive_ends(now, site, look.job.facts.rules.release)
+        ends = [node for node in there if fits is None or fits(node.node_id)]
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART

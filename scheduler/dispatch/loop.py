@@ -27,9 +27,9 @@ from scheduler.core.fleet import Change, Ledger
 from scheduler.core.hedging import hedge_at
 from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
 from scheduler.core.limits import attempt_deadline
-from scheduler.core.policy import PrivacyRules
+from scheduler.core.policy import JobRules
 from scheduler.core.step import State, may_move, step
-from scheduler.core.work import Attempt, AttemptFacts, OpenJob, OpenTask
+from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, OpenTask
 from scheduler.dispatch.active_job import ActiveJob
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.transport import TaskRequest, Transport, may_have_held
@@ -49,7 +49,7 @@ from tierkit.errors import (
 )
 from tierkit.spans import Span
 from tierkit.types import Health, Recovery, Scheme, Tier
-from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, UpstreamAnswer
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, TaskEvent, UpstreamAnswer
 from tierkit.wire.messages import Registration, Upstream
 from tierkit.wire.oip import Timing
 
@@ -119,13 +119,19 @@ class Dispatcher:
         self._events: deque[events.Event] = deque()
         self._handling = False
         self._followers: list[Callable[[Change], None]] = [record.node_changed]
+        self.learns: Callable[[AttemptFacts, TaskEvent, CoarseEvent | None, float], None] = lambda *_: None
+        """Called with each line of an answer, and the coarse answer that the task had."""
+        self.moved: Callable[[JobFacts], None] = lambda _: None
+        """Called with the facts of a job that belongs to another release now."""
+        self.reported: Callable[[AttemptFacts, AttemptReport], None] = lambda *_: None
+        """Called with each attempt that has ended."""
         self._move_at = 0.0
         self._look_at = 0.0
         """When to look at all jobs at the latest."""
         self._news = True
         """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
-        self._gathers: dict[tuple[Scheme, PrivacyRules, str | None], bool] = {}
+        self._gathers: dict[tuple[Scheme, JobRules, str | None], bool] = {}
         """By scheme, rules and site, in this step of the loop: whether its jobs wait for the first upstream node."""
         self._ends_told: dict[str | None, tuple[float, str]] = {}
         """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
@@ -257,7 +263,7 @@ class Dispatcher:
         facts = job.facts
         nodes, why = choice.upper, choice.reason
         if nodes is None:
-            route = self._placement.route(facts.policy.scheme, device.node_id, now, facts.privacy)
+            route = self._placement.route(facts.policy.scheme, device.node_id, now, facts.rules)
             nodes, why = route.for_task(job.sent), f"{why}; {route.reason}"
         upper = self._allowed(job, task, device, nodes, now)
         self._active[facts.job_id].reason = ""
@@ -279,11 +285,11 @@ class Dispatcher:
         if policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(policy.gates, nodes, 0 if policy.scheme is Scheme.ADAPTIVE else job.sent)
-        return self._placement.upstreams(device, nodes, job.facts.privacy, now, content=job.facts.content)
+        return self._placement.upstreams(device, nodes, job.facts.rules, now, content=job.facts.content)
 
     def _has_upstream(self, job: OpenJob, now: float) -> bool:
         policy = job.facts.policy
-        return self._placement.has_upstream(policy.scheme, now, job.facts.privacy, policy.site)
+        return self._placement.has_upstream(policy.scheme, now, job.facts.rules, policy.site)
 
     def _look_up(self, facts: AttemptFacts, report: FallbackEvent | RoutedEvent, now: float) -> bool:
         """True if there is a node now that could give what no node gave."""
@@ -293,10 +299,10 @@ class Dispatcher:
         if isinstance(report, FallbackEvent):
             return self._has_upstream(job, now)
         tiers, site = {loss.tier for loss in without(report).values()}, job.facts.policy.site
-        return any(self._placement.upper(tier, now, job.facts.privacy, site) for tier in tiers)
+        return any(self._placement.upper(tier, now, job.facts.rules, site) for tier in tiers)
 
     def _gathers_for(self, job: OpenJob, now: float) -> bool:
-        key = job.facts.policy.scheme, job.facts.privacy, job.facts.policy.site
+        key = job.facts.policy.scheme, job.facts.rules, job.facts.policy.site
         if now >= self._gathering_until or key[0] is Scheme.END:
             return False
         if key not in self._gathers:
@@ -321,8 +327,8 @@ class Dispatcher:
     def _move_in(self, site: str, job: OpenJob, waiting: list[Attempt], now: float) -> None:
         """Take a task of a job away from the slow upstream node for which it waits in a site."""
         ask = Ask(remaining=len(job.ready) + 1, interactive=job.facts.interactive)
-        ends = self._placement.alive_ends(now, site)
-        uppers = self._placement.uppers(now, job.facts.privacy, site)
+        ends = self._placement.alive_ends(now, site, job.facts.rules.release)
+        uppers = self._placement.uppers(now, job.facts.rules, site)
         found = self.pilot.misplaced(ask, waiting, job.facts.policy.batch_size, ends, uppers, now)
         if found is not None:
             slow, why = found
@@ -347,7 +353,7 @@ class Dispatcher:
             device = self._choice.for_hedge(attempt, now)
             if device is None or job.retries.wait_s(now) > 0:
                 continue
-            route = self._placement.route(job.facts.policy.scheme, device.node_id, now, job.facts.privacy)
+            route = self._placement.route(job.facts.policy.scheme, device.node_id, now, job.facts.rules)
             allowed = self._allowed(job, task, device, route.for_task(job.sent), now)
             upper = sorted(allowed, key=lambda node: node.node_id in busy)
             if task.coarse and not upper:
@@ -386,6 +392,9 @@ class Dispatcher:
                 self._ends_told[site] = now, told
             where = "" if site is None else f" of the site {site}"
             reason = f"waiting for an end device{where} ({told})"
+        elif not self._placement.alive_ends(now, site, job.facts.rules.release):
+            where = "" if site is None else f" of the site {site}"
+            reason = f"waiting for an end device{where} that holds the networks of {job.facts.policy.release}"
         elif not job.ready and job.waits_for_upstream:
             reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
         if reason is not None:
@@ -406,8 +415,9 @@ class Dispatcher:
         hedge: bool = False,
     ) -> AttemptFacts:
         """An attempt on a device. Where the coarse answer is known, only the upstream nodes are asked."""
-        policy, offer = job.facts.policy, device.registration.models[0]
-        stages = stages_of(policy.gates, policy.escalate, offer.sha256)
+        policy, release = job.facts.policy, job.facts.rules.release
+        node = self._placement.node(device, release)
+        stages = stages_of(policy.gates, policy.escalate, node.sha256)
         if stages and task.coarse and task.coarse.unsure is not None:
             # The coarse answer is there, and which of its images go up.
             stages = (stages[0].model_copy(update={"below": None, "only": task.coarse.unsure}), *stages[1:])
@@ -423,6 +433,8 @@ class Dispatcher:
             number=task.tries.made + 1,
             node_id=device.node_id,
             incarnation=device.incarnation,
+            model=node.model,
+            sha256=node.sha256,
             site=device.site,
             upstreams=tuple(upper),
             incarnations={node_id: node.incarnation for node_id, node in above.items()},
@@ -438,8 +450,8 @@ class Dispatcher:
             started_at=time.time(),
             deadline=attempt_deadline(self._state.limits, job.facts, task.started, now),
             due_at=self.pilot.due_at(
-                self._placement.node(device),
-                None if first is None else self._placement.node(first),
+                node,
+                None if first is None else self._placement.node(first, release),
                 task.facts.images,
                 now,
             ),
@@ -486,8 +498,8 @@ class Dispatcher:
             trace=self._spans[facts.id].trace,
             node_id=facts.node_id,
             url=registration.url,
-            model=registration.models[0].name,
-            sha256=registration.models[0].sha256,
+            model=facts.model,
+            sha256=facts.sha256,
             images=active.images[first : first + facts.images],
             upstreams=facts.upstreams,
             coarse_classes=self._coarse_classes,
@@ -530,8 +542,9 @@ class Dispatcher:
 
     def _perform(self, effect: events.Effect, now: float) -> None:  # one case for each effect
         match effect:
-            case events.Learn(facts, event):
+            case events.Learn(facts, event, coarse):
                 self._learn(facts, event, now)
+                self.learns(facts, event, coarse, now)
             case events.WaitUntil(attempt, at):
                 # One that has just expired cannot be moved any more: `TimeUp` follows.
                 if (limit := self._limits.get(attempt)) is not None and not limit.expired():
@@ -563,6 +576,9 @@ class Dispatcher:
                 asyncio.get_running_loop().call_later(at - now + _TICK_S, self.wake)
             case events.TakeBack(answer):
                 self._active[answer.job_id].recipient.withdrawn(answer)
+            case events.JobBelongs(moved):
+                self._active[moved.job_id].facts = moved
+                self.moved(moved)
             case events.JobStarted(job_id):
                 self._active[job_id].recipient.started()
             case events.JobEnds(job_id, state, reason):
@@ -604,6 +620,7 @@ class Dispatcher:
             SITES.fell_back(self._ledger.site_of(facts.node_id))
         self.record.attempted(outcome, facts.node_id, facts.job_id, report.reason)
         active.recipient.attempted(report)
+        self.reported(facts, report)
         span = self._spans.pop(facts.id)
         span.says(task=task_id, node=facts.node_id, outcome=outcome)
         span.end(report.reason if outcome in FAILED_OUTCOMES else "")

@@ -18,7 +18,7 @@ from models.hierarchy import Hierarchy
 from models.manifest import Manifest
 from scheduler.core.fleet import Ledger
 from scheduler.core.job import Answer, ImageFacts, JobImages, JobRow
-from scheduler.core.policy import JobPolicy, PolicyRequest, PrivacyRules, settle
+from scheduler.core.policy import JobPolicy, JobRules, PolicyRequest, settle
 from scheduler.core.site import NO_SITE
 from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.devices.operators import Operators
@@ -153,7 +153,7 @@ class Scheduler:
         if request.site is not None:
             self.check_site(request.site, sites)
         policy = self._settled(request)
-        self.placement.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic(), policy.site)
+        self.placement.check_trust(policy.scheme, JobRules.of(policy), time.monotonic(), policy.site)
         return policy
 
     def check_site(self, site: str, sites: Sequence[str] = ()) -> None:

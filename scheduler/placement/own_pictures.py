@@ -8,7 +8,7 @@ import zlib
 from models.escalation import Tuning
 from scheduler.core.device import Device
 from scheduler.core.escalation import choose_gates, stages_of, upstreams_of
-from scheduler.core.policy import PrivacyRules
+from scheduler.core.policy import JobRules
 from scheduler.placement.routes import Placement
 from tierkit.errors import InvalidInput, TerraceError
 from tierkit.types import Escalate, Scheme, Tier
@@ -49,7 +49,7 @@ def _computed(
     if gates and gates[0].lower_sha256 != sha256:
         gates, why = (), f"no thresholds for the network of {device.node_id}"
     # Thresholds were tuned on the answers of the network itself.
-    rules = PrivacyRules(as_tuned=bool(gates))
+    rules = JobRules(as_tuned=bool(gates))
     route = placement.route(scheme, device.node_id, now, rules)
     # Devices that share several nodes begin with different ones.
     turn = zlib.crc32(device.node_id.encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
@@ -13,16 +13,17 @@ from encryption.policy import Form, Trust, decide_form
 from models.manifest import EncoderEntry, Manifest
 from scheduler.core.device import Device, Node
 from scheduler.core.fleet import Ledger
-from scheduler.core.policy import PrivacyRules
+from scheduler.core.policy import JobRules
+from scheduler.core.release import NetworkSet
 from scheduler.core.site import NO_SITE, may_reach
 from scheduler.placement.mapping import FleetTimes, Reach, Route, TaskTimes, map_count, route_of, share_to_cloud
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, OtherNetworks
 from tierkit.inference.upstreams import is_allowed
 from tierkit.types import EncoderKind, Privacy, Scheme, Share, Tier
-from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
+from tierkit.wire.messages import Encoding, ModelOffer, Registration, Relay, Upstream
 
-__all__ = ["PAPER_BATCH", "MapCount", "Placement", "in_words"]
+__all__ = ["IN_FORCE", "PAPER_BATCH", "MapCount", "Placement", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -38,7 +39,9 @@ _UPPER_TIERS = {
 }
 
 
-_DEFAULT = PrivacyRules()
+_DEFAULT = JobRules()
+IN_FORCE = 0
+"""Stands for the number of the release in force."""
 _MOST_FOREIGN = 4
 """Edge nodes of other sites on one route."""
 _MOST_SITES = 100_000
@@ -67,23 +70,16 @@ class Placement:
     Args:
         devices: the list.
         settings: trust, N_map and link times.
-        manifest: names the networks with fine answers, best known first, and the encoders.
+        manifest: of the release in force, until `use` names others.
         secret: of this scheduler; the keys of the noise that encoders add come from it.
     """
 
     def __init__(self, devices: Ledger, settings: SchedulerSettings, manifest: Manifest, secret: bytes) -> None:
         self._devices = devices
         self._settings = settings
-        self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
-        self._encoders = manifest.encoders
-        self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
-        self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
-        self._offered = manifest.offered
-        self._accuracy = {entry.sha256: entry.accuracy for entry in manifest.models}
-        hierarchy = manifest.hierarchy
-        self._fine_classes = {"", classes_digest(hierarchy.fine)}
-        self._classes = {*self._fine_classes, classes_digest(hierarchy.coarse)}
+        self._sets: Mapping[int, NetworkSet] = {IN_FORCE: NetworkSet(manifest)}
+        """The releases that answer, by number, and the one in force under 0 as well."""
         self._sharing = settings.sharing
         self._known: dict[Hashable, Any] = {}
         """Results since the device list last changed."""
@@ -91,33 +87,45 @@ class Placement:
         self._of_sites: dict[str, tuple[tuple[int, int], dict[Hashable, Any]]] = {}
         """Results of each site since it, or the nodes of no site, last changed."""
 
+    def use(self, releases: Mapping[int, NetworkSet], in_force: int) -> None:
+        """Place work by these releases from now on."""
+        self._sets = {**releases, IN_FORCE: releases[in_force]}
+        self._known.clear()
+        self._of_sites.clear()
+        self._devices.networks_changed()
+
     def check_networks(self, registration: Registration) -> None:
-        """Refuse a node whose answers would be taken for others.
+        """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases is told
+        what to load, and gets no work before it has.
 
         Raises:
-            OtherNetworks: its networks are not those of the manifest, by name and sha256; they answer other classes, or
-                in another order; or it is of an upper tier and answers superclasses alone.
+            OtherNetworks: its networks are in no release that answers, by name and sha256; they answer other classes,
+                or in another order; or it is of an upper tier and answers superclasses alone.
         """
-        strangers = [offer.name for offer in registration.models if offer.classes not in self._classes]
+        if registration.follows:
+            return
+        sets = self._sets.values()
+        strangers = [o.name for o in registration.models if not any(o.classes in each.classes for each in sets)]
         if strangers:
             raise OtherNetworks(
                 f"{', '.join(strangers)} of {registration.node_id} answers other classes than this fleet does: start "
                 "the node with --models for the scheduler's model set, or without --models to get it from there"
             )
         for offer in registration.models:
-            sha256, reading = self._offered.get(offer.name, ("", ""))
+            if any(each.is_of_it(offer) for each in sets):
+                continue
+            sha256, _ = self._sets[IN_FORCE].offered.get(offer.name, ("", ""))
             if offer.sha256 != sha256:
                 instead = f", and the set has {sha256}" if sha256 else ""
                 differs = f"is not in the model set of this scheduler: its sha256 is {offer.sha256}{instead}"
-            elif offer.reading not in ("", reading):
-                differs = "reads pictures in another way, or with another temperature, than the model set says"
             else:
-                continue
+                differs = "reads pictures in another way, or with another temperature, than the model set says"
             raise OtherNetworks(
                 f"{offer.name} of {registration.node_id} {differs}. Start the node without --models and --model to "
                 "get the set from the scheduler, or bring its own set up to date"
             )
-        if registration.tier is not Tier.END and self._fine_classes.isdisjoint(o.classes for o in registration.models):
+        fine = {classes for each in sets for classes in each.fine_classes}
+        if registration.tier is not Tier.END and fine.isdisjoint(offer.classes for offer in registration.models):
             names = ", ".join(offer.name for offer in registration.models)
             raise OtherNetworks(
                 f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
@@ -125,8 +133,9 @@ class Placement:
             )
 
     def accuracy(self, device: Device) -> float | None:
-        """Accuracy of the network that a node is asked for, by the manifest; None if the file is not in it."""
-        return self._accuracy.get(self.node(device).sha256)
+        """Accuracy of the network that a node is asked for, by the manifest; None if the file is in no release."""
+        sha256 = self.node(device).sha256
+        return next((found for each in self._sets.values() if (found := each.accuracy.get(sha256)) is not None), None)
 
     def once(self, key: Hashable, make: Callable[[], Known], now: float | None = None) -> Known:
         """The result of `make`, computed once for each state of the device list.
@@ -167,7 +176,7 @@ class Placement:
         """Rule on where the pictures of a site may go."""
         return self._sharing.of(site)
 
-    def route(self, scheme: Scheme, node_id: str, now: float, rules: PrivacyRules | None = None) -> Route:
+    def route(self, scheme: Scheme, node_id: str, now: float, rules: JobRules | None = None) -> Route:
         """The route of one end device; one that gets no tasks is counted in as if it did."""
         self._devices.alive(Tier.END, now)
         device = self._devices.get(node_id)
@@ -175,7 +184,7 @@ class Placement:
         position = self._devices.place(Tier.END, device)
         return route_of(
             scheme,
-            end=self.node(device),
+            end=self.node(device, (rules or _DEFAULT).release),
             position=position,
             reach=self._reach(device.site, now, rules, sound=len(_UPPER_TIERS[scheme]) > 1, sender=sender),
             n_map=self.n_map(now, device.site).used,
@@ -186,9 +195,7 @@ class Placement:
         ends = [device.node_id for device in self._devices.alive(Tier.END, now, site)]
         return {node_id: self.route(scheme, node_id, now) for node_id in ends}
 
-    def has_upstream(
-        self, scheme: Scheme, now: float, rules: PrivacyRules | None = None, site: str | None = None
-    ) -> bool:
+    def has_upstream(self, scheme: Scheme, now: float, rules: JobRules | None = None, site: str | None = None) -> bool:
         """True if an upstream node that the scheme uses is alive, and may get the images in some form.
 
         Args:
@@ -205,7 +212,7 @@ class Placement:
             for tier in wanted
         )
 
-    def is_cut_off(self, scheme: Scheme, device: Device, now: float, rules: PrivacyRules | None = None) -> bool:
+    def is_cut_off(self, scheme: Scheme, device: Device, now: float, rules: JobRules | None = None) -> bool:
         """True if the rule of the device's site, or its own list, leaves out every upstream node that the scheme
         uses."""
         end, site = self.node(device), device.site
@@ -219,7 +226,7 @@ class Placement:
         self,
         tier: Tier,
         now: float,
-        rules: PrivacyRules | None = None,
+        rules: JobRules | None = None,
         site: str | None = None,
         sender: Device | None = None,
     ) -> list[Node]:
@@ -251,9 +258,7 @@ class Placement:
             return [*own, *listed(tier, now, NO_SITE)]
         return own
 
-    def _foreign(
-        self, tier: Tier, site: str | None, now: float, rules: PrivacyRules | None, first: int = 0
-    ) -> list[Node]:
+    def _foreign(self, tier: Tier, site: str | None, now: float, rules: JobRules | None, first: int = 0) -> list[Node]:
         """A few edge nodes of other sites that a site may use while its own are dead or full.
 
         Args:
@@ -267,7 +272,7 @@ class Placement:
         for number in range(len(known)):
             device = known[(first + number) % len(known)]
             if device.site != site and self._may_get(device, ends, rules or _DEFAULT, now):
-                found.append(self.node(device))
+                found.append(self.node(device, (rules or _DEFAULT).release))
                 if len(found) == _MOST_FOREIGN:
                     break
         return found
@@ -275,14 +280,14 @@ class Placement:
     def _able(
         self,
         devices: Sequence[Device],
-        rules: PrivacyRules,
+        rules: JobRules,
         now: float,
         sender: Device | None = None,
         site: str | None = None,
     ) -> list[Node]:
         more = () if sender is None else (sender,)
         return [
-            self.node(device)
+            self.node(device, rules.release)
             for device in devices
             if self._may_get(device, (*more, *self._senders(device, now, site)), rules, now)
         ]
@@ -293,20 +298,20 @@ class Placement:
             site = target.site
         return self._devices.alive(Tier.END, now, site)
 
-    def uppers(self, now: float, rules: PrivacyRules | None = None, site: str | None = None) -> list[Node]:
+    def uppers(self, now: float, rules: JobRules | None = None, site: str | None = None) -> list[Node]:
         """The upstream nodes of both tiers that a site may use, edge first; those that are set aside only if there is
         no other. `site` as for `upper`."""
         edges, clouds = self._above(now, rules, site)
         return [*edges, *clouds]
 
-    def foreign_edges(self, site: str, now: float, rules: PrivacyRules | None = None) -> list[Node]:
+    def foreign_edges(self, site: str, now: float, rules: JobRules | None = None) -> list[Node]:
         """A few edge nodes of other sites that a site may use while its own are dead or full."""
         return self._foreign(Tier.EDGE, site, now, rules, self._first_cloud(site, now))
 
     def _above(
         self,
         now: float,
-        rules: PrivacyRules | None,
+        rules: JobRules | None,
         site: str | None,
         *,
         sound: bool = True,
@@ -330,7 +335,7 @@ class Placement:
         views = (self._devices.view_of(device.node_id, device.incarnation, now) for device in devices)
         return {view.device.node_id for view in views if view is not None and view.set_aside}
 
-    def _reach(self, site: str, now: float, rules: PrivacyRules | None, *, sound: bool, sender: Device | None) -> Reach:
+    def _reach(self, site: str, now: float, rules: JobRules | None, *, sound: bool, sender: Device | None) -> Reach:
         """The upstream nodes of the devices of a site."""
         if sender is not None:
             return self._reached(site, now, rules, sound=sound, sender=sender)
@@ -343,9 +348,7 @@ class Placement:
         reach: Reach = known
         return reach
 
-    def _reached(
-        self, site: str, now: float, rules: PrivacyRules | None, *, sound: bool, sender: Device | None
-    ) -> Reach:
+    def _reached(self, site: str, now: float, rules: JobRules | None, *, sound: bool, sender: Device | None) -> Reach:
         edges, clouds = self._above(now, rules, site, sound=sound, sender=sender)
         if len(self._devices.sites) < 2:
             return Reach(edges=edges, clouds=clouds)
@@ -385,9 +388,21 @@ class Placement:
         shared = len(self._devices.alive(Tier.CLOUD, now, NO_SITE))
         return shared * self._surplus(site, now) / total if total else 0.0
 
-    def alive_ends(self, now: float, site: str | None = None) -> list[Node]:
-        """End devices that may receive new tasks, of a site or of all."""
-        return [self.node(device) for device in self._devices.alive(Tier.END, now, site)]
+    def alive_ends(self, now: float, site: str | None = None, release: int = IN_FORCE) -> list[Node]:
+        """End devices that may receive new tasks of a release, of a site or of all."""
+        there = self._devices.alive(Tier.END, now, site)
+        return [node for device in there if (node := self.held(device, release)) is not None]
+
+    def holders(self, devices: Sequence[Device], release: int) -> Sequence[Device]:
+        """Those of these devices that hold the networks of a release: all of them, as a rule."""
+        if all(self.held(device, release) is not None for device in devices):
+            return devices
+        return [device for device in devices if self.held(device, release) is not None]
+
+    def all_hold(self, release: int, now: float) -> bool:
+        """True if all end devices that may receive tasks hold the networks of a release."""
+        ends = self._devices.alive(Tier.END, now)
+        return self.once(("all hold", release), lambda: all(self.held(end, release) is not None for end in ends))
 
     def trusts(self, device: Device) -> bool:
         """By an operator's word, else by the scheduler's own list; never by what the node says."""
@@ -397,7 +412,7 @@ class Placement:
         # Names of tiers stand in the same list, and are no ids, even if a node calls itself so.
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
-    def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float, site: str | None = None) -> None:
+    def check_trust(self, scheme: Scheme, rules: JobRules, now: float, site: str | None = None) -> None:
         """True if a job may run without pixels getting to an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
@@ -415,16 +430,14 @@ class Placement:
         if trouble is not None:
             raise type(trouble)(str(trouble))
 
-    def _distrust(
-        self, scheme: Scheme, rules: PrivacyRules, now: float, site: str | None
-    ) -> Conflict | Forbidden | None:
+    def _distrust(self, scheme: Scheme, rules: JobRules, now: float, site: str | None) -> Conflict | Forbidden | None:
         """The reason why `check_trust` refuses a job."""
         known = [view.device for view in self._devices.present(now)]
         if site is not None:
             share = self.share(site)
             known = [device for device in known if may_reach(site, share, device.site, device.tier)]
         wanted = _UPPER_TIERS[scheme]
-        targets = [device for device in known if device.tier in wanted]
+        targets = [device for device in known if device.tier in wanted and self.held(device, rules.release)]
         blind = [
             device
             for device in targets
@@ -432,7 +445,7 @@ class Placement:
         ]
         possible = {tier for tier in wanted if tier in self._settings.trusted}
         if rules.privacy is not Privacy.NONE:
-            possible |= self._encoded_tiers & set(wanted)
+            possible |= self._sets[rules.release].encoded_tiers & set(wanted)
         hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
         if blind or hopeless:
             return Forbidden(self._advice(scheme, blind, known))
@@ -509,7 +522,7 @@ class Placement:
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
 
     def upstreams(
-        self, end: Device, nodes: Sequence[Node], rules: PrivacyRules, now: float, *, content: str
+        self, end: Device, nodes: Sequence[Node], rules: JobRules, now: float, *, content: str
     ) -> list[Upstream]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
         the form in which they do. The last decision before a task is sent, for any purpose.
@@ -535,7 +548,9 @@ class Placement:
                     form=rules.feature_form,
                     noise_key=job_key(self._secret, content) if encoder.noise else "",
                 )
-            present = self.node(target)
+            present = self.held(target, rules.release)
+            if present is None:
+                continue
             entries.append(
                 Upstream(
                     node_id=present.node_id,
@@ -551,7 +566,7 @@ class Placement:
         return entries
 
     def _encoder_for(
-        self, end: Device, target: Device, rules: PrivacyRules, now: float
+        self, end: Device, target: Device, rules: JobRules, now: float
     ) -> tuple[EncoderEntry | None, Relay | None]:
         """How images get from an end device to an upstream node: with which encoder, and who encodes in its place.
 
@@ -591,20 +606,22 @@ class Placement:
         there = may_reach(sender.site, self.share(sender.site), receiver.site, receiver.tier)
         return there and is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
-    def _served(self, target: Device, rules: PrivacyRules) -> list[EncoderEntry]:
+    def _served(self, target: Device, rules: JobRules) -> list[EncoderEntry]:
         """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
         far as the job may use them."""
         offers = {(offer.name, offer.sha256) for offer in target.registration.models}
-        network = self.node(target).model
+        network = self.node(target, rules.release).model
         return [
             encoder
-            for encoder in self._encoders
+            for encoder in self._sets[rules.release].encoders
             if encoder.network == network
             and (encoder.name, encoder.tail.sha256) in offers
             and (encoder.is_cut or not rules.as_tuned)
         ]
 
-    def _may_get(self, target: Device, ends: Sequence[Device], rules: PrivacyRules, now: float) -> bool:
+    def _may_get(self, target: Device, ends: Sequence[Device], rules: JobRules, now: float) -> bool:
+        if self.held(target, rules.release) is None:
+            return False
         if self._gets_pixels(target, rules):
             return not ends or any(self._may_send(end, target) for end in ends)
         for end in (end for end in ends if self._may_send(end, target)):
@@ -615,31 +632,36 @@ class Placement:
             return True
         return False
 
-    def _gets_pixels(self, target: Device, rules: PrivacyRules) -> bool:
+    def _gets_pixels(self, target: Device, rules: JobRules) -> bool:
         """True if it gets them with any encoders; False where those matter."""
         return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
         return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED
 
-    def node(self, device: Device) -> Node:
-        """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
-        if device.node is None:
-            device.node = self._node(device)
-        return device.node
+    def node(self, device: Device, release: int = IN_FORCE) -> Node:
+        """The node with the network of a release that it would be asked for: on upper tiers a fine one where it holds
+        one. Of a node that holds none of it, its first network."""
+        found = self.held(device, release)
+        return self._node(device, device.registration.models[0], self._sets[IN_FORCE]) if found is None else found
 
-    def _node(self, device: Device) -> Node:
-        offers = device.registration.models
-        offer = offers[0]
-        if device.tier is not Tier.END:
-            # What is cut from a network has its weights: those are what thresholds were tuned for.
-            offer = next((o for names in (self._fine_models, self._cut) for o in offers if o.name in names), offer)
+    def held(self, device: Device, release: int) -> Node | None:
+        """The same; None if the node holds no network of the release, or one whose answers were wrong."""
+        try:
+            return device.nodes[release]
+        except KeyError:
+            networks = self._sets.get(release)
+            offer = None if networks is None else networks.offer_of(device.registration, device.barred)
+            node = None if networks is None or offer is None else self._node(device, offer, networks)
+            device.nodes[release] = node
+            return node
+
+    def _node(self, device: Device, offer: ModelOffer, networks: NetworkSet) -> Node:
         return Node(
             node_id=device.node_id,
             tier=device.tier,
             url=device.registration.url,
-            # A node that serves tails alone is asked for their network.
-            model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
+            model=networks.network_of(offer),
             sha256=offer.sha256,
             ms_per_image=offer.ms_per_image / device.replicas,
             site=device.site,
@@ -667,9 +689,7 @@ def in_words(entry: Upstream) -> str:
     return f"{kind} features as {entry.encoding.form} to {entry.node_id}{where}"
 
 
-def _lacking(
-    rules: PrivacyRules, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]
-) -> str:
+def _lacking(rules: JobRules, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]) -> str:
     """A sentence about the nodes that lack their part of the encoders, if no encoder is left."""
     wanted = {kind for kind in EncoderKind if rules.privacy in (Privacy.AUTO, Privacy(kind.value))}
     if wanted.isdisjoint(served):

@@ -8,7 +8,7 @@ import pytest
 
 from models.manifest import Manifest, load_manifest
 from scheduler.core.fleet import Ledger
-from scheduler.core.policy import PrivacyRules
+from scheduler.core.policy import JobRules
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import OtherNetworks
@@ -118,7 +118,7 @@ def test_a_node_that_came_back_elsewhere_is_asked_there():
     (node,) = world.fleet.upper(Tier.EDGE, 0.0)
     assert (node.url, node.ms_per_image) == ("http://127.0.0.1:2", 2.0)
     end = world.devices.get("end-1")
-    assert [entry.url for entry in world.fleet.upstreams(end, [node], PrivacyRules(), 0.0, content="")] == [
+    assert [entry.url for entry in world.fleet.upstreams(end, [node], JobRules(), 0.0, content="")] == [
         "http://127.0.0.1:2"
     ]
 
@@ -132,12 +132,12 @@ def test_what_is_remembered_of_an_upper_node_counts_as_long_as_it_is_on_the_list
     for _ in range(2):
         nodes = world.fleet.route(Scheme.MAPPING, "end-1", 0.0).upstreams
         assert [node.node_id for node in nodes] == ["edge-1", "cloud-1"]
-        assert [node.node_id for node in world.fleet.upstreams(end, nodes, PrivacyRules(), 0.0, content="")] == [
+        assert [node.node_id for node in world.fleet.upstreams(end, nodes, JobRules(), 0.0, content="")] == [
             "edge-1",
             "cloud-1",
         ]
     world.devices.forget("edge-1")
-    assert [node.node_id for node in world.fleet.upstreams(end, nodes, PrivacyRules(), 0.0, content="")] == ["cloud-1"]
+    assert [node.node_id for node in world.fleet.upstreams(end, nodes, JobRules(), 0.0, content="")] == ["cloud-1"]
     assert [node.node_id for node in world.fleet.route(Scheme.MAPPING, "end-1", 0.0).upstreams] == ["cloud-1"]
 
 
@@ -150,10 +150,10 @@ def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     world.add("end-2", 7.41, head=head)
     assert [node.node_id for node in world.fleet.upper(Tier.CLOUD, 0.0)] == ["cloud-1"]
     nodes = world.fleet.upper(Tier.CLOUD, 0.0)
-    assert world.fleet.upstreams(world.devices.get("end-1"), nodes, PrivacyRules(), 0.0, content="") == []
-    (entry,) = world.fleet.upstreams(world.devices.get("end-2"), nodes, PrivacyRules(), 0.0, content="")
+    assert world.fleet.upstreams(world.devices.get("end-1"), nodes, JobRules(), 0.0, content="") == []
+    (entry,) = world.fleet.upstreams(world.devices.get("end-2"), nodes, JobRules(), 0.0, content="")
     assert entry.encoding is not None
-    assert world.fleet.upper(Tier.CLOUD, 0.0, PrivacyRules(privacy=Privacy.NONE)) == []
+    assert world.fleet.upper(Tier.CLOUD, 0.0, JobRules(privacy=Privacy.NONE)) == []
     world.devices.forget("end-2")
     assert world.fleet.upper(Tier.CLOUD, 0.0) == []
 
@@ -172,7 +172,7 @@ def test_images_go_where_the_devices_own_list_lets_them():
     for scheme in (Scheme.MAPPING, Scheme.END_EDGE, Scheme.ADAPTIVE):
         assert [node.node_id for node in fleet.route(scheme, "end-1", 0.0).upstreams] == ["edge-2"]
         assert len(fleet.route(scheme, "end-2", 0.0).upstreams) > 1
-    every = fleet.upstreams(end, fleet.uppers(0.0), PrivacyRules(), 0.0, content="")
+    every = fleet.upstreams(end, fleet.uppers(0.0), JobRules(), 0.0, content="")
     assert [entry.node_id for entry in every] == ["edge-2"]
     assert [fleet.is_cut_off(scheme, end, 0.0) for scheme in (Scheme.END_CLOUD, Scheme.MAPPING)] == [True, False]
 
@@ -180,7 +180,7 @@ def test_images_go_where_the_devices_own_list_lets_them():
 def test_an_edge_node_encodes_only_for_clouds_of_its_own_list():
     world = World(trusted=("end", "edge"))
     head, tail = the_clouds_encoder()
-    rules = PrivacyRules(encode_on=Tier.EDGE)
+    rules = JobRules(encode_on=Tier.EDGE)
     world.add("cloud-1", 7.36, port=1, tail=tail)
     world.add("end-1", 7.41, port=2)
     world.add("edge-1", 5.99, port=3, head=head, allowed=("http://elsewhere",))

@@ -13,7 +13,7 @@ from models.manifest import Manifest, load_manifest
 from scheduler.core import fleet as fleet_module
 from scheduler.core.device import NO_INTENT, Device, Intent
 from scheduler.core.fleet import Ledger
-from scheduler.core.policy import PrivacyRules
+from scheduler.core.policy import JobRules
 from scheduler.core.site import SharePolicy, SitesSeen, may_reach
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
@@ -226,7 +226,7 @@ def test_a_job_of_a_site_is_checked_by_the_nodes_that_it_may_reach() -> None:
     fleet.shop("shop-1", ends=1)
     fleet.add("cloud-0")
     fleet.ledger.intend("cloud-0", Intent(trusted=False), 0.0)
-    rules = PrivacyRules()
+    rules = JobRules()
     fleet.placement.check_trust(Scheme.MAPPING, rules, 0.0, "shop-1")
     assert not fleet.placement.has_upstream(Scheme.END_CLOUD, 0.0, rules, "shop-1")
     assert fleet.placement.has_upstream(Scheme.END_EDGE, 0.0, rules, "shop-1")
