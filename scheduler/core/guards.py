@@ -1,0 +1,412 @@
+"""The guards of a canary: the figures of the new release and of the old one, and what they decide. Pure.
+
+Each guard compares one figure of the trial with its limit, by an interval of 99.9 % confidence. A guard *fails* once its
+interval lies wholly beyond the limit, which ends the trial at once. At the end of the trial, a guard passes if its
+figure is within the limit and there are enough samples. `docs/releases.md` explains the guards to users.
+
+- agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
+  release to the old one. The interval is the logarithmic one of Katz, Baptista, Azen and Pike (Biometrics 34, 1978),
+  with the half-width 2 arsinh(z s / 2) in place of z s (Newcombe, The Statistician 50, 2001). The two are equal for
+  many samples; near 0 only the second stays bounded and monotone.
+- errors: the share of failed attempts of the new release, with Wilson's interval.
+- p99: the ratio of the 99th percentiles of the time per image. A percentile has an interval of ranks: a rank is outside
+  if Wilson's interval of the share of samples above it does not hold 1 %. Each of the two intervals uses z divided by
+  the square root of 2, so that both together have the confidence of z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, Final, Literal, NamedTuple
+
+from tierkit.wire.releases import GuardName, GuardNow
+
+__all__ = ["STAGES", "Conclusion", "Figures", "Stage", "Step", "Trial", "conclude", "judge"]
+
+Stage = Literal["coarse", "final"]
+STAGES: Final[tuple[Stage, ...]] = ("coarse", "final")
+Step = Literal["go on", "extend", "promote", "roll back"]
+
+CONFIDENCE = 0.999
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_Z_EACH = _Z / math.sqrt(2)
+
+NEEDS: Final[dict[GuardName, int]] = {"agreement": 200, "p99": 200, "errors": 200}
+"""Images, answers or attempts of each release without which a guard decides nothing."""
+FAILED_ENOUGH = 20
+"""Failed attempts that decide whatever the number of attempts: a node that fails all of them gets few."""
+_RARE = 0.1
+"""Answers of a stage, as a share of the other stage's, below which a trial does not wait for that stage."""
+
+_LEAST_MS = 1e-3
+_MOST_MS = 1e6
+_RATIO = 1.03
+_LOG_RATIO = math.log(_RATIO)
+_LAST = math.ceil(math.log(_MOST_MS / _LEAST_MS) / _LOG_RATIO)
+_TAIL = 0.01
+"""Share of the samples above the 99th percentile."""
+
+
+class _Histogram:
+    """Times in milliseconds, counted in buckets that are 3 % wide: at most 703 of them, whatever the times."""
+
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self.counts: dict[int, int] = dict(counts or {})
+        self.total = sum(self.counts.values())
+
+    def add(self, ms: float, count: int = 1) -> None:
+        bucket = round(math.log(min(_MOST_MS, max(_LEAST_MS, ms)) / _LEAST_MS) / _LOG_RATIO)
+        self.counts[bucket] = self.counts.get(bucket, 0) + count
+        self.total += count
+
+    def merge(self, other: _Histogram) -> None:
+        for bucket, count in other.counts.items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        self.total += other.total
+
+    def p99(self) -> _Percentile:
+        """The 99th percentile, with its interval. There must be samples."""
+        low = value = high = None
+        above = 0
+        for bucket in sorted(self.counts, reverse=True):
+            ms = _LEAST_MS * _RATIO**bucket
+            if high is None or wilson(above, self.total, _Z_EACH)[1] < _TAIL:
+                # The largest sample, if there are too few to bound the percentile from above.
+                high = ms
+            above += self.counts[bucket]
+            if value is None and above > _TAIL * self.total:
+                value = ms
+            if low is None and wilson(above, self.total, _Z_EACH)[0] > _TAIL:
+                low = ms
+                break
+        assert value is not None
+        assert high is not None
+        return _Percentile(low=0.0 if low is None else low, value=value, high=high)
+
+
+class _Percentile(NamedTuple):
+    low: float
+    value: float
+    high: float
+
+
+class Figures:
+    """The figures of one group of answers, added up over a trial."""
+
+    def __init__(self) -> None:
+        self.agreeing = 0
+        """Images whose coarse answer equals the coarse answer of the tier above."""
+        self.compared = 0
+        """Images that have both answers."""
+        self.failed = 0
+        self.attempts = 0
+        self._times: dict[Stage, _Histogram] = {stage: _Histogram() for stage in STAGES}
+
+    def agrees(self, agreeing: int, images: int) -> None:
+        """Add the images of a task: those whose two answers agree, and all that have two."""
+        self.agreeing += agreeing
+        self.compared += images
+
+    def attempted(self, ok: bool) -> None:
+        """Add an attempt that has ended."""
+        self.attempts += 1
+        self.failed += not ok
+
+    def took(self, stage: Stage, ms_per_image: float) -> None:
+        """Add the time of the coarse answer or of the final one: one sample per task, or per picture of a source. A time
+        that is not finite is not counted."""
+        if math.isfinite(ms_per_image):
+            self._times[stage].add(ms_per_image)
+
+    def times(self, stage: Stage) -> int:
+        """Samples of a stage's time."""
+        return self._times[stage].total
+
+    def merged(self, others: Iterable[Figures]) -> Figures:
+        """New figures: the sum of these and others."""
+        total = Figures()
+        for each in (self, *others):
+            total.agreeing += each.agreeing
+            total.compared += each.compared
+            total.failed += each.failed
+            total.attempts += each.attempts
+            for stage in STAGES:
+                total._times[stage].merge(each._times[stage])
+        return total
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures as values of JSON, bounded in size."""
+        times = {
+            stage: {str(bucket): count for bucket, count in sorted(self._times[stage].counts.items())}
+            for stage in STAGES
+            if self._times[stage].total
+        }
+        return {
+            "agreement": [self.agreeing, self.compared],
+            "attempts": [self.failed, self.attempts],
+            "ms_per_image": times,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Figures:
+        """The figures that `as_json` wrote; what is missing is zero."""
+        figures = cls()
+        figures.agreeing, figures.compared = value.get("agreement", (0, 0))
+        figures.failed, figures.attempts = value.get("attempts", (0, 0))
+        for stage in STAGES:
+            counts = value.get("ms_per_image", {}).get(stage, {})
+            figures._times[stage] = _Histogram({int(bucket): count for bucket, count in counts.items()})
+        return figures
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Figures) and self.as_json() == other.as_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Trial:
+    """The figures of a trial: those of the new release, and of the release in force in the same period."""
+
+    def __init__(self) -> None:
+        self.new = Figures()
+        self.old_here = Figures()
+        """The release in force, on the devices of the canary."""
+        self.old_elsewhere = Figures()
+        """The same on all other devices."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "new": self.new.as_json(),
+            "old_here": self.old_here.as_json(),
+            "old_elsewhere": self.old_elsewhere.as_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Trial:
+        """The trial that `as_json` wrote; what is missing is empty."""
+        trial = cls()
+        trial.new = Figures.from_json(value.get("new", {}))
+        trial.old_here = Figures.from_json(value.get("old_here", {}))
+        trial.old_elsewhere = Figures.from_json(value.get("old_elsewhere", {}))
+        return trial
+
+    def old(self, samples: int, needs: int) -> Figures:
+        """The figures to compare with: those of the canary's own devices if they have enough samples, else all."""
+        return self.old_here if samples >= needs else self.old_here.merged([self.old_elsewhere])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trial) and self.as_json() == other.as_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def wilson(count: int, total: int, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share; z is the number of standard deviations."""
+    if not total:
+        return 0.0, 1.0
+    share, weight = count / total, z * z / total
+    middle = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / total + weight / (4 * total))
+    return (0.0 if count == 0 else max(0.0, middle - half)), (1.0 if count == total else min(1.0, middle + half))
+
+
+def judge(name: GuardName, limit: float, trial: Trial) -> GuardNow:
+    """The guard's figures so far, and its verdict."""
+    if name == "agreement":
+        return _agreement(limit, trial)
+    if name == "errors":
+        return _errors(limit, trial)
+    return _p99(limit, trial)
+
+
+def _agreement(limit: float, trial: Trial) -> GuardNow:
+    needs = NEEDS["agreement"]
+    new, old = trial.new, trial.old(trial.old_here.compared, needs)
+    if not new.compared or not old.compared:
+        return _nothing("agreement", limit, new.compared, old.compared, "images with an answer of the tier above")
+    share_new, share_old = new.agreeing / new.compared, old.agreeing / old.compared
+    hits_new, hits_old = _inside(new.agreeing, new.compared), _inside(old.agreeing, old.compared)
+    ratio = (hits_new / new.compared) / (hits_old / old.compared)
+    deviation = math.sqrt(1 / hits_new - 1 / new.compared + 1 / hits_old - 1 / old.compared)
+    spread = math.exp(2 * math.asinh(_Z * deviation / 2))
+    low, high = ratio / spread, ratio * spread
+    value = share_new / share_old if old.agreeing else ratio
+    verdict: Literal["open", "holds", "fails"] = "open"
+    if min(new.compared, old.compared) >= needs:
+        verdict = "fails" if high < limit else "holds" if low >= limit else "open"
+    return GuardNow(
+        name="agreement",
+        limit=limit,
+        old=share_old,
+        new=share_new,
+        value=value,
+        low=low,
+        high=high,
+        samples=new.compared,
+        old_samples=old.compared,
+        needs=needs,
+        verdict=verdict,
+        detail=(
+            f"The new release agrees with the tier above on {share_new:.1%} of {new.compared:,} images, "
+            f"the old one on {share_old:.1%} of {old.compared:,}. "
+            f"The ratio is {value:.3g} ({low:.3g} to {high:.3g}); at least {limit:g} is required."
+        ),
+    )
+
+
+def _inside(count: int, total: int) -> float:
+    """The count, half a sample away from none and from all: otherwise an interval would have no width there."""
+    return min(max(float(count), 0.5), total - 0.5)
+
+
+def _errors(limit: float, trial: Trial) -> GuardNow:
+    needs = NEEDS["errors"]
+    new, old = trial.new, trial.old(trial.old_here.attempts, needs)
+    if not new.attempts:
+        return _nothing("errors", limit, 0, old.attempts, "attempts of the new release")
+    share = new.failed / new.attempts
+    low, high = wilson(new.failed, new.attempts, _Z)
+    verdict: Literal["open", "holds", "fails"] = "open"
+    if low > limit and (new.attempts >= needs or new.failed >= FAILED_ENOUGH):
+        verdict = "fails"
+    elif high <= limit and new.attempts >= needs:
+        verdict = "holds"
+    return GuardNow(
+        name="errors",
+        limit=limit,
+        old=old.failed / old.attempts if old.attempts else None,
+        new=share,
+        value=share,
+        low=low,
+        high=high,
+        samples=new.attempts,
+        old_samples=old.attempts,
+        needs=needs,
+        verdict=verdict,
+        detail=(
+            f"{new.failed:,} of {new.attempts:,} attempts of the new release failed: "
+            f"{share:.2%} ({low:.2%} to {high:.2%}); at most {limit:.2%} may."
+        ),
+    )
+
+
+def _p99(limit: float, trial: Trial) -> GuardNow:
+    """The worse of the two stages. A stage that few answers have is judged only once it has enough samples."""
+    judged = [_stage(stage, limit, trial) for stage in _due(trial)]
+    if not judged:
+        return _nothing("p99", limit, 0, 0, "answers")
+    return max(judged, key=_badness)
+
+
+def _due(trial: Trial) -> Iterator[Stage]:
+    """The stages that the trial waits for, and those that have enough samples."""
+    counts = {stage: trial.new.times(stage) + trial.old_here.times(stage) for stage in STAGES}
+    for stage in STAGES:
+        count = counts[stage]
+        rare = count < _RARE * max(counts.values())
+        enough = trial.new.times(stage) >= NEEDS["p99"]
+        if count and (not rare or enough):
+            yield stage
+
+
+def _badness(guard: GuardNow) -> tuple[int, float]:
+    """Order of the stages: one that fails, then one with too few samples, then the larger ratio."""
+    rank = 2 if guard.verdict == "fails" else 1 if not _enough(guard) else 0
+    return rank, guard.value or 0.0
+
+
+def _stage(stage: Stage, limit: float, trial: Trial) -> GuardNow:
+    needs = NEEDS["p99"]
+    old = trial.old(trial.old_here.times(stage), needs)
+    samples, old_samples = trial.new.times(stage), old.times(stage)
+    if not samples or not old_samples:
+        return _nothing("p99", limit, samples, old_samples, f"{stage} answers")
+    new_p99, old_p99 = trial.new._times[stage].p99(), old._times[stage].p99()
+    value = new_p99.value / old_p99.value
+    low, high = new_p99.low / old_p99.high, new_p99.high / max(_LEAST_MS, old_p99.low)
+    verdict: Literal["open", "holds", "fails"] = "open"
+    if min(samples, old_samples) >= needs:
+        # Samples that lie above the limit: more than 1 % of the new release, with confidence.
+        verdict = "fails" if low > limit else "holds" if high <= limit else "open"
+    return GuardNow(
+        name="p99",
+        limit=limit,
+        old=old_p99.value,
+        new=new_p99.value,
+        value=value,
+        low=low,
+        high=high,
+        samples=samples,
+        old_samples=old_samples,
+        needs=needs,
+        verdict=verdict,
+        detail=(
+            f"99 % of {samples:,} {stage} answers of the new release take at most {new_p99.value:.3g} ms per image, "
+            f"of {old_samples:,} of the old one {old_p99.value:.3g} ms. "
+            f"The ratio is {value:.3g} ({low:.3g} to {high:.3g}); at most {limit:g} is allowed."
+        ),
+    )
+
+
+def _nothing(name: GuardName, limit: float, samples: int, old_samples: int, of: str) -> GuardNow:
+    return GuardNow(
+        name=name,
+        limit=limit,
+        samples=samples,
+        old_samples=old_samples,
+        needs=NEEDS[name],
+        detail=f"There is nothing to compare yet: {samples:,} {of}"
+        + ("." if name == "errors" else f" in the new release, {old_samples:,} in the old one."),
+    )
+
+
+def _enough(guard: GuardNow) -> bool:
+    """True if the guard has the samples that it needs. The share of errors is compared with nothing old."""
+    return guard.samples >= guard.needs and (guard.name == "errors" or guard.old_samples >= guard.needs)
+
+
+def _within(guard: GuardNow) -> bool:
+    if guard.value is None:
+        return False
+    return guard.value >= guard.limit if guard.name == "agreement" else guard.value <= guard.limit
+
+
+class Conclusion(NamedTuple):
+    """The next step of a trial, and why."""
+
+    step: Step
+    reason: str
+    """Sentences with the figures; what the trial waits for while it goes on."""
+
+
+def conclude(guards: Sequence[GuardNow], *, elapsed_s: float, for_s: float, extended: bool) -> Conclusion:
+    """The next step of a trial that has been under way for `elapsed_s`. An extended trial lasts `2 * for_s`."""
+    failed = [guard for guard in guards if guard.verdict == "fails"]
+    if failed:
+        return Conclusion("roll back", _because("The trial failed", failed))
+    end_s = 2 * for_s if extended else for_s
+    if elapsed_s < end_s:
+        short = [guard for guard in guards if not _enough(guard)]
+        return Conclusion("go on", _because("More samples are needed", short) if short else "All guards have samples.")
+    short = [guard for guard in guards if not _enough(guard)]
+    beyond = [guard for guard in guards if _enough(guard) and not _within(guard)]
+    if not short and not beyond:
+        return Conclusion("promote", _because("All guards hold", guards) if guards else "There are no guards.")
+    if not extended:
+        why = "There is too little data" if short else "The figures are beyond a limit, but not with confidence"
+        return Conclusion("extend", _because(f"{why}, so the trial is extended once", short + beyond))
+    if beyond:
+        return Conclusion("roll back", _because("A figure is beyond its limit at the end of the trial", beyond + short))
+    return Conclusion("roll back", _because("There is too little data, even in the extended trial", short))
+
+
+def _because(opening: str, guards: Iterable[GuardNow]) -> str:
+    parts = []
+    for guard in guards:
+        more = "" if _enough(guard) or guard.verdict == "fails" else f" It needs {guard.needs:,} samples of each release."
+        if guard.name == "errors":
+            more = more.replace(" of each release", "")
+        parts.append(f"{guard.name}: {guard.detail}{more}")
+    return f"{opening}. {' '.join(parts)}"
