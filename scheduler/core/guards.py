@@ -405,7 +405,9 @@ def conclude(guards: Sequence[GuardNow], *, elapsed_s: float, for_s: float, exte
 def _because(opening: str, guards: Iterable[GuardNow]) -> str:
     parts = []
     for guard in guards:
-        more = "" if _enough(guard) or guard.verdict == "fails" else f" It needs {guard.needs:,} samples of each release."
+        more = (
+            "" if _enough(guard) or guard.verdict == "fails" else f" It needs {guard.needs:,} samples of each release."
+        )
         if guard.name == "errors":
             more = more.replace(" of each release", "")
         parts.append(f"{guard.name}: {guard.detail}{more}")

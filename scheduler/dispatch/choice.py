@@ -26,7 +26,7 @@ from scheduler.core.limits import task_deadline
 from scheduler.core.work import Attempt, OpenJob, OpenTask
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook, Send
-from scheduler.placement.routes import Placement
+from scheduler.placement.routes import IN_FORCE, Placement
 from tierkit.types import Recovery, Scheme, Share, Tier
 
 __all__ = ["Choice", "Chooser", "grade", "tags", "turn"]
@@ -163,8 +163,7 @@ class Chooser:
             return None
         for device in self._ledger.alive(Tier.END, now, straggler.site):
             idle = not (device.wrong.count or self._ledger.assigned.outstanding(device.node_id))
-            holds = self._placement.held(device, attempt.job.facts.rules.release) is not None
-            if idle and holds and device.node_id not in not_there:
+            if idle and device.node_id not in not_there and self._holders([device], attempt.job.facts.rules.release):
                 return device
         return None
 
@@ -190,19 +189,25 @@ class Chooser:
         networks of its release."""
         site, release = job.facts.policy.site, job.facts.rules.release
         alive: Sequence[Device] = self._ledger.alive(Tier.END, now, site)
-        if not self._placement.all_hold(release, now):
-            alive = self._placement.holders(alive, release)
+        if not self._all_hold(release, now):
+            alive = self._holders(alive, release)
         if job.facts.policy.recovery is Recovery.REASSIGN:
             standing = self._standings[job.facts.job_id]
             if not standing.regardless:
                 standing.regardless = frozenset(device.node_id for device in alive)
             known = map(self._ledger.find, standing.regardless)
             there = (device for device in known if device is not None and device.takes_tasks)
-            here = [device for device in there if site in (None, device.site)]
-            return self._placement.holders(here, release), False
-        if alive:
-            return alive, True
-        return self._placement.holders(self._ledger.last_resort(Tier.END, now, site), release), False
+            return self._holders([device for device in there if site in (None, device.site)], release), False
+        return (
+            (alive, True) if alive else (self._holders(self._ledger.last_resort(Tier.END, now, site), release), False)
+        )
+
+    def _holders(self, devices: Sequence[Device], release: int) -> Sequence[Device]:
+        return devices if release == IN_FORCE else self._placement.holders(devices, release)
+
+    def _all_hold(self, release: int, now: float) -> bool:
+        """True if all end devices may get tasks of a release."""
+        return release == IN_FORCE or self._placement.all_hold(release, now)
 
     def _fits(
         self, job: OpenJob, task: OpenTask, pool: Sequence[Device], now: float, *, choosy: bool = False
@@ -216,7 +221,7 @@ class Chooser:
         around = job.facts.policy.recovery is Recovery.REASSIGN
         # Rings hold devices of all releases.
         holders = None
-        if not self._placement.all_hold(job.facts.rules.release, now):
+        if not self._all_hold(job.facts.rules.release, now):
             holders = frozenset(device.node_id for device in pool)
         if not choosy and (around or not (task.blame.tried or task.coarse)):
             return None if holders is None else holders.__contains__
