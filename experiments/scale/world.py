@@ -258,7 +258,7 @@ class World:
                 self.devices,
                 link_s=told,
                 hop_s=case.hop_s if case.links_known else 0.0,
-                accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
+                accuracy={entry.sha256: entry.fine_accuracy or 0.0 for entry in manifest.models},
             ),
             transport=self,
             record=Record(self.devices, wall=lambda now: now),

@@ -21,6 +21,7 @@ from scheduler.api.observations import observations, post_observations_directly
 from scheduler.api.own_address import OwnAddress
 from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
+from scheduler.api.releases import releases
 from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
 from scheduler.api.sessions import sessions
@@ -70,7 +71,7 @@ def create_app(
     )
     app.state.authenticator = lifecycle.authenticator
     of_the_fleet = (devices, sites, sources, observations, mapping, history, privacy)
-    routers = (jobs, runs, *of_the_fleet, tokens, networks, about, sessions, pages)
+    routers = (jobs, runs, *of_the_fleet, tokens, releases, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 

@@ -30,7 +30,7 @@ from scheduler.metrics import REFUSED
 from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, OtherNetworks
 from tierkit.wire.api import Device, DeviceList
-from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Heartbeat, Lease, NodeId, Registration
+from tierkit.wire.messages import RELEASES_HEADER, ROUTE_HEADER, DeviceRoute, Heartbeat, Lease, NodeId, Registration
 
 __all__ = ["devices"]
 
@@ -79,7 +79,8 @@ async def list_devices(scheduler: Service, seen: SeenSites) -> DeviceList:
 async def register(
     request: Request, response: Response, scheduler: Service, caller: CallerOf, registration: Registration
 ) -> Lease:
-    """A node with sources gets the version of its route in `Terrace-Route`."""
+    """A node that follows releases gets their numbers in `Terrace-Releases`, and one with sources gets the version of
+    its route in `Terrace-Route`."""
     try:
         lease = await _register(request, scheduler, caller, registration)
     except (Conflict, Forbidden) as exc:
@@ -90,9 +91,19 @@ async def register(
         reason = "networks" if isinstance(exc, OtherNetworks) else "claim" if claim else "forbidden"
         REFUSED.labels(registration.tier, reason).inc()
         raise
-    if registration.sources:
-        response.headers[ROUTE_HEADER] = scheduler.route_of_sources(registration.node_id).version
+    response.headers.update(_told(scheduler, registration.node_id))
     return lease
+
+
+def _told(scheduler: Scheduler, node_id: str) -> dict[str, str]:
+    """What a node hears with each answer: which releases to hold, and the version of the route of its sources."""
+    device = scheduler.devices.get(node_id)
+    headers = {}
+    if device.registration.follows:
+        headers[RELEASES_HEADER] = scheduler.releases.header(device)
+    if device.registration.sources:
+        headers[ROUTE_HEADER] = scheduler.route_of_sources(node_id).version
+    return headers
 
 
 async def _register(request: Request, scheduler: Scheduler, caller: Caller | None, registration: Registration) -> Lease:
@@ -119,14 +130,11 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     dependencies=NODES,
 )
 async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
-    """404 or 409: register again. A node with sources gets the version of its route in `Terrace-Route`."""
+    """404 or 409: register again. The answer has the headers of the answer to a registration."""
     if caller is not None:
         caller.check_claim(node_id)
     scheduler.dispatcher.handle(events.Beat(node_id, beat))
-    headers = {}
-    if scheduler.devices.get(node_id).registration.sources:
-        headers[ROUTE_HEADER] = scheduler.route_of_sources(node_id).version
-    return Response(status_code=204, headers=headers)
+    return Response(status_code=204, headers=_told(scheduler, node_id))
 
 
 @devices.get(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Annotated
 
@@ -12,8 +11,6 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from models.manifest import weights_folder
-from models.store import ModelStore
 from scheduler.api.routing import (
     CHECKS,
     NOSNIFF,
@@ -21,7 +18,8 @@ from scheduler.api.routing import (
     Service,
     SmallBody,
 )
-from tierkit.errors import InvalidInput, NotFound, WeightsError
+from tierkit.errors import InvalidInput, NotFound
+from tierkit.wire.messages import RELEASES_HEADER
 
 __all__ = ["networks"]
 
@@ -60,8 +58,9 @@ class _File(FileResponse):
 async def list_models(request: Request, scheduler: Service) -> Response:
     etag = f'"{scheduler.manifest.digest}"'
     if request.headers.get("if-none-match") == etag:
-        return Response(status_code=304, headers={"ETag": etag})
-    return Response(scheduler.manifest.as_json(), media_type="application/json", headers={"ETag": etag})
+        return Response(status_code=304, headers={"ETag": etag, RELEASES_HEADER: str(scheduler.releases.in_force)})
+    headers = {"ETag": etag, RELEASES_HEADER: str(scheduler.releases.in_force)}
+    return Response(scheduler.manifest.as_json(), media_type="application/json", headers=headers)
 
 
 @networks.get(
@@ -83,18 +82,14 @@ async def get_weights(
     name: str,
     sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
 ) -> Response:
-    entry = scheduler.manifest.weights(name)
-    if sha256 is not None and sha256 != entry.sha256:
-        raise NotFound(f"model {name!r} is here with sha256 {entry.sha256}, not {sha256}")
+    """Of the release in force, or of any other by its sha256."""
+    entry = scheduler.releases.file(name, sha256)
     etag = f'"{entry.sha256}"'
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag})
-    folder = scheduler.settings.models or weights_folder()
     try:
-        path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
-    except WeightsError as exc:
+        path = await scheduler.releases.files.find(entry)
+    except NotFound as exc:
         _log.error("weights cannot be given to nodes", extra={"model": name, "why": str(exc)})
-        raise NotFound(f"the weights of {name!r} are damaged here") from exc
-    if path is None:
-        raise NotFound(f"the weights of {name!r} are not here")
+        raise
     return _File(path, media_type="application/octet-stream", headers={"ETag": etag, **NOSNIFF})

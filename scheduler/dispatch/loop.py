@@ -27,7 +27,7 @@ from scheduler.core.fleet import Change, Ledger
 from scheduler.core.hedging import hedge_at
 from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
 from scheduler.core.limits import attempt_deadline
-from scheduler.core.policy import JobRules
+from scheduler.core.policy import JobPolicy, JobRules
 from scheduler.core.step import State, may_move, step
 from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, OpenTask
 from scheduler.dispatch.active_job import ActiveJob
@@ -157,6 +157,10 @@ class Dispatcher:
         for job in list(self._active.values()):
             if job.facts.interactive:
                 await job.recipient.ended("failed", reason)
+
+    def policies(self) -> list[tuple[str, JobPolicy]]:
+        """Id and policy of each job that is not final, interactive requests included."""
+        return [(job_id, job.facts.policy) for job_id, job in self._active.items()]
 
     def job(self, job_id: str) -> ActiveJob | None:
         """A job that is not final."""
@@ -435,6 +439,7 @@ class Dispatcher:
             incarnation=device.incarnation,
             model=node.model,
             sha256=node.sha256,
+            release=release,
             site=device.site,
             upstreams=tuple(upper),
             incarnations={node_id: node.incarnation for node_id, node in above.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 
 from msgspec.structs import replace
@@ -62,6 +63,12 @@ async def _resume(scheduler: Scheduler, job: JobRow) -> None:
             raise DataError(
                 "the scheduler was started again with a model set of other classes than this job's; submit it again"
             )
+        if job.policy.release is None:  # of an older Terrace
+            job = dataclasses.replace(
+                job, policy=job.policy.model_copy(update={"release": scheduler.releases.current.ref})
+            )
+        elif job.policy.release_number not in scheduler.releases.rows:
+            raise DataError(f"the release {job.policy.release}, to which it belongs, is gone; submit it again")
         path = scheduler.inputs.path(job.input_sha256)
         if scheduler.copies is not None and not path.exists():
             await scheduler.copies.fetch(job.input_sha256, path)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
 from models.escalation import Tuning
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest
+from scheduler.core import events
 from scheduler.core.fleet import Ledger
 from scheduler.core.job import Answer, ImageFacts, JobImages, JobRow
 from scheduler.core.policy import JobPolicy, JobRules, PolicyRequest, settle
+from scheduler.core.release import Release
 from scheduler.core.site import NO_SITE
 from scheduler.core.work import JobFacts, TaskFacts
 from scheduler.devices.operators import Operators
@@ -36,9 +40,10 @@ from scheduler.metrics import ClassCounts
 from scheduler.observations.service import Observations
 from scheduler.placement.own_pictures import route_of_sources
 from scheduler.placement.routes import Placement
+from scheduler.releases.service import Releases
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
-from scheduler.store.inputs import InputCopies
+from scheduler.store.copies import FileCopies
 from scheduler.store.jobs import JobStore
 from tierkit.access import Allowance
 from tierkit.errors import Forbidden, InvalidInput, Overloaded, TerraceError
@@ -47,6 +52,8 @@ from tierkit.wire.messages import DeviceRoute
 from tierkit.wire.trace import Trace
 
 __all__ = ["UNLIMITED", "Scheduler"]
+
+_log = logging.getLogger(__name__)
 
 UNLIMITED = Allowance("everybody")
 _MOST_NAMED = 20
@@ -62,7 +69,7 @@ class Scheduler:
     loops."""
 
     settings: SchedulerSettings
-    manifest: Manifest
+    releases: Releases
     devices: Ledger
     operators: Operators
     placement: Placement
@@ -72,10 +79,8 @@ class Scheduler:
     observations: Observations
     remote_sources: RemoteSources
     inputs: InputFiles
-    copies: InputCopies | None
+    copies: FileCopies | None
     """Copies of the input files for other schedulers; None where no other scheduler shares the database."""
-    tuning: Tuning | TerraceError
-    """The thresholds of escalation, or the reason why there are none."""
     elapsed: Callable[[], float]
     """Seconds of elapsed time, by which deadlines and retention count. See `tierkit.elapsed`."""
     stopping: bool = False
@@ -94,18 +99,30 @@ class Scheduler:
         """Class hierarchies by digest; after recovery also the hierarchies of stored jobs."""
         self.showing = asyncio.Semaphore(self.settings.decoders)
         """Bounds the thumbnails made at a time, so that uploads do not wait behind a page of them."""
-        settings = self.settings
-        self._settled = lru_cache(_MOST_POLICIES)(
-            partial(
-                settle,
-                scheme=settings.scheme,
-                deadline_s=settings.deadline_s,
-                task_deadline_s=settings.task_deadline_s,
-                tuning=self.tuning,
-            )
-        )
+        self._settled = lru_cache(_MOST_POLICIES)(self._settle)
         self._submissions = 0
         """Uploads under way that will be jobs."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Networks and classes of the release in force."""
+        return self.releases.current.manifest
+
+    @property
+    def tuning(self) -> Tuning | TerraceError:
+        """The thresholds of the release in force, or the reason why it has none."""
+        return self.releases.tuning(self.releases.in_force)
+
+    def _settle(self, request: PolicyRequest, release: int) -> JobPolicy:
+        settings = self.settings
+        policy = settle(
+            request,
+            scheme=settings.scheme,
+            deadline_s=settings.deadline_s,
+            task_deadline_s=settings.task_deadline_s,
+            tuning=self.releases.tuning(release),
+        )
+        return policy.model_copy(update={"release": self.releases.rows[release].ref})
 
     # --- admission control ------------------------------------------------------------------------------------------
 
@@ -142,7 +159,8 @@ class Scheduler:
             sites: those to which the caller is limited; none: all.
 
         Raises:
-            InvalidInput: the policy contradicts itself, there are no thresholds for it, or its site is unknown.
+            InvalidInput: the policy contradicts itself, there are no thresholds for it, or its site or its release is
+                unknown.
             Forbidden: it would send pixels to an untrusted node, or its site is not the caller's.
             Conflict: an encoder that it needs is missing.
         """
@@ -152,7 +170,8 @@ class Scheduler:
             request = request.model_copy(update={"site": sites[0]})
         if request.site is not None:
             self.check_site(request.site, sites)
-        policy = self._settled(request)
+        release = self.releases.for_work(request.release, request.site, request.scheme or self.settings.scheme)
+        policy = self._settled(request, release.number)
         self.placement.check_trust(policy.scheme, JobRules.of(policy), time.monotonic(), policy.site)
         return policy
 
@@ -179,8 +198,30 @@ class Scheduler:
     def route_of_sources(self, node_id: str) -> DeviceRoute:
         """The route of a device's own pictures. Raises NotFound."""
         device = self.devices.get(node_id)
-        scheme, tuning = self.settings.scheme, self.tuning
-        return route_of_sources(self.placement, device, scheme=scheme, tuning=tuning, now=time.monotonic())
+        release = self.releases.first_of(device)
+        scheme, tuning = self.settings.scheme, self.releases.tuning(release)
+        now = time.monotonic()
+        return route_of_sources(self.placement, device, scheme=scheme, tuning=tuning, release=release, now=now)
+
+    def move_jobs(self, number: int, to: Release) -> None:
+        """Let the jobs of a release that have no answers belong to another one."""
+        for job_id, policy in self.dispatcher.policies():
+            if policy.release_number != number:
+                continue
+            given = policy.model_dump(include=set(PolicyRequest.model_fields))
+            try:
+                moved = self._settled(PolicyRequest.model_validate(given | {"release": None}), to.number)
+            except InvalidInput as exc:
+                _log.warning("the job %s stays with its release: %s", job_id, exc)
+                continue
+            self.dispatcher.handle(events.JobMoved(job_id, moved))
+
+    def on_move(self, facts: JobFacts) -> None:
+        """A job belongs to another release now."""
+        if (recipient := self.recipients.get(facts.job_id)) is not None:
+            recipient.job = dataclasses.replace(recipient.job, policy=facts.policy)
+            self.store.moved(facts.job_id, facts.policy)
+            self.news.wake(facts.job_id)
 
     async def read(self, incoming: Incoming, upload: Upload, staging: StagedUpload, writer: ImageWriter) -> ImageFacts:
         """Decode the pictures of an upload into an input file, in turn with other uploads."""

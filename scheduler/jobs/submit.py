@@ -91,7 +91,7 @@ async def submit(
             input_sha256=sha256,
             hierarchy=scheduler.served,
             resized_images=len(facts.resized),
-            fingerprint=await asyncio.to_thread(_fingerprint, policy, sha256, facts),
+            fingerprint=await asyncio.to_thread(_fingerprint, policy, upload.policy.release, sha256, facts),
             traceparent=trace.traceparent,
             created_at=now,
             deadline_elapsed=scheduler.elapsed() + policy.deadline_s,
@@ -140,8 +140,13 @@ def task_of(job: JobRow, index: int) -> TaskFacts:
     return TaskFacts(index=index, first_image=first_image, images=images)
 
 
-def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
-    """A digest of images, labels, names and policy: equal for equal submissions."""
+def _fingerprint(policy: JobPolicy, release: str | None, sha256: str, facts: ImageFacts) -> str:
+    """A digest of images, labels, names and policy: equal for equal submissions, whatever release is in force.
+
+    Args:
+        release: the one that was asked for.
+    """
+    policy = policy.model_copy(update={"release": release, "gates": ()})
     digest = hashlib.sha256(sha256.encode())
     digest.update(policy.model_dump_json().encode())
     digest.update(b"" if facts.labels is None else facts.labels.tobytes())

@@ -19,7 +19,7 @@ from scheduler.metrics import STORED_OBSERVATIONS, count_batch
 from scheduler.observations.book import SourceBook, fields_of
 from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.picture_files import kind_of
-from tierkit.wire.observations import ObservationBatch, Receipt
+from tierkit.wire.observations import Observation, ObservationBatch, Receipt
 from tierkit.wire.sources import SourceRights
 
 __all__ = ["MOST_READERS", "MOST_RECEIVED", "Observations"]
@@ -105,6 +105,8 @@ class Observations:
         self._turn = asyncio.Lock()
         self._waiting: list[tuple[ObservationBatch, asyncio.Future[Receipt]]] = []
         self._stopping = False
+        self.observed: Callable[[str, Sequence[tuple[Observation, bool]]], None] = lambda *_: None
+        """Called with the id of a node and its new observations; each with whether it amends one that was known."""
         self.last_received = 0
         """The highest number that an observation was stored under."""
         self.count: int | None = None
@@ -163,6 +165,10 @@ class Observations:
             if isinstance(outcome, StoredBatch):
                 self.book.stored(batch, outcome)
                 _count(outcome)
+                self.observed(
+                    batch.node_id,
+                    [(new.observation, new.amends) for update in outcome.updates.values() for new in update.new],
+                )
             if future.done():
                 continue
             if isinstance(outcome, StoredBatch):

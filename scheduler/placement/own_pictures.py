@@ -20,7 +20,7 @@ _NO_VERSION = "0" * 16
 
 
 def route_of_sources(
-    placement: Placement, device: Device, *, scheme: Scheme, tuning: Tuning | TerraceError, now: float
+    placement: Placement, device: Device, *, scheme: Scheme, tuning: Tuning | TerraceError, release: int, now: float
 ) -> DeviceRoute:
     """The route of a device's sources, computed once for each state of the device list.
 
@@ -29,17 +29,22 @@ def route_of_sources(
     Args:
         scheme: of the scheduler; `mapping` replaces `adaptive`, which decides for each task.
         tuning: the tuned thresholds, or why there are none.
+        release: with whose networks the device answers them.
     """
-    return placement.once(("sources", device.node_id), lambda: _computed(placement, device, scheme, tuning, now), now)
+
+    def computed() -> DeviceRoute:
+        return _computed(placement, device, scheme, tuning, release, now)
+
+    return placement.once(("sources", device.node_id, release), computed, now)
 
 
 def _computed(
-    placement: Placement, device: Device, scheme: Scheme, tuning: Tuning | TerraceError, now: float
+    placement: Placement, device: Device, scheme: Scheme, tuning: Tuning | TerraceError, release: int, now: float
 ) -> DeviceRoute:
     if device.tier is not Tier.END:
         return _versioned(DeviceRoute(version=_NO_VERSION, upstreams=(), reason="only end devices have sources"))
     scheme = Scheme.MAPPING if scheme is Scheme.ADAPTIVE else scheme
-    sha256, why = placement.node(device).sha256, ""
+    sha256, why = placement.node(device, release).sha256, ""
     try:
         gates = choose_gates(Escalate.THRESHOLD, scheme, tuning, lowest="end", accuracy=None, budget=None)
     except InvalidInput as exc:
@@ -49,7 +54,7 @@ def _computed(
     if gates and gates[0].lower_sha256 != sha256:
         gates, why = (), f"no thresholds for the network of {device.node_id}"
     # Thresholds were tuned on the answers of the network itself.
-    rules = JobRules(as_tuned=bool(gates))
+    rules = JobRules(as_tuned=bool(gates), release=release)
     route = placement.route(scheme, device.node_id, now, rules)
     # Devices that share several nodes begin with different ones.
     turn = zlib.crc32(device.node_id.encode())

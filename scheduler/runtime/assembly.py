@@ -15,7 +15,7 @@ import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.escalation import Tuning, load_tuning
-from models.manifest import Manifest
+from models.manifest import Manifest, weights_folder
 from scheduler.core import events
 from scheduler.core.fleet import Ledger
 from scheduler.devices.operators import Operators
@@ -32,19 +32,24 @@ from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Placement
+from scheduler.releases.files import NetworkFiles
+from scheduler.releases.probes import Prober
+from scheduler.releases.service import Releases, Uses
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
+from scheduler.store.copies import FileCopies
 from scheduler.store.database import last_seq
 from scheduler.store.elapsed import kept_elapsed, note_elapsed
-from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
 from scheduler.store.observations import ObservationStore
 from scheduler.store.reading import Reader
+from scheduler.store.releases import ReleaseStore
 from scheduler.store.runs import RunStore
 from scheduler.store.secret import kept_secret
+from scheduler.store.tables import inputs, networks
 from tierkit.access import Sessions, client_context
 from tierkit.elapsed import Elapsed
 from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, WeightsError
@@ -89,6 +94,11 @@ async def open_scheduler(
         secret = await kept_secret(engine, commit)
         elapsed = await kept_elapsed(engine, commit)
         devices = Ledger(settings.detector_times, sweep_s=_SWEEP_S, window=settings.window)
+        dispatcher: Dispatcher
+
+        def handle(what: events.What) -> None:
+            dispatcher.handle(what)
+
         if lifecycle.authenticator is not None:
             lifecycle.authenticator.sessions = Sessions(secret)
         placement = Placement(devices, settings, manifest, secret)
@@ -96,12 +106,25 @@ async def open_scheduler(
         store = JobStore(reader, commit)
         runs = Runs(RunStore(reader, commit), secret=secret, clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
         nodes = NodeStore(engine, commit)
-        hierarchy = manifest.hierarchy
+        copies = FileCopies(engine, commit, networks) if settings.shares_database else None
+        prober = Prober(devices, handle, http, time.monotonic)
+        releases = Releases(
+            ReleaseStore(reader, commit),
+            NetworkFiles(settings.state / "networks", [settings.models or weights_folder()], copies),
+            devices,
+            placement,
+            prober,
+            elapsed=elapsed.now,
+            clock=time.monotonic,
+            wall=time.time,
+        )
+        await releases.load(manifest, _tuning(settings.models, manifest), settings.models, settings.state / "models")
+        hierarchy = releases.current.manifest.hierarchy
         pilot = Pilot(
             devices,
             link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
             hop_s=settings.end_link_s,
-            accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
+            accuracy=releases.accuracies,
         )
         begun, begun_at = time.monotonic(), time.time()
         record = Record(devices, wall=lambda now: begun_at + now - begun)
@@ -127,15 +150,16 @@ async def open_scheduler(
                 elapsed=elapsed.now,
             ),
             hierarchy,
-            handle=dispatcher.handle,
+            handle=handle,
             max_pixels=settings.max_pixels,
         )
         watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))
         dispatcher.follow(operators.node_changed)
         dispatcher.follow(watch.node_changed)
+        dispatcher.follow(prober.node_changed)
         scheduler = Scheduler(
             settings=settings,
-            manifest=manifest,
+            releases=releases,
             devices=devices,
             operators=operators,
             placement=placement,
@@ -144,10 +168,17 @@ async def open_scheduler(
             runs=runs,
             observations=observations,
             remote_sources=RemoteSources(devices, http),
-            inputs=InputFiles(settings.inputs, manifest.fit),
-            copies=InputCopies(engine, commit) if settings.shares_database else None,
-            tuning=_tuning(settings.models, manifest),
+            inputs=InputFiles(settings.inputs, releases.current.manifest.fit),
+            copies=FileCopies(engine, commit, inputs) if settings.shares_database else None,
             elapsed=elapsed.now,
+        )
+        dispatcher.learns, dispatcher.reported = releases.learns, releases.reported
+        dispatcher.moved = scheduler.on_move
+        observations.observed = releases.observed
+        releases.uses = Uses(
+            busy=lambda: [policy.release_number for _, policy in dispatcher.policies()],
+            move_jobs=scheduler.move_jobs,
+            restart=lifecycle.restart,
         )
         record.jobs = lambda: scheduler.unfinished
         commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
@@ -186,6 +217,8 @@ async def _loops(
             lifecycle.own(dispatcher.run(), name="dispatcher"),
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
             lifecycle.own(watch.run(), name="watch"),
+            lifecycle.own(scheduler.releases.run(), name="releases"),
+            lifecycle.own(scheduler.releases.prober.run(), name="probe pictures"),
             lifecycle.own(_purge(scheduler), name="purge"),
             lifecycle.own(_purge_observations(scheduler), name="purge of observations"),
             lifecycle.own(note_elapsed(elapsed, commit), name="elapsed time"),

@@ -207,6 +207,10 @@ class JobStore:
         }
         self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
+    def moved(self, job_id: str, policy: JobPolicy) -> None:
+        """A job without answers has another policy now; written with the next group of results."""
+        self.commit.put(update(jobs).where(jobs.c.id == job_id).values(policy=policy.model_dump_json()))
+
     def finished(
         self, job_id: str, *, state: JobState, reason: str, at: float, elapsed: float, summary: Mapping[str, Any]
     ) -> None:

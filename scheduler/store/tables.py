@@ -34,13 +34,16 @@ __all__ = [
     "jobs",
     "lease",
     "metadata",
+    "networks",
     "nodes",
     "observation_gaps",
     "observation_pictures",
     "observation_sources",
     "observations",
     "properties",
+    "releases",
     "results",
+    "rollouts",
     "runs",
     "sites",
     "source_rights",
@@ -49,7 +52,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0008"
+SCHEMA = "0009"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -103,6 +106,40 @@ inputs = Table(
     metadata,
     Column("sha256", String(64), primary_key=True),
     Column("part", Integer, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
+# The networks that answer, as numbered rows.
+releases = Table(
+    "terrace_releases",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(63), nullable=False),
+    Column("digest", String(64), nullable=False),  # sha256 of manifest and thresholds
+    Column("manifest", Text, nullable=False),  # JSON
+    Column("tuning", Text),  # JSON; null without thresholds
+    Column("origin", PlainText, nullable=False),  # the scheduler's folder from which it was made; "" if uploaded
+    Column("created_at", Float(53), nullable=False),
+    Column("created_by", String(63), nullable=False),
+    Column("probes", Text),  # JSON object: answers to the probe pictures by sha256; null until they are known
+)
+
+# The changes from one release to another. The newest that is done says which release is in force.
+rollouts = Table(
+    "terrace_rollouts",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("release", Integer, nullable=False),
+    Column("content", Text, nullable=False),  # JSON of scheduler.core.release.ReleaseChange
+    Column("trial", Text),  # JSON of scheduler.core.guards.Trial and the guards as they were judged last
+)
+
+# Copies of the files of networks, in parts, where schedulers share the database.
+networks = Table(
+    "terrace_networks",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
 )
 

@@ -112,7 +112,7 @@ class Pilot:
         ledger: the attempts in flight; read only.
         link_s: seconds from an end device to a tier and back, as far as they are known beforehand; 0 for unknown.
         hop_s: the same between the scheduler and an end device.
-        accuracy: of the fine answers, by model; empty for unknown.
+        accuracy: of the fine answers, by sha256 of the network; empty for unknown.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class Pilot:
             slack_s=seconds + _CUSHION_S if way_known else math.inf,
             has_room=load.tasks < (_MOST_TASKS if way_known else _BLIND_TASKS),
             sharers=max(1, len({flight.facts.site for flight in self._ledger.assigned.at(node.node_id)})),
-            accuracy=self._accuracy.get(node.model, 0.0),
+            accuracy=self._accuracy.get(node.sha256, 0.0),
         )
 
     def _backlog_of(self, ends: Sequence[Node], uppers: Sequence[Node], now: float) -> _Backlog:

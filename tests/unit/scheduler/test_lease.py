@@ -16,10 +16,10 @@ from sqlalchemy import event, func, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.store.commit import GroupCommit
+from scheduler.store.copies import FileCopies
 from scheduler.store.database import open_database, transact
-from scheduler.store.inputs import InputCopies
 from scheduler.store.lease import Lease
-from scheduler.store.tables import VERSION_TABLE, lease as table
+from scheduler.store.tables import VERSION_TABLE, inputs, lease as table
 from tests.unit.scheduler.test_store import Store, add, answer
 from tierkit.errors import SetupError, Standby, Unavailable
 from tierkit.testing import FakeClock, wait_for
@@ -233,13 +233,13 @@ async def test_copies_of_inputs(engines: Any, tmp_path: Any) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(bytes(range(256)) * 40_000)  # three parts
     async with writing(engines[0], lease) as store:
-        copies = InputCopies(engines[0], store.commit)
+        copies = FileCopies(engines[0], store.commit, inputs)
         await asyncio.gather(*(copies.save("a" * 64, source) for _ in range(3)))
         await copies.save("b" * 64, source)
         copies.remove("b" * 64)
         await copies.save("b" * 64, source)
         for name in "ab":
-            await InputCopies(engines[1], store.commit).fetch(name * 64, target)
+            await FileCopies(engines[1], store.commit, inputs).fetch(name * 64, target)
             assert target.read_bytes() == source.read_bytes()
         await copies.keep_only({"b" * 64})
         await copies.fetch("a" * 64, target)

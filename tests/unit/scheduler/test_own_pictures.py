@@ -65,7 +65,9 @@ class Fleet:
 
     def route(self, node_id: str, tuned: Tuning | TerraceError | None = None) -> DeviceRoute:
         device: Device = self.devices.get(node_id)
-        return route_of_sources(self.placement, device, scheme=self.scheme, tuning=tuned or tuning(), now=0.1)
+        return route_of_sources(
+            self.placement, device, scheme=self.scheme, release=0, tuning=tuned or tuning(), now=0.1
+        )
 
 
 def names(route: DeviceRoute) -> list[str]:

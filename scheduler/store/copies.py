@@ -1,4 +1,4 @@
-"""Copies of input files in the database, for schedulers that share it but no disk."""
+"""Copies of files in the database, for schedulers that share it but no disk."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from collections.abc import Collection
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from sqlalchemy import Executable, delete, insert, select
+from sqlalchemy import Executable, Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import REFUSALS, plain_reason
-from scheduler.store.tables import inputs
 from tierkit.atomic import replace_file
 from tierkit.errors import Unavailable
 
-__all__ = ["InputCopies"]
+__all__ = ["FileCopies"]
 
 _PART_BYTES = 4 * 1024**2
 """Results are committed between two parts."""
 
 
-class InputCopies:
-    """Written before their jobs are, by the scheduler that leads; read by the one that leads after it."""
+class FileCopies:
+    """Written before what refers to them, by the scheduler that leads; read by the one that leads after it.
 
-    def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
+    Args:
+        table: `inputs` or `networks`.
+    """
+
+    def __init__(self, engine: AsyncEngine, commit: GroupCommit, table: Table) -> None:
+        self._table = table
         self._engine = engine
         self._commit = commit
         self._whole: set[str] = set()
@@ -43,12 +47,12 @@ class InputCopies:
         async with self._turns.setdefault(sha256, asyncio.Lock()):
             if sha256 in self._whole:
                 return
-            await self._write(delete(inputs).where(inputs.c.sha256 == sha256))
+            await self._write(delete(self._table).where(self._table.c.sha256 == sha256))
             with path.open("rb") as file:
                 for part in itertools.count():
                     if not (content := await asyncio.to_thread(file.read, _PART_BYTES)):
                         break
-                    await self._write(insert(inputs).values(sha256=sha256, part=part, content=content))
+                    await self._write(insert(self._table).values(sha256=sha256, part=part, content=content))
             self._whole.add(sha256)
 
     async def fetch(self, sha256: str, path: Path) -> None:
@@ -58,12 +62,12 @@ class InputCopies:
             Unavailable: the database does not answer.
             SetupError: the file cannot be written.
         """
-        parts = select(inputs.c.content).where(inputs.c.sha256 == sha256)
+        parts = select(self._table.c.content).where(self._table.c.sha256 == sha256)
         with replace_file(path) as file:
             for part in itertools.count():
                 try:
                     async with self._engine.connect() as connection:
-                        content = await connection.scalar(parts.where(inputs.c.part == part))
+                        content = await connection.scalar(parts.where(self._table.c.part == part))
                 except REFUSALS as exc:
                     raise Unavailable(f"the database does not answer now: {plain_reason(exc)}") from exc
                 if content is None:
@@ -74,7 +78,7 @@ class InputCopies:
         """The last job with this content has ended."""
         if sha256 in self._whole:
             self._whole.remove(sha256)
-            self._commit.put(delete(inputs).where(inputs.c.sha256 == sha256))
+            self._commit.put(delete(self._table).where(self._table.c.sha256 == sha256))
 
     async def keep_only(self, wanted: Collection[str]) -> None:
         """Remove all others: of jobs that have ended, or never were.
@@ -82,7 +86,7 @@ class InputCopies:
         Raises:
             Unavailable: the database does not accept it.
         """
-        await self._write(delete(inputs).where(inputs.c.sha256.not_in(wanted)))
+        await self._write(delete(self._table).where(self._table.c.sha256.not_in(wanted)))
         self._whole = set(wanted)
 
     async def _write(self, statement: Executable) -> None:
