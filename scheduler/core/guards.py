@@ -1,17 +1,19 @@
 """The guards of a canary: the figures of the new release and of the old one, and what they decide. Pure.
 
-Each guard compares one figure of the trial with its limit, by an interval of 99.9 % confidence. A guard *fails* once its
-interval lies wholly beyond the limit, which ends the trial at once. At the end of the trial, a guard passes if its
+Each guard compares one figure of the trial with its limit, by an interval of 99.9 % confidence. A guard *fails* once
+its interval lies wholly beyond the limit, which ends the trial at once. At the end of the trial, a guard passes if its
 figure is within the limit and there are enough samples. `docs/releases.md` explains the guards to users.
 
-- agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
-  release to the old one. The interval is the logarithmic one of Katz, Baptista, Azen and Pike (Biometrics 34, 1978),
-  with the half-width 2 arsinh(z s / 2) in place of z s (Newcombe, The Statistician 50, 2001). The two are equal for
-  many samples; near 0 only the second stays bounded and monotone.
-- errors: the share of failed attempts of the new release, with Wilson's interval.
-- p99: the ratio of the 99th percentiles of the time per image. A percentile has an interval of ranks: a rank is outside
-  if Wilson's interval of the share of samples above it does not hold 1 %. Each of the two intervals uses z divided by
-  the square root of 2, so that both together have the confidence of z.
+Agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
+release to the old one. The interval is logarithmic (Katz, Baptista, Azen and Pike, Biometrics 34, 1978), but its
+half-width is 2 arsinh(z s / 2) instead of z s (Newcombe, The American Statistician 55, 2001). The two are equal for
+many samples. Near 0, only the second stays bounded and monotone.
+
+Errors: the share of failed attempts of the new release, with Wilson's interval.
+
+p99: the ratio of the 99th percentiles of the time per image. A percentile has an interval of ranks: a rank is outside
+if Wilson's interval of the share of samples above it does not hold 1 %. Each of the two intervals uses z divided by the
+square root of 2, so that both together have the confidence of z.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tierkit.wire.releases import GuardName, GuardNow
 
-__all__ = ["STAGES", "Conclusion", "Figures", "Stage", "Step", "Trial", "conclude", "judge"]
+__all__ = ["STAGES", "Conclusion", "ReleaseFigures", "Stage", "Step", "Trial", "conclude", "judge"]
 
 Stage = Literal["coarse", "final"]
 STAGES: Final[tuple[Stage, ...]] = ("coarse", "final")
@@ -92,7 +94,7 @@ class _Percentile(NamedTuple):
     high: float
 
 
-class Figures:
+class ReleaseFigures:
     """The figures of one group of answers, added up over a trial."""
 
     def __init__(self) -> None:
@@ -115,8 +117,8 @@ class Figures:
         self.failed += not ok
 
     def took(self, stage: Stage, ms_per_image: float) -> None:
-        """Add the time of the coarse answer or of the final one: one sample per task, or per picture of a source. A time
-        that is not finite is not counted."""
+        """Add the time of the coarse answer or of the final one, a sample per task or per picture of a source. A
+        time that is not finite is not counted."""
         if math.isfinite(ms_per_image):
             self._times[stage].add(ms_per_image)
 
@@ -124,9 +126,9 @@ class Figures:
         """Samples of a stage's time."""
         return self._times[stage].total
 
-    def merged(self, others: Iterable[Figures]) -> Figures:
+    def merged(self, others: Iterable[ReleaseFigures]) -> ReleaseFigures:
         """New figures: the sum of these and others."""
-        total = Figures()
+        total = ReleaseFigures()
         for each in (self, *others):
             total.agreeing += each.agreeing
             total.compared += each.compared
@@ -150,7 +152,7 @@ class Figures:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Figures:
+    def from_json(cls, value: Mapping[str, Any]) -> ReleaseFigures:
         """The figures that `as_json` wrote; what is missing is zero."""
         figures = cls()
         figures.agreeing, figures.compared = value.get("agreement", (0, 0))
@@ -161,19 +163,19 @@ class Figures:
         return figures
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Figures) and self.as_json() == other.as_json()
+        return isinstance(other, ReleaseFigures) and self.as_json() == other.as_json()
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class Trial:
-    """The figures of a trial: those of the new release, and of the release in force in the same period."""
+    """The figures of a trial: the new release, and the release in force in the same period."""
 
     def __init__(self) -> None:
-        self.new = Figures()
-        self.old_here = Figures()
+        self.new = ReleaseFigures()
+        self.old_here = ReleaseFigures()
         """The release in force, on the devices of the canary."""
-        self.old_elsewhere = Figures()
+        self.old_elsewhere = ReleaseFigures()
         """The same on all other devices."""
 
     def as_json(self) -> dict[str, Any]:
@@ -187,13 +189,13 @@ class Trial:
     def from_json(cls, value: Mapping[str, Any]) -> Trial:
         """The trial that `as_json` wrote; what is missing is empty."""
         trial = cls()
-        trial.new = Figures.from_json(value.get("new", {}))
-        trial.old_here = Figures.from_json(value.get("old_here", {}))
-        trial.old_elsewhere = Figures.from_json(value.get("old_elsewhere", {}))
+        trial.new = ReleaseFigures.from_json(value.get("new", {}))
+        trial.old_here = ReleaseFigures.from_json(value.get("old_here", {}))
+        trial.old_elsewhere = ReleaseFigures.from_json(value.get("old_elsewhere", {}))
         return trial
 
-    def old(self, samples: int, needs: int) -> Figures:
-        """The figures to compare with: those of the canary's own devices if they have enough samples, else all."""
+    def old(self, samples: int, needs: int) -> ReleaseFigures:
+        """The figures to compare with: only the canary's own devices if they have enough samples, else all."""
         return self.old_here if samples >= needs else self.old_here.merged([self.old_elsewhere])
 
     def __eq__(self, other: object) -> bool:
@@ -227,12 +229,14 @@ def _agreement(limit: float, trial: Trial) -> GuardNow:
     if not new.compared or not old.compared:
         return _nothing("agreement", limit, new.compared, old.compared, "images with an answer of the tier above")
     share_new, share_old = new.agreeing / new.compared, old.agreeing / old.compared
+    # Half an image away from none and from all, where the interval would have no width.
     hits_new, hits_old = _inside(new.agreeing, new.compared), _inside(old.agreeing, old.compared)
     ratio = (hits_new / new.compared) / (hits_old / old.compared)
     deviation = math.sqrt(1 / hits_new - 1 / new.compared + 1 / hits_old - 1 / old.compared)
     spread = math.exp(2 * math.asinh(_Z * deviation / 2))
     low, high = ratio / spread, ratio * spread
     value = share_new / share_old if old.agreeing else ratio
+    low, high = min(low, value), max(high, value)
     verdict: Literal["open", "holds", "fails"] = "open"
     if min(new.compared, old.compared) >= needs:
         verdict = "fails" if high < limit else "holds" if low >= limit else "open"
@@ -257,7 +261,7 @@ def _agreement(limit: float, trial: Trial) -> GuardNow:
 
 
 def _inside(count: int, total: int) -> float:
-    """The count, half a sample away from none and from all: otherwise an interval would have no width there."""
+    """The count, at least half a sample away from none and from all."""
     return min(max(float(count), 0.5), total - 0.5)
 
 
