@@ -636,7 +636,8 @@ class Releases:
                 entry = found if found.sha256 == sha256 else entry
             if entry is not None:
                 return entry
-        raise NotFound(f"no release has the model {name!r} with sha256 {sha256}")
+        there = self.current.manifest.weights(name).sha256
+        raise NotFound(f"no release has the model {name!r} with sha256 {sha256}; the one in force has {there}")
 
     def fleet_of(self, change: ReleaseChange) -> Fleet:
         """How far the fleet has come with a change."""
