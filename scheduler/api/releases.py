@@ -8,7 +8,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
 
 from models.escalation import Tuning, load_tuning
@@ -33,7 +33,6 @@ from tierkit.wire.releases import (
     GuardNow,
     NewRelease,
     Pruned,
-    PruneRequest,
     ReleaseList,
     ReleaseNetwork,
     ReleaseNow,
@@ -141,20 +140,22 @@ async def roll_back(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     return _rollout(scheduler, await scheduler.releases.roll_back(ref, _name(caller)), None)
 
 
-@releases.post(
-    "/v1/releases/prune",
+@releases.delete(
+    "/v1/releases",
     response_model=Pruned,
     summary="Remove releases that are over, and files that no release names",
     dependencies=OPERATORS,
 )
-async def prune(scheduler: Service, wanted: PruneRequest) -> Pruned:
+async def prune(
+    scheduler: Service, dry_run: Annotated[bool, Query(description="Only say what would be removed.")] = True
+) -> Pruned:
     """The release in force, the one before it, those that have not been started, and those of unfinished jobs stay."""
-    rows, files = await scheduler.releases.prune(dry_run=wanted.dry_run)
+    rows, files = await scheduler.releases.prune(dry_run=dry_run)
     return Pruned(
         releases=tuple(each.ref for each in rows),
         files=tuple(sorted(files)),
         bytes=sum(files.values()),
-        dry_run=wanted.dry_run,
+        dry_run=dry_run,
     )
 
 
@@ -165,7 +166,7 @@ _large = APIRouter(tags=["releases"], dependencies=CHECKS, route_class=_LargeBod
     "/v1/releases",
     status_code=201,
     response_model=ReleaseNow,
-    responses=_CONFLICT,
+    responses={**_CONFLICT, 200: {"model": ReleaseNow, "description": "The same content has this name already."}},
     summary="Make a release of networks",
     dependencies=OPERATORS,
 )

@@ -20,7 +20,6 @@ __all__ = [
     "GuardName",
     "GuardNow",
     "NewRelease",
-    "PruneRequest",
     "Pruned",
     "ReleaseList",
     "ReleaseNetwork",
@@ -231,13 +230,6 @@ class StartRequest(_Request):
     """Share of the end devices, and of new jobs."""
     guards: dict[GuardName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=lambda: DEFAULT_GUARDS)
     for_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] = DEFAULT_FOR_S
-
-
-class PruneRequest(_Request):
-    """POST /v1/releases/prune."""
-
-    dry_run: bool = True
-    """True: only say what would be removed."""
 
 
 class Pruned(_Value):

@@ -66,7 +66,7 @@ async def nothing_is_left(scheduler) -> None:
         assert (await scheduler.http.get(f"/v1/jobs?state={state}")).json()["jobs"] == []
     assert list((scheduler.settings.state / "inputs").iterdir()) == []
     names = {path.name.partition("-")[0].partition(".")[0] for path in scheduler.settings.state.iterdir()}
-    assert names == {"inputs", "scheduler"}
+    assert names == {"inputs", "models", "networks", "scheduler"}
     job = await scheduler.submit(np.zeros((1, 32, 32, 3), np.uint8))
     assert (await scheduler.http.delete(f"/v1/jobs/{job['id']}")).is_success
 
@@ -501,7 +501,7 @@ OFFER = {"name": "small", "sha256": "0" * 64, "ms_per_image": 1}
             "body.node_id: must not be the name of a tier, as 'edge' is: add a number or a name, such as edge-1",
         ),
         ({"models": 1}, "body.models should be a list"),
-        ({"models": [OFFER, OFFER]}, "body.models: must name each model once, and names 'small' twice"),
+        ({"models": [OFFER, OFFER]}, "body.models: must name each version of a model once, and names 'small' twice"),
         (
             {"models": [{**OFFER, "name": "m\x1b[2J"}]},
             "body.models.0.name: must be 1 to 120 letters, digits, dots, dashes and underscores, beginning with a "

@@ -49,6 +49,11 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422",
 checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "503"]
 
 [[operations]]
+include-name = ["POST /v1/releases", "PUT /v1/networks/{sha256}"]
+# Nor what a manifest holds, or the digest of a file.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "409", "422"]
+
+[[operations]]
 include-name = ["GET /v1/observations"]
 # Nor which cursors a page has given.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404"]

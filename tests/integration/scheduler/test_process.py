@@ -90,7 +90,12 @@ async def test_an_upload_that_a_crash_cuts_short_leaves_nothing_behind(kit, sett
         async with service_process(again, ready_file=tmp_path / "again"):
             assert (await http.get("/v1/jobs")).json()["jobs"] == []
     assert not list((settings.state / "inputs").iterdir())
-    assert {path.name.partition(".")[0] for path in settings.state.iterdir()} == {"inputs", "scheduler"}
+    assert {path.name.partition(".")[0] for path in settings.state.iterdir()} == {
+        "inputs",
+        "models",
+        "networks",
+        "scheduler",
+    }
 
 
 async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, tmp_path):
