@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 
-from cloud_node.engines import load_engine
+from cloud_node.engines import load_engine, load_next
 from cloud_node.settings import CloudSettings
-from models.manifest import Manifest
-from models.source import load_set
+from models.releases import follow
+from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, Substitutes, node_app
+from tierkit.inference.node import InferenceNode, node_app
+from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 
 __all__ = ["run", "start"]
 
@@ -20,9 +23,10 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        async def load(manifest: Manifest) -> Starlette:
-            models = await load_engine(settings, manifest, lifecycle)
-            return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
+        async def load(given: GivenSet) -> Starlette:
+            models = await load_engine(settings, given.manifest, lifecycle)
+            releases = follow(settings, lifecycle, given, partial(load_next, settings))
+            return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes, releases=releases))
 
         return await load_set(settings, lifecycle, load)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 
 from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
-from encryption.loading import load_heads, load_served
-from models.manifest import Manifest
-from models.source import load_set
+from encryption.loading import load_upper
+from models.releases import follow
+from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
+from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 from tierkit.types import Tier
 
 __all__ = ["run", "start"]
@@ -23,10 +25,14 @@ def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> 
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        async def load(manifest: Manifest) -> Starlette:
-            models = await load_served(settings, Tier.EDGE, manifest)
-            encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
-            return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
+        async def load(given: GivenSet) -> Starlette:
+            build = partial(load_upper, settings, Tier.EDGE, encodes=True)
+            parts = await build(given.manifest)
+            encoders = Encoders(parts.heads, settings, substitutes.head)
+            releases = follow(settings, lifecycle, given, build)
+            return create_app(
+                EdgeNode(settings, parts.served, lifecycle, encoders, substitutes=substitutes, releases=releases)
+            )
 
         return await load_set(settings, lifecycle, load)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,17 +14,20 @@ from prometheus_client import Counter
 
 from encryption.features import Features
 from encryption.noise import KEY_BYTES
-from encryption.serving import NOISE_KEYS, HeadModel
-from tierkit.errors import EncoderMismatch, InvalidInput, NotFound
+from encryption.serving import NOISE_KEYS, HeadModel, offer_of
+from tierkit.errors import EncoderMismatch, InvalidInput, NotFound, Unavailable
 from tierkit.inference.files import FileDecoder, are_files
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
+from tierkit.inference.versions import Uses
 from tierkit.settings import NodeSettings
 from tierkit.tensors import Array
 from tierkit.wire.messages import EncoderOffer, Encoding
 
 __all__ = ["Encoded", "Encoders"]
+
+_MOST_REMEMBERED = 64
 
 _encoded_images = Counter("terrace_encoded_images_total", "Images that this node has encoded.", ["encoder"])
 _encode_seconds = Counter(
@@ -40,10 +44,26 @@ class Encoded:
     """The images' share of the batch that they were encoded in."""
 
 
-class Encoders:
-    """Heads, each behind a queue of its own on the node's inference thread.
+class _Held:
+    """A head, and what it runs on."""
 
-    Implements `tierkit.inference.node.HeldEncoders`.
+    def __init__(self, head: HeadModel, runner: ModelRunner) -> None:
+        self.head = head
+        self.runner = runner
+        self.uses = Uses()
+
+    async def close(self) -> None:
+        """Encode what waits, then give the memory back."""
+        await self.uses.ended()
+        await self.runner.__aexit__(None, None, None)
+        await asyncio.to_thread(self.head.unload)
+
+
+class Encoders:
+    """Heads, each behind a queue of its own on the node's inference thread; several versions of an encoder next to one
+    another.
+
+    Implements `tierkit.inference.served.HeldEncoders`.
 
     Args:
         heads: whose files are there; each is loaded when the first images are to be encoded with it.
@@ -52,34 +72,54 @@ class Encoders:
     """
 
     def __init__(
-        self, heads: Sequence[HeadModel], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
+        self, heads: Sequence[Model], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
     ) -> None:
         self._substitute = substitute
-        self._heads = {head.encoder.name: head for head in heads}
+        self._heads = tuple(head for head in heads if isinstance(head, HeadModel))
+        """Those that it starts with."""
         self._settings = settings
-        self._runners: dict[str, ModelRunner] = {}
+        self._held: dict[EncoderOffer, _Held] = {}
+        self._offers = tuple(offer_of(head.encoder) for head in self._heads)
+        self._gone: deque[EncoderOffer] = deque(maxlen=_MOST_REMEMBERED)
+        """Those that were held once."""
         self._noise_key = secrets.token_bytes(KEY_BYTES)
 
     @property
     def offers(self) -> tuple[EncoderOffer, ...]:
-        return tuple(
-            EncoderOffer(name=head.encoder.name, head=head.encoder.head.sha256, tail=head.encoder.tail.sha256)
-            for head in self._heads.values()
-        )
+        return self._offers
 
     @asynccontextmanager
     async def running(self, thread: InferenceThread, files: FileDecoder) -> AsyncIterator[None]:
-        settings, self._files = self._settings, files
-        async with AsyncExitStack() as stack:
-            for head in self._heads.values():
-                runner = ModelRunner(
-                    self._substitute(head) if self._substitute else head,
-                    max_batch_size=settings.batch_images,
-                    max_queue_images=settings.max_queue_images,
-                    thread=thread,
-                )
-                self._runners[head.encoder.name] = await stack.enter_async_context(runner)
+        self._thread, self._files = thread, files
+        try:
+            await self.hold(self._heads)
             yield
+        finally:
+            for held in self._held.values():
+                await held.runner.__aexit__(None, None, None)
+
+    async def hold(self, heads: Sequence[Model]) -> None:
+        """See `tierkit.inference.served.HeldEncoders`."""
+        settings = self._settings
+        for head in heads:
+            assert isinstance(head, HeadModel)
+            runner = ModelRunner(
+                self._substitute(head) if self._substitute else head,
+                max_batch_size=settings.batch_images,
+                max_queue_images=settings.max_queue_images,
+                thread=self._thread,
+            )
+            self._held[offer_of(head.encoder)] = _Held(head, await runner.__aenter__())
+
+    def offer(self, offers: Sequence[EncoderOffer]) -> None:
+        """See `tierkit.inference.served.HeldEncoders`."""
+        self._offers = tuple(offer for offer in dict.fromkeys(offers) if offer in self._held)
+
+    async def drop(self) -> None:
+        """See `tierkit.inference.served.HeldEncoders`."""
+        for offer in self._held.keys() - set(self._offers):
+            self._gone.append(offer)
+            await self._held.pop(offer).close()
 
     async def encode(self, images: Array, encoding: Encoding, *, budget_s: float | None) -> Encoded:
         """Features of some images, UINT8 `[n, h, w, 3]` or files `[n]`. Their noise, where the encoder adds some, is
@@ -91,18 +131,30 @@ class Encoders:
         Raises:
             NotFound: there is no such encoder here.
             EncoderMismatch: it is here in another version.
+            Unavailable: it is not here any more.
             InvalidInput: a file cannot be read.
             TerraceError: as `ModelRunner.infer`.
         """
-        head = self._heads.get(encoding.name)
-        if head is None:
+        held = self._find(encoding)
+        with held.uses:
+            return await self._encode(held, images, encoding, budget_s=budget_s)
+
+    def _find(self, encoding: Encoding) -> _Held:
+        wanted = EncoderOffer(name=encoding.name, head=encoding.head, tail=encoding.tail)
+        held = self._held.get(wanted)
+        if held is not None:
+            return held
+        if wanted in self._gone:
+            raise Unavailable(f"this node does not hold this version of the encoder '{encoding.name}' any more")
+        if all(offer.name != encoding.name for offer in self._held):
             raise NotFound(f"this node has no encoder '{encoding.name}', and sends no pixels in its place")
-        encoder = head.encoder
-        if (encoder.head.sha256, encoder.tail.sha256) != (encoding.head, encoding.tail):
-            raise EncoderMismatch(
-                f"the encoder '{encoder.name}' of this node is of another version than the one asked for: bring both "
-                "sides to one manifest"
-            )
+        raise EncoderMismatch(
+            f"the encoder '{encoding.name}' of this node is of another version than the one asked for: bring both "
+            "sides to one manifest"
+        )
+
+    async def _encode(self, held: _Held, images: Array, encoding: Encoding, *, budget_s: float | None) -> Encoded:
+        head, encoder = held.head, held.head.encoder
         if not head.loaded:
             await asyncio.to_thread(head.load)
         spec = head.inputs[0]
@@ -115,7 +167,7 @@ class Encoders:
         if encoder.noise:
             key = bytes.fromhex(encoding.noise_key) or self._noise_key
             inputs[NOISE_KEYS] = np.broadcast_to(np.frombuffer(key, np.uint8), (len(images), KEY_BYTES))
-        result = await self._runners[encoder.name].infer(inputs, [encoding.form], budget_s=budget_s, urgent=True)
+        result = await held.runner.infer(inputs, [encoding.form], budget_s=budget_s, urgent=True)
         encode_s = result.compute_s * len(images) / result.batch_images
         _encoded_images.labels(encoder.name).inc(len(images))
         _encode_seconds.labels(encoder.name).inc(encode_s)

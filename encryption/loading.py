@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from encryption.features import check_features
-from encryption.serving import HeadModel, NetworkPart, TailModel
+from encryption.serving import HeadModel, NetworkPart, TailModel, offer_of
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
-from models.serving import decode_of, load_models, obtain_weights, open_store
+from models.serving import decode_of, key_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
 from models.source import chosen_entries
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
-from tierkit.inference.endpoints import Guard
 from tierkit.inference.model import Model
-from tierkit.inference.node import ServedModels
+from tierkit.inference.served import NOTHING_LOADED, Guard, Loaded, ModelKey, Parts, ServedModels
 from tierkit.settings import NodeSettings, UpperSettings
 from tierkit.types import Tier
+from tierkit.wire.messages import EncoderOffer
 from tierkit.wire.oip import InferRequest
 
-__all__ = ["Loader", "encoders_of", "load_heads", "load_served"]
+__all__ = ["Loader", "encoders_of", "load_end", "load_heads", "load_served", "load_upper", "tail_key", "upper_keys"]
 
 log = logging.getLogger(__name__)
 
 
-async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[HeadModel]:
-    """The heads of all encoders of the manifest, ready to load. One whose file is neither here nor with the scheduler
-    is left out: the scheduler then sends this node nothing that needs it."""
+async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded = NOTHING_LOADED) -> list[HeadModel]:
+    """The heads of all encoders of the manifest, ready to load, without those that the node has. One whose file is
+    neither here nor with the scheduler is left out: the scheduler then sends this node nothing that needs it."""
     store = open_store(settings)
     heads = []
     for encoder in manifest.encoders:
+        if offer_of(encoder) in loaded.encoders:
+            continue
         try:
             path = await obtain_weights(store, encoder.weights("head"), settings, patient=False)
         except (SetupError, WeightsError, Unavailable, DeadlineExceeded, UpstreamError) as exc:
@@ -43,6 +45,66 @@ async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[HeadMod
         load = _loader(encoder, manifest, "head", path, settings)
         heads.append(HeadModel(encoder, network, load, decode_of(manifest, network)))
     return heads
+
+
+async def load_end(settings: NodeSettings, manifest: Manifest, loaded: Loaded = NOTHING_LOADED) -> Parts:
+    """What an end node serves of a model set, but for what is loaded already.
+
+    Raises:
+        SetupError: as `models.serving.load_models`.
+    """
+    networks = chosen_entries(manifest, settings.model, Tier.END, gpu=settings.provider == "cuda")
+    models = await load_models(settings, Tier.END, manifest, loaded)
+    heads = await load_heads(settings, manifest, loaded)
+    return Parts(
+        models=tuple(map(key_of, networks)),
+        encoders=_encoders_in(manifest, loaded, heads),
+        served=ServedModels(ready=models),
+        heads=heads,
+    )
+
+
+async def load_upper(
+    settings: UpperSettings,
+    tier: Tier,
+    manifest: Manifest,
+    loaded: Loaded = NOTHING_LOADED,
+    *,
+    encodes: bool = False,
+) -> Parts:
+    """What an upstream node serves of a model set, but for what is loaded already.
+
+    Args:
+        encodes: True if it encodes images for other nodes.
+
+    Raises:
+        SetupError: as `load_served`.
+    """
+    served = await load_served(settings, tier, manifest, loaded=loaded)
+    heads = await load_heads(settings, manifest, loaded) if encodes else []
+    new = (model for models in (served.ready, *served.standby.values()) for model in models)
+    return Parts(
+        models=upper_keys(settings, tier, manifest, {*loaded.models, *map(ModelKey.of, new)}),
+        encoders=_encoders_in(manifest, loaded, heads) if encodes else (),
+        served=served,
+        heads=heads,
+    )
+
+
+def upper_keys(
+    settings: UpperSettings, tier: Tier, manifest: Manifest, loaded: Collection[ModelKey]
+) -> tuple[ModelKey, ...]:
+    """The networks of a model set that an upstream node serves, and the tails that are among `loaded`."""
+    networks = chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda")
+    tails = [tail_key(encoder) for encoder in encoders_of(networks, manifest, required=settings.only_features)]
+    whole = [] if settings.only_features else map(key_of, networks)
+    return (*whole, *(tail for tail in tails if tail in loaded))
+
+
+def _encoders_in(manifest: Manifest, loaded: Loaded, heads: Sequence[HeadModel]) -> tuple[EncoderOffer, ...]:
+    """Encoders of a model set whose heads are loaded now."""
+    have = loaded.encoders | {offer_of(head.encoder) for head in heads}
+    return tuple(offer for encoder in manifest.encoders if (offer := offer_of(encoder)) in have)
 
 
 class Loader(Protocol):
@@ -58,12 +120,17 @@ class Loader(Protocol):
 
 
 async def load_served(
-    settings: UpperSettings, tier: Tier, manifest: Manifest, loader: Loader | None = None
+    settings: UpperSettings,
+    tier: Tier,
+    manifest: Manifest,
+    loader: Loader | None = None,
+    loaded: Loaded = NOTHING_LOADED,
 ) -> ServedModels:
     """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
 
     Args:
         loader: of what computes them elsewhere; None: they are computed in this process.
+        loaded: what the node has already, which is left out.
 
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
@@ -72,7 +139,13 @@ async def load_served(
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}
     for encoder in encoders_of(networks, manifest, required=settings.only_features):
-        load = await (_local_tail(encoder, manifest, settings) if loader is None else loader.tail(encoder))
+        if tail_key(encoder) in loaded.models:
+            continue
+        load: Callable[[], NetworkPart] | None
+        if loader is None:
+            load = await _local_tail(encoder, manifest, settings, patient=not loaded.serving)
+        else:
+            load = await loader.tail(encoder)
         if load is None:
             log.info("features of an encoder are not taken: nothing computes its tail", extra={"encoder": encoder.name})
             continue
@@ -83,11 +156,11 @@ async def load_served(
     if not settings.only_features:
         ready: Sequence[Model]
         if loader is None:
-            ready = await load_models(settings, tier, manifest)
+            ready = await load_models(settings, tier, manifest, loaded)
         else:
             ready = [await loader.network(network) for network in networks]
         return ServedModels(ready=ready, standby=tails, guards=guards)
-    if not tails:
+    if not tails and not loaded.models:
         raise SetupError("there are no features to serve: nothing computes the tail of an encoder")
     return ServedModels(ready=[tail for own in tails.values() for tail in own], guards=guards)
 
@@ -108,8 +181,15 @@ def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required:
     return found
 
 
-async def _local_tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Callable[[], NetworkPart]:
-    path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings)
+def tail_key(encoder: EncoderEntry) -> ModelKey:
+    """Identity of the tail of an encoder as a node serves it."""
+    return ModelKey(encoder.name, encoder.tail.sha256)
+
+
+async def _local_tail(
+    encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings, *, patient: bool
+) -> Callable[[], NetworkPart]:
+    path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings, patient=patient)
     return _loader(encoder, manifest, "tail", path, settings)
 
 

@@ -98,6 +98,7 @@ class Call(Struct, frozen=True, kw_only=True):
         """The options of a request about an upstream node's network; `more` are further ones."""
         return InferOptions(
             sha256=upstream.sha256,
+            reading=upstream.reading,
             budget_s=self.budget_s,
             request_id=self.request_id,
             trace=self.trace,

@@ -16,8 +16,9 @@ from models.manifest import EncoderEntry, ModelEntry
 from models.split import FEATURES
 from tierkit.tensors import Array, Decode, TensorSpec
 from tierkit.types import FeatureForm
+from tierkit.wire.messages import EncoderOffer
 
-__all__ = ["NOISE_KEYS", "HeadModel", "NetworkPart", "TailModel"]
+__all__ = ["NOISE_KEYS", "HeadModel", "NetworkPart", "TailModel", "offer_of"]
 
 NOISE_KEYS = "noise_keys"
 """Input of a head that adds noise: the key of each image's."""
@@ -31,6 +32,11 @@ class NetworkPart(Protocol):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """See `tierkit.inference.model.Model.run`."""
         ...
+
+
+def offer_of(encoder: EncoderEntry) -> EncoderOffer:
+    """Identity of an encoder, as a node offers it."""
+    return EncoderOffer(name=encoder.name, head=encoder.head.sha256, tail=encoder.tail.sha256)
 
 
 class _Part:

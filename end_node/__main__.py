@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 
 from encryption.heads import Encoders
-from encryption.loading import load_heads
+from encryption.loading import load_end
 from end_node.app import create_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
-from models.manifest import Manifest
-from models.serving import load_models
-from models.source import load_set
+from models.releases import follow
+from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
-from tierkit.types import Tier
+from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 
 __all__ = ["run", "start"]
 
@@ -25,19 +25,30 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        async def load(manifest: Manifest) -> Starlette:
-            models = await load_models(settings, Tier.END, manifest)
-            encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
+        async def load(given: GivenSet) -> Starlette:
+            manifest = given.manifest
+            parts = await load_end(settings, manifest)
+            encoders = Encoders(parts.heads, settings, substitutes.head)
+            releases = follow(settings, lifecycle, given, partial(load_end, settings))
+            shared = {"substitutes": substitutes, "releases": releases}
             if settings.has_sources:
                 # Not before: a node without sources needs none of it.
                 from end_node.observing import ObservingNode
                 from end_node.routes import source_routes
 
-                node = ObservingNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
+                node = ObservingNode(settings, parts.served, lifecycle, manifest.hierarchy, encoders, **shared)
                 node.fit = manifest.fit
                 return create_app(node, source_routes(node))
             return create_app(
-                EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes)
+                EndNode(
+                    settings,
+                    parts.served,
+                    lifecycle,
+                    manifest.hierarchy,
+                    encoders,
+                    substitutes=substitutes,
+                    releases=releases,
+                )
             )
 
         return await load_set(settings, lifecycle, load)

@@ -32,6 +32,7 @@ from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Timing
 
 __all__ = [
+    "NoNumbers",
     "UpperAnswer",
     "check_probabilities",
     "coarse_event",
@@ -61,11 +62,11 @@ def coarse_event(
         below: the threshold by which its images go up; None for none.
 
     Raises:
-        RuntimeError: the network gave NaN.
+        NoNumbers: the network gave NaN or infinity.
     """
     labels, confidences = _best(probabilities)
     if not 0 <= sum(confidences) < math.inf:
-        raise RuntimeError(f"the model '{model.name}' gave probabilities that are no numbers")
+        raise NoNumbers(f"the model '{model.name}' gave probabilities that are no numbers")
     return CoarseEvent(
         task_id=task_id,
         node_id=node_id,
@@ -142,6 +143,10 @@ def _spread(values: Sequence[T], positions: Sequence[int], images: int, blank: T
     for position, value in zip(positions, values, strict=True):
         spread[position] = value
     return tuple(spread)
+
+
+class NoNumbers(RuntimeError):
+    """A network gave NaN or infinity: nothing of its answer can be used."""
 
 
 class UpperAnswer(Struct, frozen=True, kw_only=True):

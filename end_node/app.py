@@ -21,18 +21,21 @@ from tierkit.http.shell import Direct
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_small, is_urgent
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
+from tierkit.inference.versions import Version
 from tierkit.logs import current_request_id, current_trace
 from tierkit.spans import Span
 from tierkit.tensors import Array
 from tierkit.wire.events import ErrorEvent, TaskEvent, written
-from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
+from tierkit.wire.messages import ESCALATION_HEADER, NETWORK_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
 from tierkit.wire.oip import InferRequest, Limits
 
 __all__ = ["create_app"]
 
 log = logging.getLogger(__name__)
 
-_STAGE, _UPSTREAMS, _ESCALATION = (name.lower().encode() for name in (STAGE_HEADER, UPSTREAM_HEADER, ESCALATION_HEADER))
+_STAGE, _UPSTREAMS, _ESCALATION, _NETWORK = (
+    name.lower().encode() for name in (STAGE_HEADER, UPSTREAM_HEADER, ESCALATION_HEADER, NETWORK_HEADER)
+)
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -49,19 +52,28 @@ class _TaskEndpoint:
     def __init__(self, node: EndNode) -> None:
         self._node = node
         self._reader = RequestReader(Limits(max_body_bytes=node.settings.max_body_bytes))
-        self._metrics = node.metrics[node.default_runner.model.name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with BodyRoom() as room, Span("end", current_trace()) as span:
-            await self._answer(scope, receive, send, room, span)
+        headers = fields_of(scope)
+        version = self._node.version_for(_field(headers, _NETWORK), coarse=_field(headers, _STAGE) != "fine")
+        with version.uses, BodyRoom() as room, Span("end", current_trace()) as span:
+            await self._answer(version, headers, scope, receive, send, room, span)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, span: Span) -> None:
-        node, runner = self._node, self._node.default_runner
+    async def _answer(
+        self,
+        version: Version,
+        headers: Mapping[bytes, bytes],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        room: BodyRoom,
+        span: Span,
+    ) -> None:
+        node, runner = self._node, version.runner
         (images_input,) = runner.model.inputs
         started = node.clock()
         body = b""
         coarse = probabilities = None
-        headers = fields_of(scope)
         stage = _field(headers, _STAGE)
         wants_coarse = stage != "fine"
         try:
@@ -81,12 +93,13 @@ class _TaskEndpoint:
             if wants_coarse:
                 runner.check_room(len(images))
             with cancelled_on_disconnect(scope):
-                found = await node.read(images)
+                found = await node.read(images, version)
             positions: Sequence[int] = range(len(images))
             if found.damaged:
                 positions = [place for place in positions if place not in found.damaged]
             task = Task(
                 task_id=task_id,
+                version=version,
                 images=images[positions] if found.damaged else images,
                 read=found,
                 positions=positions,
@@ -101,10 +114,10 @@ class _TaskEndpoint:
                 with cancelled_on_disconnect(scope):
                     coarse, probabilities = await node.coarse(task, alone=is_alone(scope))
         except BaseException as exc:
-            self._metrics.observe_request(node.clock() - started, len(body), exc)
+            version.metrics.observe_request(node.clock() - started, len(body), exc)
             raise
         if wants_coarse:  # else the model that these figures are about had nothing to do
-            self._metrics.observe_request(node.clock() - started, len(body), None)
+            version.metrics.observe_request(node.clock() - started, len(body), None)
         head = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         answered = ""

@@ -25,6 +25,7 @@ from encryption.sending import (
     destination,
 )
 from end_node.answers import (
+    NoNumbers,
     UpperAnswer,
     check_probabilities,
     coarse_event,
@@ -40,10 +41,13 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.files import Decoded, are_files
+from tierkit.inference.holding import ReleaseSource
 from tierkit.inference.model import Model
-from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
+from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient
+from tierkit.inference.served import NO_SUBSTITUTES, ServedModels, Substitutes
 from tierkit.inference.upstreams import forbidden_url
+from tierkit.inference.versions import Version
 from tierkit.spans import Span
 from tierkit.tensors import Array
 from tierkit.wire.events import (
@@ -91,6 +95,8 @@ class Task(Struct, frozen=True, kw_only=True):
     """One batch of images to answer."""
 
     task_id: str
+    version: Version
+    """Of the node's own network, which gives the coarse answer."""
     images: Array
     """As they go up: UINT8 `[n, h, w, 3]`, or files `[n]`."""
     read: Decoded
@@ -135,21 +141,41 @@ class EndNode(InferenceNode):
         encoders: Encoders | None = None,
         *,
         substitutes: Substitutes = NO_SUBSTITUTES,
+        releases: ReleaseSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encoders = encoders or Encoders((), settings)
-        super().__init__(settings, models, lifecycle, self._encoders, substitutes=substitutes)
+        super().__init__(settings, models, lifecycle, self._encoders, substitutes=substitutes, releases=releases)
         self.clock = clock
         self._hierarchy = hierarchy
+        self._superclasses = len(hierarchy.coarse)
         self._failing: dict[str, FallbackReason] = {}
-        model = self.default_runner.model
+        self._check_classes(self.default_runner.model)
+
+    def check_model(self, model: Model) -> None:
+        """Check the network of a release that is loaded later; see `EndNode`."""
+        self._check_classes(model)
+
+    def _check_classes(self, model: Model) -> None:
+        hierarchy = self._hierarchy
         classes = next((spec.shape[-1] for spec in model.outputs if spec.name == _OUTPUT), None)
         if classes not in (len(hierarchy.coarse), len(hierarchy.fine)):
             raise SetupError(
                 f"the model '{model.name}' has {classes or 'no'} probabilities; an end node needs one that tells the "
                 f"{len(hierarchy.coarse)} superclasses or the {len(hierarchy.fine)} classes apart"
             )
-        self._sums_up = classes != len(hierarchy.coarse)
+
+    def version_for(self, network: str | None, *, coarse: bool = True) -> Version:
+        """The version of its own network that a task asks for.
+
+        Args:
+            network: value of `NETWORK_HEADER`; None for the one of its first release.
+            coarse: False if the task wants no coarse answer, so that any version will do.
+
+        Raises:
+            Unavailable: it is not here now.
+        """
+        return self.versions.default if network is None or not coarse else self.versions.of_network(network)
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -167,16 +193,17 @@ class EndNode(InferenceNode):
             self._pixels, self._features = PixelClient(client), FeatureClient(client, self.settings.node_id)
             yield
 
-    async def read(self, images: Array) -> Decoded:
-        """The pixels of a task's images as the node's own model takes them, but for images that cannot be read.
+    async def read(self, images: Array, version: Version) -> Decoded:
+        """The pixels of a task's images as a version of the node's own model takes them, but for images that cannot be
+        read.
 
         Raises:
             InvalidInput: it is no tensor of pixels that the model takes, nor of files where it takes these.
         """
-        (spec,) = self.default_runner.model.inputs
+        (spec,) = version.runner.model.inputs
         if are_files(spec, images):
             return await self.files.decode(spec, images)
-        self.default_runner.check_request({spec.name: images})
+        version.runner.check_request({spec.name: images})
         return Decoded(images, {})
 
     async def coarse(self, task: Task, *, alone: bool = False) -> tuple[CoarseEvent, Array]:
@@ -186,28 +213,34 @@ class EndNode(InferenceNode):
             alone: as for `ModelRunner.infer`.
 
         Raises:
+            NoNumbers: the network gave NaN. Its release is not served any more, if there is another one.
             TerraceError: as `ModelRunner.infer`.
         """
-        model = self.default_runner.model
+        runner = task.version.runner
+        model = runner.model
         if not task.positions:
             return in_place(nothing_to_answer(task.task_id, self.settings.node_id, model), (), task.read.damaged), _NONE
         (images,) = model.inputs
         rows, left_s = task.read.rows, task.deadline - self.clock()
-        result = await self.default_runner.answer(
+        result = await runner.answer(
             {images.name: rows}, [_OUTPUT], len(rows), budget_s=left_s, alone=alone, urgent=task.urgent
         )
         task.span.took(queue=result.queue_s, compute=result.compute_s)
         probabilities = result.outputs[_OUTPUT]
-        if self._sums_up:
+        if probabilities.shape[1] != self._superclasses:
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
-        event = coarse_event(
-            task.task_id,
-            self.settings.node_id,
-            model,
-            probabilities,
-            task.read.charged(result),
-            below=task.stages[0].below if task.stages else None,
-        )
+        try:
+            event = coarse_event(
+                task.task_id,
+                self.settings.node_id,
+                model,
+                probabilities,
+                task.read.charged(result),
+                below=task.stages[0].below if task.stages else None,
+            )
+        except NoNumbers as exc:
+            self.give_up(task.version, str(exc))
+            raise
         return in_place(event, task.positions, task.read.damaged) if task.read.damaged else event, probabilities
 
     async def finer(self, task: Task, coarse: Array | None) -> FineEvent | FallbackEvent | RoutedEvent:

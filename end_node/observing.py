@@ -16,6 +16,7 @@ import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import TypeAdapter, ValidationError
 
+from end_node.answers import NoNumbers
 from end_node.node import EndNode, Task
 from end_node.reporting import device_status, report_of, reported_sources
 from end_node.settings import EndSettings, SourceSettings
@@ -32,9 +33,11 @@ from models.manifest import Fit
 from models.pictures import decoder
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SpoolUnavailable
 from tierkit.inference.files import Decoded
+from tierkit.inference.versions import Version
 from tierkit.pacing import TokenBucket
 from tierkit.spans import Span, new_root
 from tierkit.tensors import Array
+from tierkit.wire.events import CoarseEvent
 from tierkit.wire.messages import DeviceRoute, Registration, Stage
 from tierkit.wire.observations import DeviceStatus, LocalAnswer, Observation, ReportedSource
 from tierkit.wire.sources import SeenPicture, SourcesReport, seen_picture
@@ -102,6 +105,7 @@ class ObservingNode(EndNode):
         return self.pace.count
 
     def heard(self, headers: Mapping[str, str]) -> None:
+        super().heard(headers)
         self.uplink.heard(headers)
 
     def registration(self, scheduler: str) -> Registration:
@@ -142,17 +146,19 @@ class ObservingNode(EndNode):
             SpoolUnavailable: the disk is full or broken; the picture has not been taken.
             TerraceError: the network cannot answer now.
         """
-        images, read = await self._open(picture.content)
         with Span("observation", new_root()) as span:
-            task = self._task(images, read, f"{source.name}-{secrets.token_hex(8)}", span)
-            coarse, probabilities = await self.coarse(task)
+            release, read, coarse, probabilities = await self._local(picture.content, source.name, span)
             local, reason, sure = None, "", _DAMAGED_MARGIN
             if read.damaged:
                 reason = read.damaged[0][:_MOST_SAID]
                 _damaged.labels(source.name).inc()
             else:
                 local = LocalAnswer(
-                    model=coarse.model, sha256=coarse.sha256, label=coarse.labels[0], confidence=coarse.confidences[0]
+                    model=coarse.model,
+                    sha256=coarse.sha256,
+                    label=coarse.labels[0],
+                    confidence=coarse.confidences[0],
+                    ms=coarse.queue_ms + coarse.compute_ms,
                 )
                 sure = float(margin(probabilities)[0])
             fate = fate_of(sure, self.uplink.route, source, self._limits)
@@ -163,6 +169,7 @@ class ObservingNode(EndNode):
                 taken_at=self.pace.wall_of(age_s),
                 name=picture.name[-_MOST_SAID:],
                 local=local,
+                release=0 if local is None else release,
                 unsure=fate.unsure,
                 waits=fate.waits and not read.damaged,
                 reason=reason,
@@ -179,19 +186,41 @@ class ObservingNode(EndNode):
         self.announce(stored)
         return stored
 
-    async def _open(self, content: bytes) -> tuple[Array, Decoded]:
-        """A picture as it goes up, `[1, ...]`, and as the node's own network takes it."""
-        (spec,) = self.default_runner.model.inputs
+    async def _local(self, content: bytes, source: str, span: Span) -> tuple[int, Decoded, CoarseEvent, Array]:
+        """Release, pixels, coarse answer and probabilities for a picture. If the network of the first release gives
+        NaN, the next release answers.
+
+        Raises:
+            NoNumbers: so does that one, or there is none.
+            TerraceError: as `coarse`.
+        """
+        broken: NoNumbers | None = None
+        for release in dict.fromkeys(self.usable_releases):
+            version = self.version_of(release)
+            with version.uses:
+                images, read = await self._open(content, version)
+                task = self._task(images, read, version, f"{source}-{secrets.token_hex(8)}", span)
+                try:
+                    return (max(0, release), read, *await self.coarse(task))
+                except NoNumbers as exc:
+                    broken = exc
+        assert broken is not None
+        raise broken
+
+    async def _open(self, content: bytes, version: Version) -> tuple[Array, Decoded]:
+        """A picture as it goes up, `[1, ...]`, and as a version of the node's own network takes it."""
+        (spec,) = version.runner.model.inputs
         files = np.empty(1, object)
         files[0] = content
         if self.fit is None:
-            return files, await self.read(files)
+            return files, await self.read(files, version)
         read = await self.files.decode(dataclasses.replace(spec, decode=decoder(self.fit)), files)
         return read.rows, read
 
-    def _task(self, images: Array, read: Decoded, task_id: str, span: Span, **route: Any) -> Task:
+    def _task(self, images: Array, read: Decoded, version: Version, task_id: str, span: Span, **route: Any) -> Task:
         return Task(
             task_id=task_id,
+            version=version,
             images=images,
             read=read,
             positions=range(0 if read.damaged else 1),
@@ -203,11 +232,13 @@ class ObservingNode(EndNode):
         )
 
     async def ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Amendment:
-        images, read = await self._open(content)
+        version = self.versions.default
+        with version.uses:
+            images, read = await self._open(content, version)
         with Span("escalation", new_root()) as span:
             tiers = {stage.tier for stage in stages}
             upstreams = tuple(each for each in route.upstreams if not stages or each.tier in tiers)
-            task = self._task(images, read, secrets.token_hex(8), span, upstreams=upstreams, stages=stages)
+            task = self._task(images, read, version, secrets.token_hex(8), span, upstreams=upstreams, stages=stages)
             event = await self.finer(task, None)
             span.says(answer=event.event)
         return outcome_of(event)

@@ -13,29 +13,36 @@ from models.session import OnnxModel, load_model
 from models.source import chosen_entries, fetch_from, pause
 from models.store import ModelStore
 from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
+from tierkit.inference.background import in_background
+from tierkit.inference.served import NOTHING_LOADED, Loaded, ModelKey
 from tierkit.settings import NodeSettings
 from tierkit.tensors import Decode
 from tierkit.types import Tier
 
-__all__ = ["decode_of", "load_models", "obtain_weights", "open_store"]
+__all__ = ["decode_of", "key_of", "load_models", "obtain_weights", "open_store"]
 
 log = logging.getLogger(__name__)
 
 
-async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest) -> list[OnnxModel]:
-    """The networks that the node is told to serve, or the manifest's default for its tier, ready to run.
+async def load_models(
+    settings: NodeSettings, tier: Tier, manifest: Manifest, loaded: Loaded = NOTHING_LOADED
+) -> list[OnnxModel]:
+    """The networks that the node is told to serve, or the manifest's default for its tier, ready to run; without those
+    that are loaded already.
 
     Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
-    cache. While the scheduler cannot be reached this goes on trying, and says so once.
+    cache. While the scheduler cannot be reached this goes on trying, and says so once; but not while the node serves.
 
     Raises:
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
             scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
     """
     store = open_store(settings)
-    loaded = []
+    models = []
     for entry in chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda"):
-        path = await obtain_weights(store, entry, settings)
+        if key_of(entry) in loaded.models:
+            continue
+        path = await obtain_weights(store, entry, settings, patient=not loaded.serving)
         load = partial(
             load_model,
             entry,
@@ -45,8 +52,13 @@ async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest) ->
             labels=manifest.labels(entry),
             decode=decode_of(manifest, entry),
         )
-        loaded.append(await anyio.to_thread.run_sync(load))
-    return loaded
+        models.append(await (in_background(load) if loaded.serving else anyio.to_thread.run_sync(load)))
+    return models
+
+
+def key_of(entry: ModelEntry) -> ModelKey:
+    """Identity of a network as a node serves it."""
+    return ModelKey(entry.name, entry.sha256, entry.reading)
 
 
 def decode_of(manifest: Manifest, entry: ModelEntry) -> Decode | None:

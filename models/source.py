@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -38,11 +40,27 @@ from tierkit.http.client import authorization, calling, open_client, read_at_mos
 from tierkit.http.errors import error_of
 from tierkit.http.failover import Ring, Round
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.holding import UNKNOWN, Told, read_releases
 from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
+from tierkit.wire.messages import RELEASES_HEADER
 
-__all__ = ["chosen_entries", "fetch_from", "load_set", "obtain_manifest", "pause"]
+__all__ = [
+    "GivenSet",
+    "chosen_entries",
+    "fetch_from",
+    "from_scheduler",
+    "given_now",
+    "given_release",
+    "kept_releases",
+    "load_set",
+    "obtain_set",
+    "pause",
+    "read_copy",
+    "remember",
+    "sets_folder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -59,54 +77,73 @@ _MANIFEST_BYTES = 64 * 1024**2
 """Upper bound for a manifest: one of a hundred thousand classes has a few million bytes."""
 
 
-async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[[Manifest], Awaitable[T]]) -> T:
+@dataclass(frozen=True, slots=True)
+class GivenSet:
+    """The model set that a node serves from."""
+
+    manifest: Manifest
+    release: int = UNKNOWN
+    """Number of the release that it is; `UNKNOWN` if it is none of a scheduler, or nothing says which one."""
+
+
+async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[[GivenSet], Awaitable[T]]) -> T:
     """Load the node's networks. If the set is the scheduler's and has been replaced meanwhile, start over with the new
-    one.
+    one. If that cannot be loaded, an earlier one that is still in the cache is.
 
     Args:
         lifecycle: of the node, which starts again when the set has been replaced later.
-        load: loads what the node serves from a manifest.
+        load: loads what the node serves from a model set.
 
     Raises:
-        SetupError: as `obtain_manifest`, or by `load`.
+        SetupError: as `obtain_set`, or by `load`.
     """
     failures = 0
     while True:
-        manifest = await obtain_manifest(settings)
-        lifecycle.is_current = partial(_is_current, settings, manifest)
+        given = await obtain_set(settings)
+        lifecycle.is_current = partial(_is_current, settings, given.manifest)
         try:
-            return await load(manifest)
+            return await load(given)
         except WeightsMissing as exc:
-            if not _from_scheduler(settings):
+            if not from_scheduler(settings):
                 raise
             failures += 1
             if failures == 1:
                 log.warning("asking the scheduler for its model set again: %s", exc)
             await pause(failures)
+        except SetupError as exc:
+            if not from_scheduler(settings):
+                raise
+            for kept in await anyio.to_thread.run_sync(kept_sets, settings):
+                if kept.manifest.digest != given.manifest.digest:
+                    with contextlib.suppress(SetupError):
+                        loaded = await load(kept)
+                        log.warning("serving an earlier model set, since the present one cannot be loaded: %s", exc)
+                        return loaded
+            raise
 
 
-async def obtain_manifest(settings: NodeSettings) -> Manifest:
-    """Return the manifest of the model set that the node serves from.
+async def obtain_set(settings: NodeSettings) -> GivenSet:
+    """Return the model set that the node serves from.
 
-    It is that of the folder `models`, if the node has one. Otherwise it is the scheduler's, so that the whole fleet
-    answers with the same networks. A copy stays in the cache and is used while the scheduler is away. Without a copy
-    the node waits. A node without a scheduler serves the bundled set.
+    It is the folder `models`, if the node has one. Otherwise it is the scheduler's, so that the whole fleet answers
+    with the same networks. A copy stays in the cache and is used while the scheduler is away. Without a copy the node
+    waits. A node without a scheduler serves the bundled set.
 
     Raises:
         SetupError: the manifest of the folder cannot be read or is wrong; or the scheduler refuses this node's token,
             and there is no copy.
     """
-    if not _from_scheduler(settings):
-        return load_manifest(settings.models)
+    if not from_scheduler(settings):
+        return GivenSet(load_manifest(settings.models))
     failures = 0
     while True:
         try:
-            manifest = await _given(settings)
+            manifest, told = await given_now(settings)
         except (Unavailable, DeadlineExceeded, UpstreamError, SetupError) as exc:
-            kept = None if isinstance(exc, Standby) else await anyio.to_thread.run_sync(_recall, settings)
-            if kept is not None:
+            kept = [] if isinstance(exc, Standby) else await anyio.to_thread.run_sync(kept_sets, settings)
+            if kept:
                 log.warning("no model set from the scheduler, so this node serves the one it had last: %s", exc)
-                return kept
+                return kept[0]
             if isinstance(exc, SetupError) and not isinstance(exc, WeightsError):
                 raise  # its token is refused: a person must act
             failures += 1
@@ -114,8 +151,9 @@ async def obtain_manifest(settings: NodeSettings) -> Manifest:
                 log.warning("no model set from the scheduler yet, trying again: %s", exc)
             await pause(failures)
         else:
-            await anyio.to_thread.run_sync(_remember, settings, manifest)
-            return manifest
+            given = GivenSet(manifest, UNKNOWN if told is None else told.numbers[0])
+            await anyio.to_thread.run_sync(remember, settings, given)
+            return given
 
 
 async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
@@ -126,10 +164,10 @@ async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
         served: what the node has loaded.
     """
     try:
-        if not _from_scheduler(settings):
+        if not from_scheduler(settings):
             found = await anyio.to_thread.run_sync(load_manifest, settings.models)
         else:
-            found = await _given(settings, known=served)
+            found, _ = await given_now(settings, known=served)
         chosen_entries(found, settings.model, Tier(settings.service), gpu=settings.provider == "cuda")
     except TerraceError as exc:
         log.debug("the model set cannot be compared with the one served: %s", exc)
@@ -160,12 +198,13 @@ def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier, *, gp
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _from_scheduler(settings: NodeSettings) -> bool:
+def from_scheduler(settings: NodeSettings) -> bool:
+    """True if the scheduler gives the node its networks."""
     return settings.models is None and settings.scheduler is not None
 
 
-async def _given(settings: NodeSettings, known: Manifest | None = None) -> Manifest:
-    """The manifest of the scheduler.
+async def given_now(settings: NodeSettings, known: Manifest | None = None) -> tuple[Manifest, Told | None]:
+    """The manifest of the release in force, and the number of that; None from a scheduler without releases.
 
     Args:
         known: is returned if it is still the scheduler's, without sending it again.
@@ -174,39 +213,88 @@ async def _given(settings: NodeSettings, known: Manifest | None = None) -> Manif
         WeightsError: it is wrong.
         TerraceError: as `_asked`.
     """
+    return await _manifest(settings, "/v1/models", "the model set", known)
+
+
+async def given_release(settings: NodeSettings, number: int, known: Manifest | None = None) -> Manifest:
+    """The manifest of a release. Arguments and errors as for `given_now`.
+
+    Raises:
+        WeightsMissing: the scheduler has no such release.
+    """
+    manifest, _ = await _manifest(settings, f"/v1/releases/{number}/manifest", f"release {number}", known)
+    return manifest
+
+
+async def _manifest(
+    settings: NodeSettings, path: str, what: str, known: Manifest | None
+) -> tuple[Manifest, Told | None]:
     headers = {} if known is None else {"If-None-Match": f'"{known.digest}"'}
-    async with _asked(settings, "/v1/models", what="the model set", headers=headers) as (scheduler, answer):
+    async with _asked(settings, path, what=what, headers=headers) as (scheduler, answer):
+        told = read_releases(answer.headers.get(RELEASES_HEADER))
         if known is not None and answer.status == 304:
-            return known
+            return known, told
         content = await read_at_most(answer, _MANIFEST_BYTES)
-    return parse_manifest(content, f"of {scheduler}")
+    return parse_manifest(content, f"of {scheduler}"), told
 
 
-def _copy_of(settings: NodeSettings) -> Path:
-    """Where the last manifest of these schedulers is kept; nodes of several fleets may share a cache."""
+def sets_folder(settings: NodeSettings) -> Path:
+    """Where the manifests of these schedulers' releases are kept, by number; nodes of several fleets may share a
+    cache. A file of the same name with `.json` holds the last one that the node served."""
     schedulers = " ".join(sorted(settings.scheduler or ()))
-    return settings.cache / "sets" / f"{hashlib.sha256(schedulers.encode()).hexdigest()[:16]}.json"
+    return settings.cache / "sets" / hashlib.sha256(schedulers.encode()).hexdigest()[:16]
 
 
-def _remember(settings: NodeSettings, manifest: Manifest) -> None:
-    """Keep a copy for a start without the scheduler. Without a place for it the node works all the same."""
-    path, content = _copy_of(settings), manifest.as_json()
+def _last_set(settings: NodeSettings) -> Path:
+    return sets_folder(settings).with_suffix(".json")
+
+
+def remember(settings: NodeSettings, given: GivenSet, *, last: bool = True) -> None:
+    """Keep a copy for a start without the scheduler. Without a place for it the node works all the same.
+
+    Args:
+        last: whether that start serves it.
+    """
+    paths = [_last_set(settings)] if last else []
+    if given.release != UNKNOWN:
+        paths.append(sets_folder(settings) / f"{given.release}.json")
+    content = given.manifest.as_json()
     try:
-        if not path.is_file() or path.read_bytes() != content:
-            write_atomically(path, content)
+        for path in paths:
+            if not path.is_file() or path.read_bytes() != content:
+                write_atomically(path, content)
     except (SetupError, OSError) as exc:
         log.warning("no copy of the model set is kept, so this node cannot start without its scheduler: %s", exc)
 
 
-def _recall(settings: NodeSettings) -> Manifest | None:
-    """The copy; None if there is none that can be used."""
-    path = _copy_of(settings)
+def kept_releases(settings: NodeSettings) -> dict[int, Manifest]:
+    """Manifests of releases whose copies can be used, by number, the newest first."""
+    found: dict[int, Manifest] = {}
+    for path in sets_folder(settings).glob("*.json"):
+        if path.stem.isascii() and path.stem.isdigit() and (manifest := read_copy(path)) is not None:
+            found[int(path.stem)] = manifest
+    return dict(sorted(found.items(), reverse=True))
+
+
+def kept_sets(settings: NodeSettings) -> list[GivenSet]:
+    """Copies that can be used; the one that was served last is first."""
+    releases = kept_releases(settings)
+    kept = [GivenSet(manifest, number) for number, manifest in releases.items()]
+    last = read_copy(_last_set(settings))
+    if last is not None:
+        number = next((number for number, one in releases.items() if one.digest == last.digest), UNKNOWN)
+        kept = [GivenSet(last, number), *(one for one in kept if one.release != number)]
+    return kept
+
+
+def read_copy(path: Path) -> Manifest | None:
+    """A manifest in the cache; None if there is none that can be used."""
     try:
         return parse_manifest(path.read_bytes(), f"in {path}")
     except FileNotFoundError:
         return None
     except (OSError, WeightsError) as exc:
-        log.warning("the copy of the model set cannot be used: %s", exc)
+        log.warning("a copy of a model set cannot be used: %s", exc)
         return None
 
 

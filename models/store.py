@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import anyio
 
 from models.manifest import WeightsFile
 from tierkit.atomic import made_folder, write_atomically
-from tierkit.errors import SetupError, WeightsError
+from tierkit.errors import NoRoom, SetupError, WeightsError
 
 __all__ = ["ModelStore"]
 
@@ -65,16 +65,18 @@ class ModelStore:
 
         Raises:
             WeightsError: what was fetched is not the file of the manifest; nothing is kept. Or as `find`.
-            SetupError: the cache cannot be written.
+            NoRoom: the cache cannot be written.
         """
         found = await anyio.to_thread.run_sync(self.find, entry)
         if found is not None:
             return found
         path = self._cached(entry)
-        if await anyio.to_thread.run_sync(_discard, path):
+        with _keeping():
+            damaged = await anyio.to_thread.run_sync(_discard, path)
+            made_folder(self._cache)
+        if damaged:
             log.warning("a damaged copy in the cache was thrown away", extra={"model": entry.name, "file": str(path)})
         digest, size = hashlib.sha256(), 0
-        made_folder(self._cache)
         # Without a name until it is verified: no wrong byte ever reaches the cache.
         with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY, dir=str(self._cache)) as kept:
             async for block in fetch(entry.name, entry.sha256):
@@ -84,14 +86,16 @@ class ModelStore:
                         f"the fetched weights of {entry.name!r} are longer than the {entry.size_bytes} bytes expected"
                     )
                 digest.update(block)
-                _write(kept, block)
+                with _keeping():
+                    kept.write(block)
             if digest.hexdigest() != entry.sha256:
                 raise WeightsError(
                     f"the fetched weights of {entry.name!r} are not those of the manifest: {size} bytes with sha256 "
                     f"{digest.hexdigest()}, expected {entry.size_bytes} with {entry.sha256}"
                 )
-            kept.seek(0)
-            await anyio.to_thread.run_sync(write_atomically, path, kept)
+            with _keeping():
+                kept.seek(0)
+                await anyio.to_thread.run_sync(write_atomically, path, kept)
         return path
 
     def _cached(self, entry: WeightsFile) -> Path:
@@ -99,13 +103,14 @@ class ModelStore:
         return self._cache / entry.sha256 / entry.file
 
 
-def _write(file: IO[bytes], block: bytes) -> None:
+@contextlib.contextmanager
+def _keeping() -> Iterator[None]:
+    """Raise NoRoom for all that keeps a file out of the cache."""
     try:
-        file.write(block)
-    except OSError as exc:
-        raise SetupError(
-            f"cannot keep the weights that are fetched: {exc.strerror}; make room, or name another --cache"
-        ) from exc
+        yield
+    except (SetupError, OSError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise NoRoom(f"cannot keep the weights that are fetched: {why}; make room, or name another --cache") from exc
 
 
 def _digest(path: Path) -> str | None:

@@ -31,6 +31,8 @@
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
         │   └── WeightsMissing  the scheduler does not have it (any more): ask for its model set again
+        ├── NoRoom              the cache of a node takes no file: its disk is full, or read-only
+        ├── NeedsRestart        a release that a running node cannot take up: it starts again
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
         ├── AddressUnavailable  the address to listen on is not there yet, or its name is unknown: start again later
         │   └── PortInUse       another process listens there
@@ -61,7 +63,9 @@ __all__ = [
     "LimitReached",
     "MalformedMessage",
     "MissingExtra",
+    "NeedsRestart",
     "NoNodeAvailable",
+    "NoRoom",
     "NotFound",
     "NotTerrace",
     "OtherNetworks",
@@ -220,6 +224,19 @@ class WeightsError(SetupError):
 
 class WeightsMissing(WeightsError):
     """Neither this node nor the scheduler has the file: ask the scheduler for its model set again."""
+
+
+class NoRoom(SetupError):
+    """The cache of a node takes no file: its disk is full, or it may not be written. Make room, or name another one."""
+
+
+class NeedsRestart(SetupError):
+    """A running node cannot hold this release next to the present one; it can load it at its start."""
+
+    def __init__(self, message: str, *, is_trouble: bool = False) -> None:
+        super().__init__(message)
+        self.is_trouble = is_trouble
+        """True if the scheduler should hear of it."""
 
 
 class DataError(SetupError):

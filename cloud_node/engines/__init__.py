@@ -5,13 +5,14 @@ from __future__ import annotations
 from cloud_node.engines.oip import load_oip
 from cloud_node.engines.ray import load_ray
 from cloud_node.settings import CloudSettings
-from encryption.loading import load_served
+from encryption.loading import load_served, load_upper, upper_keys
 from models.manifest import Manifest
+from tierkit.errors import NeedsRestart
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.node import ServedModels
+from tierkit.inference.served import Loaded, Parts, ServedModels
 from tierkit.types import Tier
 
-__all__ = ["load_engine"]
+__all__ = ["load_engine", "load_next"]
 
 
 async def load_engine(settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
@@ -27,3 +28,18 @@ async def load_engine(settings: CloudSettings, manifest: Manifest, lifecycle: Li
         case "ray":
             return await load_ray(settings, manifest, lifecycle)
     return await load_served(settings, Tier.CLOUD, manifest)
+
+
+async def load_next(settings: CloudSettings, manifest: Manifest, loaded: Loaded) -> Parts:
+    """What the node serves of a further release, while it serves.
+
+    Raises:
+        NeedsRestart: its engine takes networks only at its start, and does not have those of the release.
+        SetupError: as `encryption.loading.load_upper`.
+    """
+    if settings.engine == "onnx":
+        return await load_upper(settings, Tier.CLOUD, manifest, loaded)
+    keys = upper_keys(settings, Tier.CLOUD, manifest, loaded.models)
+    if not loaded.models.issuperset(keys):
+        raise NeedsRestart(f"the engine {settings.engine} takes networks only when the node starts", is_trouble=True)
+    return Parts(models=keys, served=ServedModels(ready=()))

@@ -41,8 +41,8 @@ from tierkit.http.address import leads_to
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import wanted_s
-from tierkit.inference.node import ServedModels, show_engine
 from tierkit.inference.oip_client import InferOptions, ModelMetadata, OipClient, TensorMetadata
+from tierkit.inference.served import ServedModels, show_engine
 from tierkit.pacing import backoff_s
 from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
@@ -204,7 +204,7 @@ def are_probabilities(values: Array) -> bool:
 
 
 class OipEngine:
-    """Implements `tierkit.inference.node.Engine` and `encryption.loading.Loader`.
+    """Implements `tierkit.inference.served.Engine` and `encryption.loading.Loader`.
 
     Args:
         settings: say where the server is, and what the network is called there.
@@ -222,7 +222,7 @@ class OipEngine:
         self.url = settings.upstream
         """Of the server."""
         self.trouble = f"waiting for the upstream {self.url}"
-        """See `tierkit.inference.node.Engine`."""
+        """See `tierkit.inference.served.Engine`."""
         self._settings = settings
         self._manifest = manifest
         token_file = settings.upstream_token_file
@@ -356,7 +356,7 @@ class OipEngine:
 
     @asynccontextmanager
     async def running(self, lifecycle: Lifecycle) -> AsyncIterator[None]:
-        """See `tierkit.inference.node.Engine`."""
+        """See `tierkit.inference.served.Engine`."""
         self._loop = asyncio.get_running_loop()
         async with self.connected():
             watch = lifecycle.own(self._watch(), name="upstream")

@@ -40,7 +40,7 @@ from tierkit.errors import (
 )
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import wanted_s
-from tierkit.inference.node import ServedModels, show_engine
+from tierkit.inference.served import ServedModels, show_engine
 from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
 
@@ -99,7 +99,7 @@ def import_serve() -> tuple[Any, Any]:
 
 
 class RayEngine:
-    """Implements `tierkit.inference.node.Engine` and `encryption.loading.Loader`.
+    """Implements `tierkit.inference.served.Engine` and `encryption.loading.Loader`.
 
     Args:
         settings: say where the cluster is, and how many replicas there are, of what size.
@@ -110,7 +110,7 @@ class RayEngine:
 
     def __init__(self, settings: CloudSettings, manifest: Manifest) -> None:
         self.trouble = "the replicas have not been started"
-        """See `tierkit.inference.node.Engine`."""
+        """See `tierkit.inference.served.Engine`."""
         self.replicas = 0
         """That run now."""
         self._settings = settings
@@ -172,7 +172,7 @@ class RayEngine:
 
     @asynccontextmanager
     async def running(self, lifecycle: Lifecycle) -> AsyncIterator[None]:
-        """See `tierkit.inference.node.Engine`.
+        """See `tierkit.inference.served.Engine`.
 
         Raises:
             ClusterUnavailable: no cluster answers at the address.

@@ -99,6 +99,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """Wall clock, in seconds since 1970; None if the device does not know the time."""
     name: str = ""
     local: LocalAnswer | None = None
+    release: int = 0
+    """Number of the release that gave the local answer; 0 if there is none."""
     unsure: bool = False
     reason: str = ""
     margin: float = 0.0
@@ -163,6 +165,7 @@ class DamagedRow(Exception):
 class _Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     local: LocalAnswer | None = None
+    release: int = 0
     finer: FinerAnswer | None = None
     reason: str = ""
 
@@ -177,7 +180,13 @@ def body_of(observation: Observation, given: int) -> bytes:
     SQLite checks no content. So the body ends with a checksum, which covers the source and the number too.
     """
     body = _encode(
-        _Body(name=observation.name, local=observation.local, finer=observation.finer, reason=observation.reason)
+        _Body(
+            name=observation.name,
+            local=observation.local,
+            release=observation.release,
+            finer=observation.finer,
+            reason=observation.reason,
+        )
     )
     return body + _checksum(body, observation.source, given)
 
@@ -209,6 +218,7 @@ def read_row(row: Row, sequence: int, now: float) -> Observation:
         taken_at=taken_at,
         name=read.name,
         local=read.local,
+        release=read.release,
         finer=read.finer,
         unsure=bool(unsure),
         waits=bool(waits),

@@ -150,6 +150,7 @@ class Spool:
                 taken_at=draft.taken_at,
                 name=_text(draft.name),
                 local=draft.local,
+                release=draft.release,
                 unsure=draft.unsure,
                 waits=draft.waits and picture is not None,
                 reason=_text(reason),

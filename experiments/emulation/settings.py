@@ -14,7 +14,7 @@ from experiments.emulation.compute import Answers, EmulatedModel, emulate
 from experiments.emulation.links import EmulatedMs, read_links
 from experiments.emulation.middleware import LinkMiddleware
 from tierkit.inference.model import Model
-from tierkit.inference.node import ServedModels, Substitutes
+from tierkit.inference.served import ServedModels, Substitutes
 from tierkit.settings import NodeSettings, ServiceSettings, UserPath
 
 __all__ = ["EmulatedLinks", "EmulatedNode"]

@@ -144,6 +144,10 @@ class Lifecycle:
         """Let readiness depend on `check`, which must come back within 2 s."""
         self._checks[name] = check
 
+    def remove_check(self, name: str) -> None:
+        """Let readiness no longer depend on a part that is gone."""
+        self._checks.pop(name, None)
+
     def add_note(self, name: str, check: Check) -> None:
         """Show the result of `check` with the checks of readiness, which does not depend on it."""
         self._notes[name] = check

@@ -80,6 +80,8 @@ class HeartbeatSender:
         self._token = token
         self._heard = heard
         self._hurry = asyncio.Event()
+        self._renewals: list[asyncio.Event] = []
+        """Those who wait for a registration that has not begun yet."""
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
@@ -103,6 +105,14 @@ class HeartbeatSender:
     def incarnation(self) -> str:
         """The incarnation that is registered; "" if none is."""
         return "" if self._registered is None else self._registered.incarnation
+
+    def renew(self) -> asyncio.Event:
+        """Register again under the same incarnation, since what the node offers has changed. The event that is returned
+        is set once the scheduler has taken the new registration."""
+        if not self._renewals:
+            self._renewals = [asyncio.Event()]
+        self.hurry()
+        return self._renewals[-1]
 
     def hurry(self) -> None:
         """Send the next heartbeat now: the scheduler may not know this node any more, or may be back."""
@@ -171,7 +181,7 @@ class HeartbeatSender:
                 self._lifecycle.restart("the model set has been replaced")
                 return
             try:
-                if self._registered is None or (failures and await self._has_moved(self._registered)):
+                if self._registered is None or self._renewals or (failures and await self._has_moved(self._registered)):
                     self._registered = await self._register()
                 else:
                     await self._beat(self._registered)
@@ -244,6 +254,17 @@ class HeartbeatSender:
             return await asyncio.to_thread(self._registration, self._ring.current)
 
     async def _register(self) -> Registration:
+        renewals, self._renewals = self._renewals, []
+        try:
+            registered = await self._register_now()
+        except BaseException:
+            self._renewals = [*renewals, *self._renewals]
+            raise
+        for renewed in renewals:
+            renewed.set()
+        return registered
+
+    async def _register_now(self) -> Registration:
         registration = await self._offer()
         self._node_id = registration.node_id
         self._asked_lease_s = registration.lease_s or 0.0

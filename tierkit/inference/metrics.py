@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Protocol
@@ -75,6 +76,7 @@ class ModelMetrics:
 
     def __init__(self, tier: str, model: str, sha256: str) -> None:
         self._labels = (tier, model)
+        self._sha256 = sha256
         _model_info.labels(tier, model, sha256).set(1)
         self._queue = _queue_duration.labels(tier, model)
         self._compute = _compute_duration.labels(tier, model)
@@ -88,6 +90,21 @@ class ModelMetrics:
     def show_queue(self, queued_images: Callable[[], int]) -> None:
         """Show what this returns as the queue's length, as long as the process lives."""
         _queued_images.labels(*self._labels).set_function(queued_images)
+
+    def close(self, *, last: bool, last_of_sha256: bool) -> None:
+        """Show the version no longer; what it has counted stays.
+
+        Args:
+            last: the node has no other version of the model.
+            last_of_sha256: it has no other version of the model with this sha256.
+        """
+        self.count()
+        _counting.discard(self)
+        with contextlib.suppress(KeyError):
+            if last:
+                _queued_images.remove(*self._labels)
+            if last_of_sha256:
+                _model_info.remove(*self._labels, self._sha256)
 
     def observe_batch(self, record: BatchRecord) -> None:
         """Count what was computed together."""
@@ -117,8 +134,11 @@ class ModelMetrics:
 
 
 class _Shared(Protocol):
-    answered_images: dict[str, int]
-    refused_requests: dict[str, int]
+    @property
+    def answered_images(self) -> Mapping[str, int]: ...
+
+    @property
+    def refused_requests(self) -> Mapping[str, int]: ...
 
     def queued_images_of(self, share: str) -> int: ...
 
@@ -128,12 +148,12 @@ class ShareMetrics(Collector):
 
     Args:
         shares: names of the schedulers, and the share of all other requests.
-        runners: of the node's models.
+        runners: gives those of the node's models.
     """
 
-    def __init__(self, shares: Sequence[str], runners: Iterable[_Shared]) -> None:
+    def __init__(self, shares: Sequence[str], runners: Callable[[], Sequence[_Shared]]) -> None:
         self._shares = shares
-        self._runners = tuple(runners)
+        self._runners = runners
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -156,11 +176,12 @@ class ShareMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         answered, refused, queued = self.describe()
+        runners = self._runners()
         for share in self._shares:
             labels = ["others" if share == OTHERS else share]
-            answered.add_metric(labels, sum(runner.answered_images[share] for runner in self._runners))
-            refused.add_metric(labels, sum(runner.refused_requests[share] for runner in self._runners))
-            queued.add_metric(labels, sum(runner.queued_images_of(share) for runner in self._runners))
+            answered.add_metric(labels, sum(runner.answered_images[share] for runner in runners))
+            refused.add_metric(labels, sum(runner.refused_requests[share] for runner in runners))
+            queued.add_metric(labels, sum(runner.queued_images_of(share) for runner in runners))
         return answered, refused, queued
 
 

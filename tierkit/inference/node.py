@@ -5,130 +5,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol, TypeVar
 
 import aiohttp
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from tierkit.distribution import installed_version
-from tierkit.errors import Unavailable
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
 from tierkit.http.client import Meter, open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.shell import Direct, answer_directly
-from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
+from tierkit.inference.endpoints import InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
+from tierkit.inference.holding import UNKNOWN, Holding, ReleaseSource
 from tierkit.inference.metrics import ModelMetrics, ShareMetrics
 from tierkit.inference.model import Divisible, Model
 from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
+from tierkit.inference.served import (
+    NO_SUBSTITUTES,
+    HeldEncoders,
+    Loaded,
+    ModelKey,
+    Parts,
+    ServedModels,
+    Substitutes,
+)
 from tierkit.inference.sharing import ShareTurns
 from tierkit.inference.thread import InferenceThread
+from tierkit.inference.versions import Gone, Version, Versions
 from tierkit.settings import NodeSettings, ScheduledBy
 from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest
 from tierkit.wire.oip import Limits
 
-__all__ = [
-    "NO_SUBSTITUTES",
-    "Engine",
-    "HeldEncoders",
-    "InferenceNode",
-    "ServedModels",
-    "Substitutes",
-    "node_app",
-    "show_engine",
-]
+__all__ = ["InferenceNode", "node_app"]
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+_RUNTIME_WARM_UP_S = 0.05
+"""For measuring the speed of a model that is loaded while the node serves: requests wait for that."""
+
+_ANNOUNCE_BUDGET_S = 10.0
+"""For the schedulers to hear that a model is not offered any more, before it is unloaded."""
 
 
-class Engine(Protocol):
-    """What computes a node's models outside its process, such as another server."""
+class _Release:
+    """What the node serves of one release."""
 
-    @property
-    def name(self) -> str:
-        """Of its part in the node's readiness."""
-        ...
-
-    @property
-    def trouble(self) -> str:
-        """Why it computes nothing now; "" where it does. The node takes no tasks meanwhile."""
-        ...
-
-    @property
-    def replicas(self) -> int:
-        """How many copies of the models compute side by side now."""
-        ...
-
-    def running(self, lifecycle: Lifecycle) -> AbstractAsyncContextManager[object]:
-        """It computes, and says where it cannot, within this context."""
-        ...
-
-
-def show_engine(engine: Engine, lifecycle: Lifecycle) -> None:
-    """Let readiness depend on an engine from now on, and say what it waits for while the node starts."""
-
-    async def check() -> None:
-        if engine.trouble:
-            raise Unavailable(engine.trouble)
-
-    lifecycle.add_check(engine.name, check)
-
-
-class HeldEncoders(Protocol):
-    """What a node runs for itself, to send features instead of pixels."""
-
-    @property
-    def offers(self) -> tuple[EncoderOffer, ...]:
-        """What it tells the scheduler of them."""
-        ...
-
-    def running(self, thread: InferenceThread, files: FileDecoder) -> AbstractAsyncContextManager[object]:
-        """They answer within this context."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModels:
-    """The models of a node, loaded by the service: this package knows no way to load any."""
-
-    ready: Sequence[Model]
-    """At least one, of distinct names; loaded."""
-    standby: Mapping[str, Sequence[Model]] = field(default_factory=dict)
-    """Models that load themselves with the first request for them, by the name of the one in `ready` as whose equals in
-    speed they are offered."""
-    guards: Mapping[str, Guard] = field(default_factory=dict)
-    """By model name, for those whose requests are looked at before they are computed."""
-    engine: Engine | None = None
-    """What computes them; None: the node's own process."""
-
-
-def _unchanged(it: _T) -> _T:
-    return it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Substitutes:
-    """What is put in the place of a node's own parts, such as models that take as long as those of another machine."""
-
-    served: Callable[[ServedModels], ServedModels] = _unchanged
-    head: Callable[[Model], Model] = _unchanged
-    """For each head of an encoder that the node holds."""
-    middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
-    """That the node's own requests pass."""
-
-
-NO_SUBSTITUTES = Substitutes()
+    def __init__(self, models: Sequence[ModelKey], encoders: Sequence[EncoderOffer]) -> None:
+        self.models = tuple(models)
+        self.encoders = tuple(encoders)
 
 
 class InferenceNode:
@@ -140,6 +72,7 @@ class InferenceNode:
         lifecycle: of the process; readiness will depend on the models.
         encoders: what it runs for itself besides.
         substitutes: for its own parts.
+        releases: of the scheduler, if the node follows them; `models` and `encoders` are of the first one.
     """
 
     def __init__(
@@ -150,14 +83,13 @@ class InferenceNode:
         encoders: HeldEncoders | None = None,
         *,
         substitutes: Substitutes = NO_SUBSTITUTES,
+        releases: ReleaseSource | None = None,
     ) -> None:
         served = substitutes.served(models if isinstance(models, ServedModels) else ServedModels(ready=models))
-        ready, standby = served.ready, served.standby
-        self._like = {model.name: like for like, others in standby.items() for model in others}
-        self._middlewares = substitutes.middlewares
+        everything = [*served.ready, *(model for others in served.standby.values() for model in others)]
+        self._substitutes = substitutes
         self.http: aiohttp.ClientSession
         """For its own requests, while it is running."""
-        self.guards = served.guards
         self._engine = served.engine
         self.encoders = encoders
         self.scheduler: HeartbeatSender | None = None
@@ -168,32 +100,26 @@ class InferenceNode:
         self.version = installed_version()
         self.incarnation = secrets.token_hex(8)
         """Fresh at each start: work given to an earlier process of the same name is void."""
-        everything = [*ready, *(model for others in standby.values() for model in others)]
-        self.metrics = {model.name: ModelMetrics(self.tier, model.name, model.sha256) for model in everything}
         self.files = FileDecoder()
         """Decodes what comes as files, while the node is running."""
         self._schedulers = settings.schedulers
         several = len(self._schedulers) > 1
         turns = ShareTurns([each.name for each in self._schedulers] if several else ())
         self._thread = InferenceThread(_cores(everything), turns)
-        self.runners = {
-            model.name: ModelRunner(
-                model,
-                max_batch_size=settings.batch_images,
-                max_queue_delay_s=settings.max_queue_delay_s,
-                max_queue_images=settings.max_queue_images,
-                thread=self._thread,
-                observe=self.metrics[model.name].observe_batch,
-                trouble=self._trouble,
-                elsewhere=served.engine is not None,
-            )
-            for model in everything
-        }
-
-        for name, runner in self.runners.items():
-            self.metrics[name].show_queue(partial(_queued_images, runner))
-        self._share_metrics = ShareMetrics(turns.shares, self.runners.values()) if several else None
-        self.repository = Repository(self.runners)
+        self.versions = Versions()
+        """The models that it serves."""
+        keys = [ModelKey.of(model) for model in everything]
+        for version in self._made(served, keys):
+            self.versions.add(version)
+        self.versions.arrange(keys)
+        self.holding = None if releases is None else Holding(self, releases, lifecycle)
+        """Follows the releases of the scheduler; None if the networks are the node's own."""
+        number = UNKNOWN if releases is None else releases.started_with
+        self._releases = {number: _Release(keys, () if encoders is None else encoders.offers)}
+        self._senders: list[HeartbeatSender] = []
+        self._offers: tuple[ModelOffer, ...] = ()
+        self._share_metrics = ShareMetrics(turns.shares, self._counted) if several else None
+        self.repository = Repository(self.versions)
 
     @property
     def allowed_upstreams(self) -> tuple[str, ...]:
@@ -207,11 +133,182 @@ class InferenceNode:
 
     def heard(self, headers: Mapping[str, str]) -> None:
         """The scheduler has answered a request."""
+        if self.holding is not None:
+            self.holding.heard(headers)
 
     @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
-        return next(iter(self.runners.values()))
+        return self.versions.default.runner
+
+    @property
+    def release(self) -> int:
+        """Number of the release that answers by default; 0 if the node does not know."""
+        return UNKNOWN if self.holding is None else max(UNKNOWN, self.holding.usable[0])
+
+    @property
+    def usable_releases(self) -> Sequence[int]:
+        """Numbers of the releases that are served, without those that turned out broken unless all are."""
+        return (UNKNOWN,) if self.holding is None else self.holding.usable
+
+    def version_of(self, release: int) -> Version:
+        """The version that answers by default in a release."""
+        return self.versions.held[self._releases[release].models[0]]
+
+    def check_model(self, model: Model) -> None:
+        """Check that the node can answer with a model. Raises SetupError."""
+
+    # --- releases ---
+
+    @property
+    def loaded(self) -> Loaded:
+        """What it has loaded."""
+        encoders = () if self.encoders is None else self.encoders.offers
+        return Loaded(models=frozenset(self.versions.held), encoders=frozenset(encoders), serving=True)
+
+    async def hold(self, number: int, parts: Parts) -> None:
+        """Serve a release next to the others, once its models have proved that they work.
+
+        Raises:
+            WeightsError: a model answers with NaN or infinity.
+            SetupError: as `check_model`.
+            Exception: any error of a model.
+        """
+        made = self._made(self._substitutes.served(parts.served), parts.models)
+        entered: list[Version] = []
+        try:
+            for version in made:
+                self.check_model(version.runner.model)
+                entered.append(version)
+                await self._run(version, warm_up_s=_RUNTIME_WARM_UP_S)
+                if version.like is None:
+                    await version.runner.examine()
+            if self.encoders is not None:
+                await self.encoders.hold(parts.heads)
+        except BaseException:
+            for version in entered:
+                await version.runner.__aexit__(None, None, None)
+                self._forget_metrics(version)
+            raise
+        for version in made:
+            self.versions.add(version)
+            self._add_check(version.key.name)
+        self._releases[number] = _Release(parts.models, parts.encoders)
+
+    async def arrange(self, numbers: Sequence[int]) -> None:
+        """Serve these releases, the first one by default. The others are taken away once the schedulers know and their
+        last request is answered."""
+        kept = [self._releases[number] for number in numbers]
+        gone = [release for number, release in self._releases.items() if number not in numbers]
+        models = [key for release in kept for key in release.models]
+        encoders = [offer for release in kept for offer in release.encoders]
+        # Those that go can be found until the schedulers know: a request for one may be on its way.
+        self.versions.arrange([*models, *(key for release in gone for key in release.models)])
+        self._releases = {number: self._releases[number] for number in numbers}
+        self._make_offers(models)
+        if self.encoders is not None:
+            self.encoders.offer(encoders)
+        announced = [sender.renew() for sender in self._senders]
+        if gone:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ANNOUNCE_BUDGET_S):
+                    await asyncio.gather(*(event.wait() for event in announced))
+        for version in self.versions.arrange(models):
+            await version.close()
+            self.versions.remove(version)
+            self._forget_metrics(version)
+            if not self.versions.named(version.key.name):
+                self.lifecycle.remove_check(f"model {version.key.name}")
+            log.info("model unloaded", extra={"model": version.key.name, "sha256": version.key.sha256})
+        if self.encoders is not None:
+            await self.encoders.drop()
+
+    def give_up(self, version: Version, why: str) -> None:
+        """Report the releases of a version as unusable, and serve the next one."""
+        if self.holding is not None:
+            for number, release in self._releases.items():
+                if release.models[0] == version.key:
+                    self.holding.broken(number, why)
+
+    def rename(self, number: int, new: int) -> None:
+        """Give a release another number."""
+        self._releases[new] = self._releases.pop(number)
+
+    def _made(self, served: ServedModels, keys: Sequence[ModelKey]) -> list[Version]:
+        """A version of each model, not running yet.
+
+        Args:
+            keys: of all models of the release, also those that are held already.
+        """
+        made = {(version := self._version(model, served)).key.name: version for model in served.ready}
+        held = {key.name: self.versions.held[key] for key in keys if key in self.versions.held}
+        for like, others in served.standby.items():
+            for model in others:
+                version = self._version(model, served)
+                version.like = made.get(like) or held[like]
+                made[version.key.name] = version
+        return list(made.values())
+
+    def _version(self, model: Model, served: ServedModels) -> Version:
+        settings = self.settings
+        metrics = ModelMetrics(self.tier, model.name, model.sha256)
+        metrics.show_queue(partial(self._queued_images, model.name))
+        runner = ModelRunner(
+            model,
+            max_batch_size=settings.batch_images,
+            max_queue_delay_s=settings.max_queue_delay_s,
+            max_queue_images=settings.max_queue_images,
+            thread=self._thread,
+            observe=metrics.observe_batch,
+            trouble=self._trouble,
+            elsewhere=served.engine is not None,
+        )
+        return Version(runner, metrics, served.guards.get(model.name))
+
+    async def _run(self, version: Version, warm_up_s: float | None = None) -> None:
+        """Run a version, and measure its speed. One on standby is offered as fast as the one that it is like."""
+        runner, name = version.runner, version.key.name
+        await runner.__aenter__()
+        if version.like is None:
+            await (runner.warm_up() if warm_up_s is None else runner.warm_up(warm_up_s))
+            known = {key: value for key, value in runner.model.parameters.items() if key.endswith("_accuracy")}
+            pace = {"ms_per_image": round(runner.ms_per_image, 3)}
+            log.info("model ready", extra={"model": name, **pace, **known})
+        like = version.like or version
+        ms_per_image = like.runner.ms_per_image * self._replicas if like.offer is None else like.offer.ms_per_image
+        version.offer = ModelOffer(
+            name=name,
+            sha256=version.key.sha256,
+            ms_per_image=ms_per_image,
+            classes=_classes(runner.model),
+            reading=version.key.reading,
+        )
+
+    def _make_offers(self, keys: Sequence[ModelKey]) -> None:
+        offers = (self.versions.held[key].offer for key in dict.fromkeys(keys))
+        self._offers = tuple(offer for offer in offers if offer is not None)
+
+    def _forget_metrics(self, version: Version) -> None:
+        same = [key for key in self.versions.held if key.name == version.key.name]
+        version.metrics.close(last=not same, last_of_sha256=all(key.sha256 != version.key.sha256 for key in same))
+
+    def _add_check(self, name: str) -> None:
+        self.lifecycle.add_check(f"model {name}", partial(self._check_model, name))
+
+    async def _check_model(self, name: str) -> None:
+        for version in self.versions.named(name):
+            if version.like is None:
+                await version.runner.check()
+            else:
+                version.runner.check_served()
+
+    def _queued_images(self, name: str) -> int:
+        return sum(version.runner.queued_images for key, version in self.versions.held.items() if key.name == name)
+
+    def _counted(self) -> list[ModelRunner | Gone]:
+        return [*(version.runner for version in self.versions.held.values()), self.versions.gone]
+
+    # --- within the node ---
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -219,42 +316,35 @@ class InferenceNode:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.callback(self.files.close)
-            client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares, meter=self.meter)
+            client = open_client(tls_ca=settings.tls_ca, middlewares=self._substitutes.middlewares, meter=self.meter)
             self.http = await stack.enter_async_context(client)
             if self._engine is not None:
                 await stack.enter_async_context(self._engine.running(self.lifecycle))
-            for name, runner in self.runners.items():
-                await stack.enter_async_context(runner)
-                if name in self._like:
-                    self.lifecycle.add_check(f"model {name}", partial(_check_served, runner))
-                    continue
-                await runner.warm_up()
-                known = {key: value for key, value in runner.model.parameters.items() if key.endswith("_accuracy")}
-                pace = {"ms_per_image": round(runner.ms_per_image, 3)}
-                log.info("model ready", extra={"model": name, **pace, **known})
-                self.lifecycle.add_check(f"model {name}", runner.check)
+            stack.push_async_callback(self._stop)
+            for version in self.versions:
+                await self._run(version)
+                self._add_check(version.key.name)
             if self.encoders is not None:
                 await stack.enter_async_context(self.encoders.running(self._thread, self.files))
-            self._offers = tuple(
-                ModelOffer(
-                    name=name,
-                    sha256=runner.model.sha256,
-                    ms_per_image=self.runners[self._like.get(name, name)].ms_per_image * self._replicas,
-                    classes=_classes(runner.model),
-                    reading=str(runner.model.parameters.get("reading", "")),
-                )
-                for name, runner in self.runners.items()
-            )
-            senders = [self._sender(each) for each in self._schedulers]
+            self._make_offers([version.key for version in self.versions])
+            senders = self._senders = [self._sender(each) for each in self._schedulers]
             if senders:
                 self.scheduler, *others = senders
                 self.lifecycle.add_check("scheduler", self.scheduler.check_refusal)
                 for each, sender in zip(self._schedulers[1:], others, strict=True):
                     self.lifecycle.add_note(f"scheduler {each.name}", sender.check_refusal)
                 await stack.enter_async_context(_all_of(senders))
+            if self.holding is not None:
+                self.holding.on_trouble = senders[0].hurry
+                following = self.lifecycle.own(self.holding.run(), name="releases")
+                stack.push_async_callback(_ended, following)
             if self._share_metrics is not None:
                 stack.enter_context(self._share_metrics.shown())
             yield
+
+    async def _stop(self) -> None:
+        for version in self.versions.held.values():
+            await version.runner.__aexit__(None, None, None)
 
     def _sender(self, scheduler: ScheduledBy) -> HeartbeatSender:
         """The connection to one scheduler, which sees its own share of the node."""
@@ -262,11 +352,13 @@ class InferenceNode:
         key = self.lifecycle.keys.get(scheduler.name, "")
 
         def registration(url: str) -> Registration:
-            return self.registration(url).model_copy(update={"key": key})
+            more = {} if first else {"follows": False}
+            return self.registration(url).model_copy(update={"key": key, **more})
 
         def heartbeat() -> Heartbeat:
-            queued = sum(runner.queued_images_of(scheduler.name) for runner in self.runners.values())
-            return self.heartbeat().model_copy(update={"queued_images": queued})
+            queued = sum(each.runner.queued_images_of(scheduler.name) for each in self.versions.held.values())
+            more = {} if first else {"troubles": ()}
+            return self.heartbeat().model_copy(update={"queued_images": queued, **more})
 
         return HeartbeatSender(
             scheduler.urls,
@@ -289,15 +381,16 @@ class InferenceNode:
 
     def heartbeat(self) -> Heartbeat:
         """How busy the node is now."""
-        runners = self.runners.values()
+        runners = [version.runner for version in self.versions.held.values()]
         return Heartbeat(
             incarnation=self.incarnation,
             in_flight=self.lifecycle.in_flight,
             queued_images=sum(runner.queued_images for runner in runners),
             running_images=sum(runner.running_images for runner in runners),
-            images_done=sum(runner.images_computed for runner in runners),
+            images_done=sum(runner.images_computed for runner in runners) + self.versions.gone.images_computed,
             draining=self.lifecycle.draining or not self.repository.whole,
             replicas=self._replicas,
+            troubles=() if self.holding is None else self.holding.troubles,
         )
 
     @property
@@ -321,6 +414,7 @@ class InferenceNode:
             url=url,
             site=self.settings.site,
             models=self._offers,
+            follows=self.holding is not None,
             encoders=() if self.encoders is None else self.encoders.offers,
             version=self.version,
             images_per_minute=self.settings.images_per_minute,
@@ -346,12 +440,9 @@ def _cores(models: Sequence[Model]) -> int:
     return max((model.threads for model in models if isinstance(model, Divisible)), default=1)
 
 
-def _queued_images(runner: ModelRunner) -> int:
-    return runner.queued_images
-
-
-async def _check_served(runner: ModelRunner) -> None:
-    runner.check_served()
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _classes(model: Model) -> str:
@@ -375,9 +466,9 @@ def node_app(
 
     limits = Limits(max_body_bytes=node.settings.max_body_bytes)
     span = "end" if node.tier is Tier.END else "upstream"
-    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards, span=span, shares=node.shares)
+    infer = InferEndpoint(node.versions, limits, node.files, span=span, shares=node.shares)
     oip = oip_routes(
-        node.runners,
+        node.versions,
         infer,
         node.repository,
         ready=lambda: node.lifecycle.ready and not node.lifecycle.draining,
@@ -388,6 +479,19 @@ def node_app(
     install(app)
     # One layer instead of the framework's three: `Answering` handles what they would.
     app.middleware_stack = Answering(app.router)
-    asked = {f"/v2/models/{name}/infer": Direct(infer, {"model": name}) for name in node.runners}
-    answer_directly(app, {**asked, **(direct or {})})
+    paths: dict[str, Direct] = {}
+
+    def show_paths() -> None:
+        paths.clear()
+        for name, version in node.versions.paths:
+            if version is None:
+                paths[f"/v2/models/{name}/infer"] = Direct(infer, {"model": name})
+            else:
+                path = f"/v2/models/{name}/versions/{version}/infer"
+                paths[path] = Direct(infer, {"model": name, "version": version})
+        paths.update(direct or {})
+
+    show_paths()
+    node.versions.changed = show_paths
+    answer_directly(app, paths)
     return app

@@ -39,6 +39,8 @@ T = TypeVar("T")
 _MAX_REFUSAL_BYTES = 64 * 1024
 """So much of an answer that is an error is read."""
 
+_PREFIX = "/v2/models"
+
 _MAX_METADATA_BYTES = 1024**2
 """Of what a server says of a model."""
 
@@ -90,10 +92,19 @@ class InferOptions(Struct, frozen=True, kw_only=True):
     binary: bool = True
     """True to send the inputs as binary; else as JSON, which every server reads. The request itself names the form of
     the outputs."""
-    prefix: str = "/v2/models"
+    prefix: str = _PREFIX
     """Prefix of the route."""
+    reading: str = ""
+    """How that version reads pictures; "" if its node may have one version of this sha256 only."""
     headers: Mapping[str, str] = {}
     """Further headers."""
+
+    @property
+    def version_path(self) -> str:
+        """Part of the path that names the version, on the routes of the protocol."""
+        if self.sha256 is None or self.prefix != _PREFIX:
+            return ""
+        return f"/versions/{self.sha256}{self.reading and '.'}{self.reading}"
 
 
 _DEFAULTS = InferOptions()
@@ -179,7 +190,7 @@ class OipClient:
         if options.compressed:
             chunks = [await compress(b"".join(chunks))]
             own |= {"Content-Encoding": ZSTD, "Content-Length": str(len(chunks[0]))}
-        target = f"{url}{options.prefix}/{quote(model, safe='')}/infer"
+        target = f"{url}{options.prefix}/{quote(model, safe='')}{options.version_path}/infer"
         rows = len(request.inputs[0].data)
         limit_bytes = min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)
         async with calling(url, budget_s=budget_s), ask(self._http, "POST", target, chunks, own) as answer:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from tierkit.errors import TerraceError, Unavailable
 from tierkit.inference.model import Loadable
 from tierkit.inference.runner import ModelRunner
+from tierkit.inference.versions import Versions
 
 __all__ = ["Repository"]
 
@@ -25,29 +25,29 @@ class Repository:
     """The models of a node, all of which it serves when it starts.
 
     Args:
-        runners: by model name.
+        versions: the models.
     """
 
-    def __init__(self, runners: Mapping[str, ModelRunner]) -> None:
-        self._runners = runners
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
         self._turn = asyncio.Lock()
 
     @property
     def whole(self) -> bool:
         """True if all models are served. A node that lacks one takes no tasks: its scheduler counts on all of them."""
-        return not any(runner.not_served for runner in self._runners.values())
+        return not any(version.runner.not_served for version in self._versions)
 
     def index(self, *, ready: bool) -> list[dict[str, Any]]:
-        """Name, version, state and reason of each model; `ready`: of those alone that are served."""
+        """Name, version, state and reason of each version of a model; `ready`: only of those that are served."""
         return [
             {
-                "name": name,
-                "version": runner.model.sha256,
-                "state": "UNAVAILABLE" if runner.not_served else "READY",
-                "reason": runner.not_served,
+                "name": version.key.name,
+                "version": version.key.sha256,
+                "state": "UNAVAILABLE" if (reason := version.runner.not_served) else "READY",
+                "reason": reason,
             }
-            for name, runner in self._runners.items()
-            if not (ready and runner.not_served)
+            for version in self._versions
+            if not (ready and version.runner.not_served)
         ]
 
     async def unload(self, runner: ModelRunner) -> None:

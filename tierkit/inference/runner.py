@@ -28,7 +28,16 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
-from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
+from tierkit.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidInput,
+    Overloaded,
+    TerraceError,
+    TooLarge,
+    Unavailable,
+    WeightsError,
+)
 from tierkit.inference.model import CORES, WANTED_UNTIL, Divisible, Model, Steady
 from tierkit.inference.sharing import OTHERS, FairQueue, has_room
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
@@ -62,6 +71,8 @@ the next, and the answer is made in the one or two after that."""
 
 _OVERTAKEN_S = 2.0
 """A request that has waited this long is not overtaken any more."""
+
+_EXAMINED_IMAGES = 4
 
 _WARM_UP_IMAGES = 50
 _WARM_UP_S = 0.4
@@ -239,6 +250,8 @@ class ModelRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Refuse new requests and those that still wait; the batch under way is finished and answered."""
+        if not self._open:
+            return
         self._open = False
         with self._thread.lock:
             left = self._queue.clear()
@@ -246,12 +259,16 @@ class ModelRunner:
             job.end(Draining("the node is shutting down"))
         await self._thread.detach(self)
 
-    async def warm_up(self) -> None:
-        """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
+    async def warm_up(self, longest_s: float = _WARM_UP_S) -> None:
+        """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take.
+
+        Args:
+            longest_s: time for the measurement, in which other requests wait.
+        """
         await self._probe(1)
         one = await self._probe(1)
         most = min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images)
-        images = max(1, min(most, int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6))))
+        images = max(1, min(most, int(longest_s / 2 / max(one.compute_s, 1e-6))))
         runs = [await self._probe(images) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
 
@@ -261,6 +278,19 @@ class ModelRunner:
         await self._probe(1)
         self._proofs += 1
 
+    async def examine(self) -> None:
+        """Compute a few made-up images, and look at the answers.
+
+        Raises:
+            WeightsError: they hold NaN or infinity.
+            Exception: any error of the model.
+        """
+        inputs = _made_up(self.model.inputs, _EXAMINED_IMAGES)
+        result = await self._own(inputs, self._output_names, _EXAMINED_IMAGES)
+        for name, values in result.outputs.items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise WeightsError(f"the model '{self.model.name}' answers with NaN or infinity in '{name}'")
+
     async def pause(self, why: str) -> None:
         """Refuse new requests from now on, and return when those that came before have ended.
 
@@ -268,6 +298,10 @@ class ModelRunner:
             why: becomes `paused`; "" takes it back.
         """
         self.paused = why
+        await self.drained()
+
+    async def drained(self) -> None:
+        """Return at a moment when no request waits or is computed."""
         while True:
             with self._thread.lock:
                 busy = bool(self._queue or self._batches)
@@ -278,8 +312,11 @@ class ModelRunner:
 
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
+        return await self._own(_blank(self.model.inputs, images), self._output_names[:1], images)
+
+    async def _own(self, inputs: Mapping[str, Array], outputs: Sequence[str], images: int) -> RunResult:
         self._check_open()
-        job = self._job(_blank(self.model.inputs, images), self._output_names[:1], images, own=True)
+        job = self._job(inputs, outputs, images, own=True)
         done = self._enqueue(job)
         self._thread.wake()
         return await done
@@ -744,3 +781,17 @@ def _blank(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
         spec.name: np.zeros([images if size == -1 else size for size in spec.shape], dtype_of(spec.datatype))
         for spec in specs
     }
+
+
+def _made_up(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
+    """A black image, a white one, and noise that is the same each time."""
+    made = _blank(specs, images)
+    noise = np.random.default_rng(0)
+    for array in made.values():
+        if array.dtype.kind == "u":
+            array[1:2] = np.iinfo(array.dtype).max
+            array[2:] = noise.integers(0, np.iinfo(array.dtype).max, array[2:].shape, array.dtype, endpoint=True)
+        elif array.dtype.kind == "f":
+            array[1:2] = 1.0
+            array[2:] = noise.random(array[2:].shape)
+    return made

@@ -13,8 +13,7 @@ from starlette.applications import Starlette
 from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.endpoints import Guard
-from tierkit.inference.node import ServedModels
+from tierkit.inference.served import Guard, ServedModels
 from tierkit.tensors import Array, TensorSpec
 from tierkit.testing import MadeModel, connected, serve_app
 

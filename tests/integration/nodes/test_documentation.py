@@ -50,7 +50,7 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     given = {next(iter(metric.describe())).name: metric._labelnames for metric in metrics}
     given |= {family.name: family._labelnames for family in SOURCES.describe()}
     given |= {family.name: family._labelnames for family in SITES.describe()}
-    given |= {family.name: family._labelnames for family in ShareMetrics((), ()).describe()}
+    given |= {family.name: family._labelnames for family in ShareMetrics((), tuple).describe()}
     assert told == given
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.routing import Route
 from edge_node.settings import EdgeSettings
 from models.manifest import MANIFEST_NAME, ModelEntry, load_manifest, weights_folder
 from models.serving import load_models, obtain_weights, open_store
-from models.source import load_set, obtain_manifest
+from models.source import load_set, obtain_set
 from tierkit.errors import SetupError, WeightsError
 from tierkit.http.address import free_port
 from tierkit.http.lifecycle import Lifecycle
@@ -139,14 +138,14 @@ def renamed() -> dict[str, Any]:
 async def test_a_node_without_a_set_takes_the_scheduler_s(tmp_path: Path) -> None:
     portal = Response("<html>please sign in</html>")
     async with gives(tmp_path, JSONResponse(renamed()), Response(status_code=503), portal) as settings:
-        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+        assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
         own = settings.model_copy(update={"models": weights_folder()})
-        assert (await obtain_manifest(own)).hierarchy.name == "cifar-100"
+        assert (await obtain_set(own)).manifest.hierarchy.name == "cifar-100"
         # One that is not ready, another server in its place, and none at all: what it gave last still holds.
         for _ in range(2):
-            assert (await obtain_manifest(settings)).hierarchy.name == "another"
-    assert (await obtain_manifest(settings)).hierarchy.name == "another"
-    assert (await obtain_manifest(EdgeSettings())).hierarchy.name == "cifar-100"
+            assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
+    assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
+    assert (await obtain_set(EdgeSettings())).manifest.hierarchy.name == "cifar-100"
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b"no JSON", b"twice", b"path"])
@@ -160,7 +159,7 @@ async def test_a_node_that_had_no_set_waits_for_one_that_is_whole(wrong: bytes, 
         wrong = json.dumps(content).encode()
     wrong_one = Response(wrong, media_type="application/json")
     async with gives(tmp_path, wrong_one, JSONResponse(renamed())) as settings:
-        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+        assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
 
 
 @pytest.mark.parametrize(
@@ -187,16 +186,16 @@ async def test_another_server_in_the_scheduler_s_place_is_not_believed(status: i
         assert settings.scheduler is not None
         # It waits, and asks the next address as well.
         both = settings.model_copy(update={"scheduler": (*other.scheduler, *settings.scheduler)})
-        assert (await obtain_manifest(both)).hierarchy.name == "another"
+        assert (await obtain_set(both)).manifest.hierarchy.name == "another"
 
 
 async def test_a_node_whose_token_is_refused_serves_what_it_had(tmp_path: Path) -> None:
     refused = JSONResponse({"error": "this token is not known"}, 401)
     async with gives(tmp_path, refused, JSONResponse(renamed()), refused) as settings:
         with pytest.raises(SetupError, match="--token-file"):
-            await obtain_manifest(settings)
+            await obtain_set(settings)
         for _ in range(2):
-            assert (await obtain_manifest(settings)).hierarchy.name == "another"
+            assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
 
 
 async def test_without_a_scheduler_and_a_copy_a_node_waits_and_never_serves_the_bundled_set(
@@ -204,16 +203,16 @@ async def test_without_a_scheduler_and_a_copy_a_node_waits_and_never_serves_the_
 ) -> None:
     later = Response(status_code=503)
     async with gives(tmp_path, later, later, JSONResponse(renamed())) as settings:
-        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+        assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
     assert sum("trying again" in message for message in caplog.messages) == 1
 
 
 async def test_a_damaged_copy_is_no_set(tmp_path: Path) -> None:
     async with gives(tmp_path, JSONResponse(renamed()), Response(status_code=503), JSONResponse(renamed())) as settings:
-        await obtain_manifest(settings)
+        await obtain_set(settings)
         (copy,) = (tmp_path / "sets").iterdir()
         copy.write_bytes(copy.read_bytes()[:100])
-        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+        assert (await obtain_set(settings)).manifest.hierarchy.name == "another"
 
 
 async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
@@ -229,7 +228,7 @@ async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
     async with serve_app(Starlette(routes=routes)) as lifecycle:
         settings = EdgeSettings(scheduler=(lifecycle.url,), cache=tmp_path)
         node = Lifecycle()
-        (model,) = await load_set(settings, node, partial(load_models, settings, Tier.END))
+        (model,) = await load_set(settings, node, lambda given: load_models(settings, Tier.END, given.manifest))
         assert model.sha256 == entry.sha256
         answers.append(JSONResponse(load_manifest().content()))
         assert await node.is_current()
@@ -239,7 +238,7 @@ async def test_a_set_that_is_replaced_while_a_node_loads_is_asked_for_again(
         named = settings.model_copy(update={"model": (entry.name,)})
         without = renamed()
         without["models"] = [one for one in without["models"] if one["name"] != entry.name]
-        await load_set(named, node, partial(load_models, named, Tier.END))
+        await load_set(named, node, lambda given: load_models(named, Tier.END, given.manifest))
         answers.append(JSONResponse(without))
         assert await node.is_current(), "a set without its network is no reason to start again"
     assert await node.is_current(), "while the scheduler is away, the node keeps what it has"
@@ -295,11 +294,11 @@ async def test_what_a_standby_does_not_give_the_scheduler_that_leads_gives(
         serve_app(Starlette(routes=[Route("/v1/models", listed), files])) as leader,
     ):
         settings = EdgeSettings(scheduler=(gone, standby.url, leader.url), cache=tmp_path)
-        obtaining = asyncio.create_task(obtain_manifest(settings))
+        obtaining = asyncio.create_task(obtain_set(settings))
         await asked_too_early.wait()
         assert not obtaining.done(), "while none leads the node waits; what it ships with may be another set"
         leads.set()
-        assert (await obtaining).hierarchy.name == "another"
+        assert (await obtaining).manifest.hierarchy.name == "another"
         other = entry.model_copy(update={"file": "elsewhere.onnx"})  # which is not bundled
         path = await obtain_weights(open_store(settings), other, settings)
     assert path.read_bytes() == server.content

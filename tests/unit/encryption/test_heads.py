@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from encryption.heads import Encoders
-from encryption.serving import HeadModel
+from encryption.serving import HeadModel, offer_of
 from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.split import FEATURES
@@ -72,7 +72,7 @@ async def test_a_head_does_not_wait_for_the_coarse_answers_of_the_tasks_behind_i
         asked = [asyncio.create_task(runner.infer({"images": IMAGES}, ["logits"])) for _ in range(4)]
         await wait_for(coarse.entered.is_set, what="the first task")
         encoded = asyncio.create_task(encoders.encode(IMAGES, encoding, budget_s=20.0))
-        await wait_for(lambda: encoders._runners[encoder.name].queued_images == 2)
+        await wait_for(lambda: encoders._held[offer_of(encoder)].runner.queued_images == 2)
         coarse.gate.set()
         await asyncio.gather(*asked, encoded)
     assert turns == ["coarse", "head", "coarse", "coarse", "coarse"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tierkit.inference.runner import ModelRunner
@@ -10,12 +11,16 @@ from tierkit.tensors import TensorSpec
 __all__ = ["config", "metadata", "statistics"]
 
 
-def metadata(runner: ModelRunner) -> dict[str, Any]:
-    """Model metadata, with facts from the manifest under `parameters`."""
+def metadata(runner: ModelRunner, versions: Sequence[str]) -> dict[str, Any]:
+    """Model metadata, with facts from the manifest under `parameters`.
+
+    Args:
+        versions: all that the node holds of the model.
+    """
     model = runner.model
     return {
         "name": model.name,
-        "versions": [model.sha256],
+        "versions": list(versions),
         "platform": model.platform,
         "inputs": [_tensor(spec) for spec in model.inputs],
         "outputs": [_tensor(spec) for spec in model.outputs],

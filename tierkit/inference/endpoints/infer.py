@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,10 @@ from tierkit.inference.endpoints.request import (
     is_urgent,
 )
 from tierkit.inference.files import Decoded, FileDecoder, are_files
-from tierkit.inference.metrics import ModelMetrics
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.inference.sharing import OTHERS
+from tierkit.inference.versions import Version, Versions
 from tierkit.logs import current_trace
 from tierkit.spans import Span
 from tierkit.tensors import Array
@@ -43,10 +43,7 @@ from tierkit.wire.oip import (
 )
 from tierkit.wire.oip.compression import accepted_coding, compress
 
-__all__ = ["Guard", "InferEndpoint", "server_timing"]
-
-Guard = Callable[[InferRequest], Awaitable[None]]
-"""Raises a TerraceError where a request that fits the model shall not be answered all the same."""
+__all__ = ["InferEndpoint", "server_timing"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 
@@ -63,48 +60,42 @@ class InferEndpoint:
     Plain ASGI, and not a function of a framework's `Request`, which would take longer than decoding and encoding.
 
     Args:
-        models: runners by model name.
-        metrics: by model name, for each of `models`.
+        versions: the models of the node.
         limits: what a request may cost to read.
         files: decodes pictures that come as files.
         span: what its spans are called.
-        guards: by model name, for those whose requests are looked at before they are computed.
         shares: of a node with several schedulers: the share of a request by its header `Authorization`.
     """
 
     def __init__(
         self,
-        models: Mapping[str, ModelRunner],
-        metrics: Mapping[str, ModelMetrics],
+        versions: Versions,
         limits: Limits,
         files: FileDecoder,
-        guards: Mapping[str, Guard] | None = None,
         *,
         span: str = "infer",
         shares: Mapping[bytes, str] | None = None,
     ) -> None:
         self._shares = shares
-        self._models = Models(models)
+        self._models = Models(versions)
         self._files = files
         self._span = span
-        self._guards = guards or {}
-        self._metrics = metrics
         self._reader = RequestReader(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        runner = self._models.runner(scope)
-        metrics = self._metrics[runner.model.name]
+        version = self._models.version(scope)
+        runner, metrics = version.runner, version.metrics
         headers = fields_of(scope)
         body = b""
-        with BodyRoom() as room, Span(self._span, current_trace()) as span:
+        with version.uses, BodyRoom() as room, Span(self._span, current_trace()) as span:
             try:
                 if runner.queued_images or not is_small(headers):  # else there is room
                     announced = announced_images(headers, runner.model.inputs[0])
                     runner.check_room(announced, share=self._share(headers))
                 body = await self._reader.body(headers, receive, room)
                 with cancelled_on_disconnect(scope):
-                    answer, fields = await self._answer(runner, body, headers, scope, room, span)
+                    answer, fields = await self._answer(version, body, headers, scope, room, span)
             except BaseException as exc:
                 metrics.observe_request(time.perf_counter() - started, len(body), exc)
                 raise
@@ -114,7 +105,7 @@ class InferEndpoint:
 
     async def _answer(
         self,
-        runner: ModelRunner,
+        version: Version,
         body: bytes,
         headers: Mapping[bytes, bytes],
         scope: Scope,
@@ -123,6 +114,7 @@ class InferEndpoint:
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Body and headers of the answer."""
         arrived = time.perf_counter()
+        runner = version.runner
         model, share = runner.model, self._share(headers)
         request = await self._reader.read(
             headers,
@@ -139,8 +131,8 @@ class InferEndpoint:
             plan = _Plan(request, runner, arrays)
             if decoded is None:
                 request.notes[model] = plan
-        if guard := self._guards.get(model.name):
-            await guard(request)
+        if version.guard is not None:
+            await version.guard(request)
         left_s = None if budget is None else budget - (time.perf_counter() - arrived)
         # Reading much JSON has held the event loop up already.
         alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and is_alone(scope)

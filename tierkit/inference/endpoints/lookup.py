@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from starlette.types import Scope
 
-from tierkit.errors import NotFound
 from tierkit.inference.runner import ModelRunner
+from tierkit.inference.versions import Version, Versions
 
 __all__ = ["Models"]
 
@@ -15,23 +15,26 @@ __all__ = ["Models"]
 class Models:
     """The models of a node, found by the path parameters `model` and, where given, `version`."""
 
-    def __init__(self, runners: Mapping[str, ModelRunner]) -> None:
-        self._runners = runners
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
 
     def __iter__(self) -> Iterator[ModelRunner]:
-        return iter(self._runners.values())
+        return (version.runner for version in self._versions)
 
-    def runner(self, scope: Scope) -> ModelRunner:
-        """The runner that this request is for.
+    def version(self, scope: Scope) -> Version:
+        """The version that this request is for.
 
         Raises:
-            NotFound: no such model, or not in this version.
+            NotFound: no such model, or it never had this version.
+            Unavailable: not here in this version now.
         """
-        name: str = scope["path_params"]["model"]
-        runner = self._runners.get(name)
-        if runner is None:
-            raise NotFound(f"no model {name[:100]!r} here; this node serves {', '.join(self._runners) or 'none'}")
-        version: str = scope["path_params"].get("version", runner.model.sha256)
-        if version != runner.model.sha256:
-            raise NotFound(f"model '{name}' has no version {version[:100]!r}, only '{runner.model.sha256}'")
-        return runner
+        parameters = scope["path_params"]
+        return self._versions.find(parameters["model"], parameters.get("version"))
+
+    def runner(self, scope: Scope) -> ModelRunner:
+        """The runner of the same."""
+        return self.version(scope).runner
+
+    def versions(self, name: str) -> list[str]:
+        """The sha256 of all versions of a model."""
+        return list(dict.fromkeys(version.key.sha256 for version in self._versions.named(name)))

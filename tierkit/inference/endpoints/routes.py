@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +13,7 @@ from tierkit.inference.endpoints.control import control_routes
 from tierkit.inference.endpoints.infer import InferEndpoint
 from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.repository import Repository
-from tierkit.inference.runner import ModelRunner
+from tierkit.inference.versions import Versions
 
 __all__ = ["EXTENSIONS", "oip_routes"]
 
@@ -21,7 +21,7 @@ EXTENSIONS = ("binary_tensor_data", "classification", "statistics", "model_confi
 
 
 def oip_routes(
-    models: Mapping[str, ModelRunner],
+    models: Versions,
     infer: InferEndpoint,
     repository: Repository,
     *,
@@ -32,7 +32,7 @@ def oip_routes(
     """Routes of the Open Inference Protocol for these models.
 
     Args:
-        models: runners by model name.
+        models: those of the node.
         infer: answers the inference requests.
         repository: of the same models.
         ready: whether the node takes requests now for the models that it serves.
@@ -57,7 +57,8 @@ def oip_routes(
         return JSONResponse({"name": runner.model.name, "ready": one_ready}, 200 if one_ready else 503)
 
     async def model_metadata(request: Request) -> Response:
-        return JSONResponse(describe.metadata(found.runner(request.scope)))
+        runner = found.runner(request.scope)
+        return JSONResponse(describe.metadata(runner, found.versions(runner.model.name)))
 
     async def model_config(request: Request) -> Response:
         return JSONResponse(describe.config(found.runner(request.scope)))
