@@ -31,6 +31,7 @@ from tierkit.wire.api import (
     SiteNow,
     StateChange,
 )
+from tierkit.wire.releases import GuardName, GuardNow, Pruned, ReleaseList, ReleaseNow, Rollout, RolloutState
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture, SourceNow, SourceRights, SourcesReport
 
@@ -53,6 +54,8 @@ __all__ = [
     "Files",
     "FineAnswer",
     "FineResults",
+    "GuardName",
+    "GuardNow",
     "ImageResult",
     "Images",
     "Job",
@@ -63,6 +66,11 @@ __all__ = [
     "ObservationFilters",
     "ObservationPage",
     "PolicyFields",
+    "Pruned",
+    "ReleaseList",
+    "ReleaseNow",
+    "Rollout",
+    "RolloutState",
     "Run",
     "RunPage",
     "RunProgress",

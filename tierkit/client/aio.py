@@ -13,10 +13,13 @@ from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
+from pydantic import BaseModel, ValidationError
 
 from tierkit.client.http import Patience, SchedulerConnection
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
-from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload, json_upload
+from tierkit.client.model_sets import file_upload, read_model_set
+from tierkit.client.uploads import Images, Labels, PolicyFields, UploadBody, build_upload, json_upload
+from tierkit.documents import faults
 from tierkit.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.types import JobState, WorkerOrder
 from tierkit.wire.api import (
@@ -37,6 +40,16 @@ from tierkit.wire.api import (
     SiteNow,
     StateChange,
     parse,
+)
+from tierkit.wire.releases import (
+    GuardName,
+    NewRelease,
+    Pruned,
+    PruneRequest,
+    ReleaseList,
+    ReleaseNow,
+    Rollout,
+    StartRequest,
 )
 from tierkit.wire.runs import (
     BegunRun,
@@ -75,6 +88,7 @@ _GAP = b'{"gap"'
 """The beginning of a line about lost observations."""
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | FailedResults]] = {
     "coarse": CoarseResults,
@@ -139,7 +153,7 @@ class AsyncClient(SchedulerConnection):
             patience_s: how long to go on while the scheduler is away, stands by or takes no jobs. Default: a few
                 seconds, as the client's `Backoff` says.
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
-                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site.
+                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site, release.
         """
         if patience_s is not None and not patience_s >= 0:
             raise InvalidInput(f"patience_s must be 0 or more seconds, not {patience_s}")
@@ -590,8 +604,127 @@ class AsyncClient(SchedulerConnection):
         return await self._get(dict[str, Any], "/v1/info")
 
     async def models(self) -> dict[str, Any]:
-        """The manifest of the scheduler's model set: classes, networks with their sha256, and encoders."""
+        """The manifest of the release in force: classes, networks with their sha256, and encoders."""
         return await self._get(dict[str, Any], "/v1/models")
+
+    async def releases(self) -> ReleaseList:
+        """All releases, the newest first, and the change that is under way."""
+        return await self._get(ReleaseList, "/v1/releases")
+
+    async def release(self, release: str) -> ReleaseNow:
+        """A release as it is now; `NotFound` if there is none.
+
+        Args:
+            release: NAME@NUMBER, or the number.
+        """
+        return await self._get(ReleaseNow, _release_path(release))
+
+    async def release_manifest(self, release: str) -> dict[str, Any]:
+        """The manifest of a release: classes, networks with their sha256, and encoders."""
+        return await self._get(dict[str, Any], f"{_release_path(release)}/manifest")
+
+    async def create_release(
+        self,
+        name: str,
+        models: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        *,
+        tuning: Mapping[str, Any] | None = None,
+    ) -> ReleaseNow:
+        """Make a release, which answers nothing until it is started or promoted. A release of this name with the same
+        content is returned as it is.
+
+        Args:
+            models: folder of a model set, whose files are sent as far as the scheduler lacks them. Or the content of a
+                manifest whose files it has. None: the model set of the scheduler's own folder.
+            tuning: content of `escalation.json`, with a manifest. A folder has its own.
+
+        Raises:
+            InvalidInput: the name or the manifest is wrong, or a file of the folder is damaged.
+            Conflict: the scheduler lacks files; it names them.
+        """
+        if models is None or isinstance(models, Mapping):
+            wanted: dict[str, Any] = {"manifest": models, "tuning": tuning}
+        else:
+            if tuning is not None:
+                raise InvalidInput("a folder has its thresholds itself: give `tuning` with a manifest only")
+            found = await to_thread.run_sync(read_model_set, models)
+            wanted = {"manifest": found.manifest, "tuning": found.tuning}
+            for sha256, path in found.files.items():
+                await self._send_network(sha256, path)
+        request = _checked(NewRelease, {"name": name, **wanted})
+        response = await self._request("POST", "/v1/releases", repeatable=True, upload=json_upload(request))
+        return parse(ReleaseNow, response.content)
+
+    async def _send_network(self, sha256: str, path: Path) -> None:
+        """Send a network unless the scheduler has it."""
+        place = f"/v1/networks/{sha256}"
+        try:
+            # A HEAD request would get errors without their sentence.
+            async with self._stream("GET", place, headers={"Range": "bytes=0-0"}):
+                return
+        except NotFound:
+            upload = await to_thread.run_sync(file_upload, path, sha256)
+            await self._request("PUT", place, repeatable=True, upload=upload)
+
+    async def start_release(
+        self,
+        release: str,
+        *,
+        canary: float | None = None,
+        guards: Mapping[GuardName, float] | None = None,
+        for_s: float | None = None,
+    ) -> Rollout:
+        """Try a release on a part of the end devices. If the guards hold it rolls out to all nodes, otherwise it is
+        rolled back.
+
+        Args:
+            canary: share of the end devices, and of new jobs, between 0 and 1. Default: a tenth.
+            guards: limits by name. `agreement`: least ratio of the new agreement with the tier above to the old one.
+                `p99`: largest ratio of the 99th percentiles of latency. `errors`: largest share of failed attempts.
+                Default: agreement 0.97, p99 1.3, errors 0.005.
+            for_s: length of the trial in seconds. Default: two hours.
+
+        Raises:
+            Conflict: another change is under way, or the release cannot be held next to the present one.
+        """
+        given = {"canary": canary, "guards": guards, "for_s": for_s}
+        request = _checked(StartRequest, {key: value for key, value in given.items() if value is not None})
+        upload = json_upload(request.model_dump(exclude_unset=True))
+        return await self._change_release("start", release, upload)
+
+    async def promote_release(self, release: str) -> Rollout:
+        """Give a release to all nodes at once, without guards."""
+        return await self._change_release("promote", release)
+
+    async def stop_release(self, release: str) -> Rollout:
+        """End the trial of a release."""
+        return await self._change_release("stop", release)
+
+    async def roll_back(self, release: str | None = None) -> Rollout:
+        """Return to the release before.
+
+        Args:
+            release: the release to leave. Default: the release that is rolling out, otherwise the one in force.
+        """
+        if release is None:
+            now = await self.releases()
+            release = now.rollout.release if now.rollout else now.in_force
+        return await self._change_release("rollback", release)
+
+    async def prune_releases(self, *, dry_run: bool = True) -> Pruned:
+        """Remove releases and networks that nothing refers to.
+
+        Args:
+            dry_run: only return what would be removed.
+        """
+        upload = json_upload(PruneRequest(dry_run=dry_run))
+        response = await self._request("POST", "/v1/releases/prune", repeatable=True, upload=upload)
+        return parse(Pruned, response.content)
+
+    async def _change_release(self, change: str, release: str, upload: UploadBody | None = None) -> Rollout:
+        # A repetition after a lost answer could meet the change that it has made itself, as a conflict.
+        path = f"{_release_path(release)}/{change}"
+        return parse(Rollout, (await self._request("POST", path, repeatable=False, upload=upload)).content)
 
     async def _get(self, kind: type[T], path: str, **params: str | float | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}
@@ -646,6 +779,22 @@ def _device_path(node_id: str) -> str:
 
 def _site_path(name: str) -> str:
     return f"/v1/sites/{_segment('site', name)}"
+
+
+def _release_path(release: str) -> str:
+    return f"/v1/releases/{_segment('release', release)}"
+
+
+def _checked(kind: type[M], fields: Mapping[str, Any]) -> M:
+    """Return a request of valid fields.
+
+    Raises:
+        InvalidInput: a field is wrong; the message names it.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as exc:
+        raise InvalidInput(faults(exc, kind)) from exc
 
 
 def _source_path(node_id: str, name: str) -> str:

@@ -197,6 +197,15 @@ class Client:
     whoami = _blocking(AsyncClient.whoami)
     info = _blocking(AsyncClient.info)
     models = _blocking(AsyncClient.models)
+    releases = _blocking(AsyncClient.releases)
+    release = _blocking(AsyncClient.release)
+    release_manifest = _blocking(AsyncClient.release_manifest)
+    create_release = _blocking(AsyncClient.create_release)
+    start_release = _blocking(AsyncClient.start_release)
+    promote_release = _blocking(AsyncClient.promote_release)
+    stop_release = _blocking(AsyncClient.stop_release)
+    roll_back = _blocking(AsyncClient.roll_back)
+    prune_releases = _blocking(AsyncClient.prune_releases)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:
         with self._opening:

@@ -83,6 +83,7 @@ class PolicyFields(TypedDict, total=False):
     batch_size: int | None
     name: str | None
     site: str | None
+    release: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
