@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
@@ -40,6 +40,7 @@ from models.session import import_runtime, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import TuningReport, TuningTarget, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
+from terrace.commands import releases
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import TrainingOptions, say, training_command
@@ -64,6 +65,7 @@ from tierkit.extras import training_extra
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check, measure and make the networks.")
+app.add_typer(releases.app, name="release")
 
 Records = Annotated[
     Path | None, typer.Option(help="Folder of the training records; `records` in the model set unless given.")
@@ -102,6 +104,7 @@ def list_models(
     json: Json = False,
 ) -> None:
     """The networks of the manifest."""
+    in_force = ""
     if scheduler is None:
         manifest = load_manifest(models)
     elif on_command_line(context, "models"):
@@ -110,6 +113,8 @@ def list_models(
         check_tls_ca(context, scheduler)
         with credentials.connect(scheduler) as client:
             manifest = parse_manifest(dumps(client.models()).encode(), f"of {client.url}")
+            with suppress(NotFound):  # an older scheduler
+                in_force = client.releases().in_force
     if json:
         print_json(manifest.content())
         return
@@ -136,6 +141,8 @@ def list_models(
             f"{entry.size_bytes / 1e6:.1f}",
             *map(percent, accuracies),
         )
+    if in_force:
+        screen().print(f"release in force: {in_force}", soft_wrap=True, markup=False)
     screen().print(table, crop=False)
     if manifest.encoders:
         _print_encoders(manifest.encoders, flat=flat)

@@ -153,7 +153,8 @@ class AsyncClient(SchedulerConnection):
             patience_s: how long to go on while the scheduler is away, stands by or takes no jobs. Default: a few
                 seconds, as the client's `Backoff` says.
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
-                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site, release.
+                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site,
+                release.
         """
         if patience_s is not None and not patience_s >= 0:
             raise InvalidInput(f"patience_s must be 0 or more seconds, not {patience_s}")
