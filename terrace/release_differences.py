@@ -69,7 +69,7 @@ def difference(a: ReleaseNow, before: Manifest, b: ReleaseNow, after: Manifest) 
         b=b.release,
         networks=_networks(before.models, after.models),
         encoders=_encoders(before.encoders, after.encoders),
-        thresholds=_thresholds(a, b, same_manifest=before.digest == after.digest),
+        thresholds=_thresholds(a, b, same_manifest=before.content() == after.content()),
         classes=_classes(before, after),
     )
 

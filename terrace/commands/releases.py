@@ -60,14 +60,14 @@ def guards_of(texts: Sequence[str]) -> dict[GuardName, float]:
         given, _, value = text.partition("=")
         if (name := _GUARDS.get(given)) is None:
             known = ", ".join(_EXAMPLES.values())
-            raise typer.BadParameter(f"{text[:40]!r} is no guard; there are {known}", param_hint="--guard")
+            raise typer.BadParameter(f"unknown guard {text[:40]!r}; there are {known}", param_hint="--guard")
         if name in limits:
             raise typer.BadParameter(f"{name} is given twice", param_hint="--guard")
         found = re.fullmatch(_FORMS[name], value)
         limit = float(found[1]) / (100 if found[2] == "%" else 1) if found else 0.0
         if limit <= 0 or (name != "p99" and limit > 1):
             raise typer.BadParameter(
-                f"{text[:40]!r} is no limit of {name}: write it like {_EXAMPLES[name]}", param_hint="--guard"
+                f"wrong limit {text[:40]!r}: write it like {_EXAMPLES[name]}", param_hint="--guard"
             )
         limits[name] = limit
     return limits
@@ -261,7 +261,7 @@ def rollback(
         str | None,
         typer.Argument(
             metavar="[RELEASE]",
-            help="The release to leave. Default: the one that rolls out, otherwise the one in force.",
+            help="The release to leave. Default: one that rolls out, otherwise the release in force.",
             show_default=False,
         ),
     ] = None,

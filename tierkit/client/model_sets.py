@@ -106,7 +106,7 @@ def _named_files(manifest: Mapping[str, Any], path: Path) -> Iterator[tuple[str,
         parts = [encoder[side] for encoder in manifest.get("encoders", ()) for side in ("head", "tail")]
         named = [(str(part["file"]), str(part["sha256"])) for part in [*manifest["models"], *parts]]
     except (KeyError, TypeError) as exc:
-        raise InvalidInput(f"{path} is no manifest of a model set") from exc
+        raise InvalidInput(f"{path} does not name the files of a model set") from exc
     for name, sha256 in named:
         # A name must not lead out of the folder: nothing else of this machine is sent.
         if not _PLAIN_NAME.fullmatch(name) or not _DIGEST.fullmatch(sha256):
