@@ -7,13 +7,10 @@ import platform
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,6 +21,8 @@ from models.manifest import WeightsFile, load_manifest, weights_folder
 from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
 from terrace.console import node_order, percent
+from terrace.findings import Check, CheckVerdict
+from terrace.release_checks import Networks, check_networks_of, check_releases, check_set, networks_now
 from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device, SiteNow, SourcesReport
 from tierkit.distribution import DISTRIBUTION, install_command
@@ -41,8 +40,6 @@ from tierkit.inference.upstreams import is_allowed
 from tierkit.types import Health, Share, SiteHealth, Tier
 
 __all__ = [
-    "Check",
-    "CheckVerdict",
     "check_data",
     "check_fleet",
     "check_installation",
@@ -58,26 +55,6 @@ _PROBE_S = 3.0
 _SOON = timedelta(days=14)
 _MOST_NAMED = 5
 """Certificates and tokens that expire within this time get a note."""
-
-
-class CheckVerdict(StrEnum):
-    """Verdict of a check; only `FAIL` makes the exit code of `terrace doctor` 1."""
-
-    OK = "ok"
-    NOTE = "note"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding."""
-
-    group: str
-    name: str
-    verdict: CheckVerdict
-    detail: str
-    advice: str = ""
-    """Advice to the user; empty if there is nothing to do."""
 
 
 def check_installation() -> Iterator[Check]:
@@ -211,12 +188,12 @@ def check_fleet(
 
     Args:
         asked_for: the user has named this scheduler; without that, none at the default address is no fault.
-        models: the model set that the scheduler should serve; None if the user has not named one.
+        models: the model set that should answer; None if the user has not named one.
         tls_ca: file with the certificates to trust; None for the public authorities.
     """
     try:
         yield from _check_token(client)
-        info, offered, sites = client.info(), _networks_of(client.models()), client.sites()
+        info, networks, sites = client.info(), networks_now(client), client.sites()
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
         verdict = CheckVerdict.FAIL if asked_for else CheckVerdict.NOTE
@@ -244,9 +221,10 @@ def check_fleet(
             yield _check_standby(url, tls_ca)
             yield from _check_certificate("standby", url, tls_ca)
     if models is not None:
-        yield from _check_set(offered, models)
+        yield from check_set(networks, models)
+    yield from check_releases(networks)
     for device in devices:
-        yield _check_node(device, offered, tls_ca)
+        yield _check_node(device, networks, tls_ca)
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     yield from _check_lists(devices)
@@ -255,34 +233,6 @@ def check_fleet(
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
         yield Check(_FLEET, "end nodes", CheckVerdict.FAIL, "none is alive, so no job can run", advice)
-
-
-def _networks_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 by name of the networks and encoders' tails of a manifest."""
-    tails = {f"{one['network']}.{one['kind']}": one["tail"]["sha256"] for one in manifest.get("encoders", ())}
-    return tails | {one["name"]: one["sha256"] for one in manifest["models"]}
-
-
-def _check_set(offered: Mapping[str, str], models: Path) -> Iterator[Check]:
-    """Compare the set that the scheduler has loaded with the one in a folder."""
-    try:
-        there = _networks_of(load_manifest(models).content())
-    except SetupError:
-        return  # reported by the check of the set
-    differing = sorted(name for name in offered.keys() | there.keys() if offered.get(name) != there.get(name))
-    if not differing:
-        yield Check(_FLEET, "model set", CheckVerdict.OK, f"the scheduler serves the networks of {models}")
-        return
-    detail = "; ".join(
-        f"{name}: {_short(offered.get(name))} at the scheduler, {_short(there.get(name))} in {models}"
-        for name in differing
-    )
-    advice = "restart the scheduler to serve this set; nodes load new networks by themselves"
-    yield Check(_FLEET, "model set", CheckVerdict.FAIL, detail, advice)
-
-
-def _short(sha256: str | None) -> str:
-    return "none" if sha256 is None else f"sha256 {sha256[:12]}…"
 
 
 def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
@@ -379,7 +329,7 @@ def _check_spool(name: str, running: str, report: SourcesReport) -> Check:
     return Check(_FLEET, name, CheckVerdict.OK, f"{running}; {waiting}")
 
 
-def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None) -> Check:
+def _check_node(device: Device, networks: Networks, tls_ca: Path | None) -> Check:
     right = "" if device.accuracy is None else f" ({percent(device.accuracy)})"
     serves = f", serves {device.network}{right}" if device.network else ""
     place = f"{device.tier} at {device.url}{serves}"
@@ -391,13 +341,8 @@ def _check_node(device: Device, offered: Mapping[str, str], tls_ca: Path | None)
         if device.health is Health.DEAD:
             advice += f"; if it is gone for good: terrace devices forget {device.node_id}"
         return Check(_FLEET, device.node_id, CheckVerdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
-    for model in device.models:
-        if offered.get(str(model["name"])) != model["sha256"]:
-            detail = (
-                f"{place}: its {model['name']} is {_short(str(model['sha256']))}, the scheduler's "
-                f"{_short(offered.get(str(model['name'])))}"
-            )
-            return Check(_FLEET, device.node_id, CheckVerdict.FAIL, detail, "restart the node without --models")
+    if (differing := check_networks_of(device, networks)) is not None:
+        return differing
     try:
         ready = _health(device.url, tls_ca).is_success
         trouble, advice = ("", "") if ready else ("says that it is not ready", "look at its log")

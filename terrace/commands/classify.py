@@ -50,6 +50,13 @@ class JobOptions:
     site: Annotated[
         str | None, typer.Option(metavar="SITE", help="The site whose nodes answer. Default: the nodes of all sites.")
     ] = None
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="Release whose networks answer: NAME@NUMBER, or the number. Default: in force, or on trial.",
+        ),
+    ] = None
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None
     task_deadline_s: Annotated[
@@ -156,6 +163,8 @@ def classify(
     info = client.info()
     true = source.labels_for(info["hierarchy"]["fine"])
     policy = options.policy(source.title)
+    if options.release is not None:
+        policy["release"] = client.release(options.release).release
     if isinstance(source.images, Mapping):
         parts = Parts(client, source.images, true, bounds_of(info["limits"]), policy)
         if parts.several(out):

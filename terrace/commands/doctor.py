@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from terrace import checks
-from terrace.checks import Check, CheckVerdict
 from terrace.console import print_json, screen
+from terrace.findings import Check, CheckVerdict
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, Credentials, Json, ModelSet, with_options
 
 __all__ = ["app"]

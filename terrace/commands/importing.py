@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from models.importing.run import ImportReport
 
 __all__ = ["import_network"]
+
+_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,14 @@ def import_network(options: ImportOptions, json: Json = False) -> None:
         said = f"assumed, as nothing says otherwise: {'; '.join(report.assumed)} (--validate tells whether it fits)"
         screen().print(said, style="dim", markup=False, soft_wrap=True)
     screen().print(str(options.models / entry.file), style="dim", markup=False, soft_wrap=True)
+    models, name = shlex.quote(str(options.models)), _release_name(options.models)
+    said = f"to give it to a running fleet: terrace models release create {name} --models {models}"
+    screen().print(said, style="dim", markup=False, soft_wrap=True)
+
+
+def _release_name(models: Path) -> str:
+    """Name for a release of a model set, after its folder."""
+    return re.sub(r"[^a-z0-9._-]+", "-", models.resolve().name.lower()).strip("-._")[:_LONGEST_NAME] or "networks"
 
 
 def _facts(report: ImportReport) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from scheduler.core import events
 from scheduler.core.fleet import Ledger
 from scheduler.core.health import DetectorTimes
 from scheduler.devices.watch import Watch
-from terrace.checks import CheckVerdict, _check_certificate
+from terrace.checks import _check_certificate
+from terrace.findings import CheckVerdict
 from tests.unit.scheduler.test_devices import Machine
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Backoff

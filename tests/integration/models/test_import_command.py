@@ -34,10 +34,19 @@ def test_it_says_what_it_has_entered(place: Path, capsys: pytest.CaptureFixture[
     assert "net: 3 classes on the cloud tier, 32 x 32 pixels" in shown
     assert "right on 100.0 % of 12 pictures" in shown
     assert "licence: unknown" in shown
+    assert "to give it to a running fleet: terrace models release create set --models set" in shown
     assert enter("--json", tier="end") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["entry"]["name"] == "net-end"
     assert [entry.name for entry in load_manifest(place / "set").models] == ["net-end", "net"]
+
+
+def test_the_name_of_a_release_is_made_of_any_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["models", "import", "net.onnx", "--tier", "cloud", "--labels", "labels.txt", "--models"]
+    assert run([*words, "Flowers of Spring_2"]) == 0
+    assert "release create flowers-of-spring_2 --models 'Flowers of Spring_2'" in capsys.readouterr().out
+    assert run([*words, "Ωμέγα"]) == 0
+    assert "release create networks --models" in capsys.readouterr().out
 
 
 def test_names_and_pixels_are_read_from_the_files_of_the_network(

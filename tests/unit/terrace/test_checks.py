@@ -19,8 +19,6 @@ from models.escalation import TUNING_NAME
 from models.manifest import load_manifest, save_manifest, weights_folder
 from terrace import __version__
 from terrace.checks import (
-    Check,
-    CheckVerdict,
     check_data,
     check_fleet,
     check_installation,
@@ -28,9 +26,10 @@ from terrace.checks import (
     check_weights,
     listens_here,
 )
+from terrace.findings import Check, CheckVerdict
 from tests.model_sets import colour_network, colour_set
-from tierkit.client import Client, Device, SiteNow
-from tierkit.errors import Standby, TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
+from tierkit.client import Client, Device, ReleaseList, SiteNow
+from tierkit.errors import NotFound, Standby, TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, talking
@@ -73,6 +72,9 @@ class FakeClient:
 
     def models(self) -> dict[str, Any]:
         return {"models": [{"name": "small", "sha256": "0" * 64}]}
+
+    def releases(self) -> ReleaseList:
+        raise NotFound("no such path")
 
     def devices(self) -> tuple[Device, ...]:
         return self._devices
