@@ -29,5 +29,5 @@ class Check:
 
 
 def short_digest(sha256: str | None) -> str:
-    """The beginning of a sha256, for people; "none" without one."""
+    """Return the beginning of a sha256; "none" without one."""
     return "none" if sha256 is None else f"sha256 {sha256[:12]}…"

@@ -42,7 +42,7 @@ class Networks:
 
     @property
     def in_force(self) -> str:
-        """Name of the release in force, for messages."""
+        """Name of the release in force."""
         return self.releases.in_force if self.releases else "the scheduler's set"
 
     @property
