@@ -22,7 +22,7 @@ from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
 from terrace.console import node_order, percent
 from terrace.findings import Check, CheckVerdict
-from terrace.release_checks import Networks, check_networks_of, check_releases, check_set, networks_now
+from terrace.release_checks import FleetNetworks, check_networks_of, check_releases, check_set, networks_now
 from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device, SiteNow, SourcesReport
 from tierkit.distribution import DISTRIBUTION, install_command
@@ -329,7 +329,7 @@ def _check_spool(name: str, running: str, report: SourcesReport) -> Check:
     return Check(_FLEET, name, CheckVerdict.OK, f"{running}; {waiting}")
 
 
-def _check_node(device: Device, networks: Networks, tls_ca: Path | None) -> Check:
+def _check_node(device: Device, networks: FleetNetworks, tls_ca: Path | None) -> Check:
     right = "" if device.accuracy is None else f" ({percent(device.accuracy)})"
     serves = f", serves {device.network}{right}" if device.network else ""
     place = f"{device.tier} at {device.url}{serves}"

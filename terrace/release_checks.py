@@ -16,7 +16,7 @@ from tierkit.client import Client, Device, ReleaseList, ReleaseNow, Rollout
 from tierkit.errors import NotFound, SetupError
 from tierkit.wire.releases import ReleaseState
 
-__all__ = ["Networks", "check_networks_of", "check_releases", "check_set", "networks_now"]
+__all__ = ["FleetNetworks", "check_networks_of", "check_releases", "check_set", "networks_now"]
 
 _GROUP = "fleet"
 _RECENTLY = timedelta(days=1)
@@ -32,7 +32,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Networks:
+class FleetNetworks:
     """Networks that a fleet may serve."""
 
     offered: Mapping[str, str]
@@ -52,13 +52,13 @@ class Networks:
         return {*self.offered.values(), *(network.sha256 for each in releases for network in each.networks)}
 
 
-def networks_now(client: Client) -> Networks:
+def networks_now(client: Client) -> FleetNetworks:
     """Ask a scheduler for its networks and releases."""
     offered = _names_and_digests(client.models())
     try:
-        return Networks(offered=offered, releases=client.releases())
+        return FleetNetworks(offered=offered, releases=client.releases())
     except NotFound:
-        return Networks(offered=offered, releases=None)
+        return FleetNetworks(offered=offered, releases=None)
 
 
 def _names_and_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _names_and_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
     return tails | {one["name"]: one["sha256"] for one in manifest["models"]}
 
 
-def check_set(networks: Networks, models: Path) -> Iterator[Check]:
+def check_set(networks: FleetNetworks, models: Path) -> Iterator[Check]:
     """Compare the release in force with a model set."""
     try:
         manifest = load_manifest(models)
@@ -114,7 +114,7 @@ def _see(release: str) -> str:
     return f"terrace models release show {release}"
 
 
-def check_releases(networks: Networks) -> Iterator[Check]:
+def check_releases(networks: FleetNetworks) -> Iterator[Check]:
     """The release in force, the change under way, what failed lately, and nodes that cannot hold a release."""
     found = networks.releases
     if found is None:
@@ -165,7 +165,7 @@ def _check_change(rollout: Rollout) -> Check:
     return Check(_GROUP, rollout.release, CheckVerdict.OK, detail)
 
 
-def check_networks_of(device: Device, networks: Networks) -> Check | None:
+def check_networks_of(device: Device, networks: FleetNetworks) -> Check | None:
     """A finding if a node does not hold the release in force; None if it does."""
     models = [(str(model["name"]), str(model["sha256"])) for model in device.models]
     if not models or any(networks.offered.get(name) == sha256 for name, sha256 in models):

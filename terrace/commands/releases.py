@@ -74,7 +74,7 @@ def guards_of(texts: Sequence[str]) -> dict[GuardName, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialOptions:
     """Options of `terrace models release start`."""
 
     canary: Annotated[
@@ -223,7 +223,7 @@ def diff(
 
 @app.command()
 @connected
-def start(client: Client, release: Ref, trial: Trial, follow: Follow = False, json: Json = False) -> None:
+def start(client: Client, release: Ref, trial: TrialOptions, follow: Follow = False, json: Json = False) -> None:
     """Try a release on a part of the end devices: it rolls out to all if the guards hold, and back if one fails."""
     rollout = client.start_release(release, **trial.fields())
     if follow or json:

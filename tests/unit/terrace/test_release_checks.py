@@ -8,7 +8,7 @@ import pytest
 
 from models.manifest import Manifest, load_manifest
 from terrace.findings import Check, CheckVerdict
-from terrace.release_checks import Networks, check_networks_of, check_releases, check_set
+from terrace.release_checks import FleetNetworks, check_networks_of, check_releases, check_set
 from tests.model_sets import colour_network, colour_set
 from tests.release_stub import a_release, a_rollout
 from tierkit.client import Device, ReleaseList, ReleaseNow, Rollout
@@ -18,14 +18,14 @@ from tierkit.wire.releases import ReleaseNetwork, ReleaseState, RolloutState, Tr
 OLD = {"small": "1" * 64}
 
 
-def listed(*releases: ReleaseNow, **changes: Any) -> Networks:
+def listed(*releases: ReleaseNow, **changes: Any) -> FleetNetworks:
     """The networks of a fleet in which flowers@1 is in force."""
     first = a_release("flowers", 1, ReleaseState.IN_FORCE, origin="/srv/flowers", nodes=3)
     found = ReleaseList(in_force="flowers@1", releases=(*releases, first), **changes)
-    return Networks(offered=OLD, releases=found)
+    return FleetNetworks(offered=OLD, releases=found)
 
 
-def found_in(networks: Networks) -> dict[str, Check]:
+def found_in(networks: FleetNetworks) -> dict[str, Check]:
     return {check.name: check for check in check_releases(networks)}
 
 
@@ -33,7 +33,7 @@ def test_a_fleet_at_rest() -> None:
     assert found_in(listed()) == {
         "release": Check("fleet", "release", CheckVerdict.OK, "flowers@1 in force, held by 3 nodes")
     }
-    assert list(check_releases(Networks(offered=OLD, releases=None))) == []
+    assert list(check_releases(FleetNetworks(offered=OLD, releases=None))) == []
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_set_that_does_not_answer(
     if state is not None:
         releases.insert(0, release_of(after, 2, state))
     found = ReleaseList(in_force="flowers@1", releases=tuple(releases))
-    networks = Networks(offered=offered_by(load_manifest(before)), releases=found)
+    networks = FleetNetworks(offered=offered_by(load_manifest(before)), releases=found)
     (same,) = check_set(networks, before)
     assert (same.verdict, "flowers@1" in same.detail) == (CheckVerdict.OK, True)
     (other,) = check_set(networks, after)
