@@ -31,6 +31,7 @@ __all__ = [
     "advance",
     "chosen",
     "digest_of",
+    "named_like",
     "number_of",
     "rank",
     "state_of",
@@ -80,6 +81,15 @@ def digest_of(manifest: Manifest, tuning: Tuning | None) -> str:
     """sha256 of a release's content."""
     thresholds = "" if tuning is None else tuning.model_dump_json()
     return hashlib.sha256(manifest.as_json() + thresholds.encode()).hexdigest()
+
+
+def named_like(manifest: Manifest, present: Manifest) -> Manifest:
+    """The manifest with the hierarchy's name of the present one, if their classes are the same: an import names a
+    hierarchy after the folder of its model set, and the same networks may be in several folders."""
+    new, old = manifest.hierarchy, present.hierarchy
+    if new.name == old.name or (new.fine, new.coarse, new.parent) != (old.fine, old.coarse, old.parent):
+        return manifest
+    return Manifest.model_validate({**manifest.content(), "hierarchy": old.content()})
 
 
 def number_of(ref: str) -> tuple[int, str | None]:

@@ -29,6 +29,7 @@ from scheduler.core.release import (
     check_live,
     chosen,
     digest_of,
+    named_like,
     number_of,
     rank,
     state_of,
@@ -253,6 +254,8 @@ class Releases:
         if self.in_force not in self.rows:
             self.in_force = 0
         thresholds = tuning if isinstance(tuning, Tuning) else None
+        if self.in_force:
+            manifest = named_like(manifest, self.current.manifest)
         origin = _BUNDLED if folder is None else str(await asyncio.to_thread(folder.resolve))
         digest = digest_of(manifest, thresholds)
         own = next((each for each in reversed(self.rows.values()) if each.digest == digest), None)
@@ -343,6 +346,7 @@ class Releases:
             except TerraceError as exc:
                 raise InvalidInput(str(exc)) from exc
         async with self._turn:
+            manifest = named_like(manifest, self.current.manifest)
             digest = digest_of(manifest, tuning)
             for each in self.rows.values():
                 if (each.name, each.digest) == (name, digest):
