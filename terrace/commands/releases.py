@@ -298,7 +298,8 @@ def prune(
 
 def _finish(client: Client, rollout: Rollout, *, follow: bool, json: bool) -> None:
     """Show what came of a change, at its end if it is followed."""
-    if follow:
+    followed = follow and not rollout.state.final
+    if followed:
         try:
             rollout = follow_rollout(client, rollout, shown=not json)
         except KeyboardInterrupt:
@@ -308,7 +309,7 @@ def _finish(client: Client, rollout: Rollout, *, follow: bool, json: bool) -> No
         print_json(rollout)
     else:
         screen().print(rollout_summary(rollout), crop=False)
-    if follow and rollout.state is not RolloutState.DONE:
+    if followed and rollout.state is not RolloutState.DONE:
         raise typer.Exit(1)
 
 
