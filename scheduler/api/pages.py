@@ -26,6 +26,7 @@ PAGES = {
     "try": "Try it",
     "jobs": "Jobs",
     "timeline": "Timeline",
+    "releases": "Releases",
     "privacy": "Privacy",
     "training": "Training",
 }

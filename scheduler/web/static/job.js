@@ -44,6 +44,7 @@ const counts = el("p", { class: "counts", "data-testid": "counts" });
 const facts = {
   Id: el("code"),
   Site: el("a"),
+  Release: el("a"),
   Scheme: el("span"),
   Privacy: el("span"),
   Tasks: el("span"),
@@ -237,6 +238,9 @@ function showJob() {
   hinted(facts.Site, job.site ?? "");
   attribute(facts.Site, "href", job.site && mapOf(job.site));
   /** @type {HTMLElement} */ (facts.Site.closest("div")).hidden = !job.site;
+  hinted(facts.Release, job.release ?? "");
+  attribute(facts.Release, "href", job.release && `${root}/ui/releases#release=${encodeURIComponent(job.release)}`);
+  /** @type {HTMLElement} */ (facts.Release.closest("div")).hidden = !job.release;
   text(facts.Scheme, job.scheme);
   text(facts.Privacy, job.privacy ?? "auto");
   text(facts.Tasks, number(job.tasks));

@@ -112,6 +112,7 @@ export interface DamagedImage {
 
 export interface Job extends JobNow {
   site: string | null;
+  release?: string | null;
   scheme: string;
   privacy: string | null;
   tasks: number;
@@ -351,4 +352,84 @@ export interface SourceList {
 export interface ObservationPage {
   observations: SeenPicture[];
   next_cursor: string | null;
+}
+
+export interface ReleaseNetwork {
+  name: string;
+  tier: Tier;
+  sha256: string;
+  gpu: boolean;
+  target: string;
+  size_bytes: number;
+  accuracy: number | null;
+  nodes: number;
+}
+
+export interface TroubleNow {
+  node_id: string;
+  kind: string;
+  detail: string;
+}
+
+export interface ReleaseNow {
+  release: string;
+  name: string;
+  number: number;
+  state: "ready" | "canary" | "rolling out" | "in force" | "retired" | "rolled back" | "stopped";
+  digest: string;
+  created_at: string;
+  created_by: string;
+  origin: string;
+  classes: number;
+  networks: ReleaseNetwork[];
+  encoders: string[];
+  thresholds: boolean;
+  probes: number;
+  nodes: number;
+  jobs: number;
+  troubles: TroubleNow[];
+}
+
+export interface GuardNow {
+  name: "agreement" | "p99" | "errors";
+  limit: number;
+  old: number | null;
+  new: number | null;
+  value: number | null;
+  low: number | null;
+  high: number | null;
+  samples: number;
+  old_samples: number;
+  needs: number;
+  verdict: "open" | "holds" | "fails";
+  detail: string;
+}
+
+export interface Rollout {
+  release: string;
+  previous: string;
+  kind: "canary" | "promote" | "rollback" | "first";
+  state: "canary" | "rolling out" | "done" | "rolled back" | "stopped";
+  share: number;
+  canary: number;
+  guards: GuardNow[];
+  for_s: number;
+  elapsed_s: number;
+  extended: boolean;
+  devices: string[];
+  device_count: number;
+  wanted: number;
+  ready: number;
+  started_at: string;
+  started_by: string;
+  ended_at: string | null;
+  reason: string;
+}
+
+export interface ReleaseList {
+  in_force: string;
+  previous: string | null;
+  rollout: Rollout | null;
+  releases: ReleaseNow[];
+  history: Rollout[];
 }
