@@ -19,12 +19,15 @@ from scheduler.core.device import Device, Node
 from scheduler.core.site import NO_SITE
 from tierkit.types import Health, Tier
 from tierkit.wire.observations import DeviceStatus
+from tierkit.wire.releases import GuardNow, ReleaseState, RolloutState
 
 __all__ = [
     "ATTEMPTS",
     "COMMITS",
     "DATABASE",
     "DEVICES",
+    "GUARDS",
+    "GUARD_LIMITS",
     "JOBS",
     "LEADS",
     "OBSERVATION_BYTES",
@@ -42,8 +45,11 @@ __all__ = [
     "SiteCollector",
     "SourceCollector",
     "count_batch",
+    "count_rollout",
     "set_standby",
+    "show_guards",
     "show_networks",
+    "show_releases",
 ]
 
 ATTEMPTS = Counter(
@@ -73,6 +79,29 @@ NETWORKS = Gauge(
     "Live nodes by the network that tasks ask them for.",
     ["tier", "model", "sha256"],
 )
+RELEASES = Gauge(
+    "terrace_scheduler_release_info",
+    "1 for each release that answers: in force, canary, rolling out, or another state for one that only unfinished "
+    "jobs need.",
+    ["release", "state"],
+)
+RELEASE_NODES = Gauge(
+    "terrace_scheduler_release_nodes", "Live nodes that hold a release, for each release that answers.", ["release"]
+)
+LAGGING = Gauge(
+    "terrace_scheduler_release_lagging_nodes", "Live nodes that hold nothing of the release in force, and get no work."
+)
+ROLLOUTS = Counter(
+    "terrace_scheduler_rollouts_total",
+    "Changes of the release in force that ended: done, rolled_back (a guard failed, or it could not be used), stopped.",
+    ["outcome"],
+)
+GUARDS = Gauge(
+    "terrace_scheduler_guard",
+    "Figure of a guard of the trial under way, which its limit is compared with; none without a trial.",
+    ["guard"],
+)
+GUARD_LIMITS = Gauge("terrace_scheduler_guard_limit", "Limit of a guard of the trial under way.", ["guard"])
 ANSWERS = Counter("terrace_scheduler_answers_total", "Answers for images, by tier and class.", ["tier", "label"])
 COMMITS = Counter("terrace_scheduler_commits_total", "Group commits of results to the database.")
 LEADS = Gauge("terrace_scheduler_leads", "1 while this scheduler leads, 0 while it is a standby.")
@@ -119,8 +148,9 @@ def set_standby() -> None:
     LEADS.set(0)
     for gauge in (UNFINISHED, WAITING):
         gauge.set(0)
-    for labelled in (OUTSTANDING, DEVICES, NETWORKS):
+    for labelled in (OUTSTANDING, DEVICES, NETWORKS, RELEASES, RELEASE_NODES, GUARDS, GUARD_LIMITS):
         labelled.clear()
+    LAGGING.set(0)
     DATABASE.set(1)
     STORED_OBSERVATIONS.set(0)
     SOURCES.show(None)
@@ -133,6 +163,36 @@ def show_networks(alive: Iterable[Node]) -> None:
     NETWORKS.clear()
     for labels, count in counts.items():
         NETWORKS.labels(*labels).set(count)
+
+
+def show_releases(holding: Mapping[tuple[str, ReleaseState], int], lagging: int) -> None:
+    """Show the releases that answer.
+
+    Args:
+        holding: live nodes by the release that they hold (NAME@NUMBER) and its state.
+        lagging: live nodes that hold nothing of the release in force.
+    """
+    RELEASES.clear()
+    RELEASE_NODES.clear()
+    for (release, state), count in holding.items():
+        RELEASES.labels(release, state).set(1)
+        RELEASE_NODES.labels(release).set(count)
+    LAGGING.set(lagging)
+
+
+def show_guards(guards: Iterable[GuardNow]) -> None:
+    """Show the guards of the trial under way; none without a trial."""
+    GUARDS.clear()
+    GUARD_LIMITS.clear()
+    for guard in guards:
+        GUARD_LIMITS.labels(guard.name).set(guard.limit)
+        if guard.value is not None:
+            GUARDS.labels(guard.name).set(guard.value)
+
+
+def count_rollout(state: RolloutState) -> None:
+    """Count a change of the release in force that has ended."""
+    ROLLOUTS.labels(_OUTCOMES[state]).inc()
 
 
 def count_batch(ages_s: Sequence[float], *, amended: int, known: int) -> None:
@@ -372,12 +432,19 @@ class ClassCounts:
         self._new.clear()
 
 
+_OUTCOMES = {
+    RolloutState.DONE: "done",
+    RolloutState.ROLLED_BACK: "rolled_back",
+    RolloutState.STOPPED: "stopped",
+}
+
 # Prometheus sees an increase only from a value that it has read before, so each counter begins at 0.
 for _metric, _values in (
     (ATTEMPTS, "ok refused unreachable error lost fallback rerouted deadline cancelled late"),
     (TASKS, "fine coarse fallback failed"),
     (JOBS, "completed failed cancelled"),
     (OBSERVATIONS, "new amended known"),
+    (ROLLOUTS, "done rolled_back stopped"),
 ):
     for _value in _values.split():
         _metric.labels(_value)

@@ -36,6 +36,7 @@ from scheduler.core.release import (
     wanted,
 )
 from scheduler.core.work import AttemptFacts
+from scheduler.metrics import count_rollout
 from scheduler.placement.routes import Placement
 from scheduler.releases.files import NetworkFiles, files_of
 from scheduler.releases.probes import Prober, known_answers
@@ -568,6 +569,7 @@ class Releases:
         self._use()
         if change.state is not RolloutState.DONE and old is not None:
             self.uses.move_jobs(change.release, old)
+        count_rollout(change.state)
         self.uses.ended(change)
         return change
 

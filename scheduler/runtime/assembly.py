@@ -27,7 +27,17 @@ from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.recover import recover
 from scheduler.jobs.service import Scheduler
-from scheduler.metrics import DATABASE, DEVICES, SITES, SOURCES, UNFINISHED, WAITING, show_networks
+from scheduler.metrics import (
+    DATABASE,
+    DEVICES,
+    SITES,
+    SOURCES,
+    UNFINISHED,
+    WAITING,
+    show_guards,
+    show_networks,
+    show_releases,
+)
 from scheduler.observations.book import SourceBook
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
@@ -56,6 +66,7 @@ from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, Weights
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Scheme, Tier
+from tierkit.wire.releases import RolloutState
 
 __all__ = ["open_scheduler"]
 
@@ -263,6 +274,7 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
     """Notice silence. Set the gauges."""
     devices = scheduler.devices
     doubting, shown = False, (-math.inf, -1)
+    known: Answering | None = None
     while True:
         await asyncio.sleep(_SWEEP_S)
         now = time.monotonic()
@@ -284,6 +296,28 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
             if devices.version != shown[1]:
                 show_networks([*scheduler.placement.alive_ends(now), *scheduler.placement.uppers(now)])
             shown = now, devices.version
+            show_guards(scheduler.releases.guards if scheduler.releases.change is not None else ())
+            known = _show_releases(scheduler, now, known)
+
+
+Answering = tuple[int, frozenset[int], int, RolloutState | None]
+"""What the gauges of releases depend on: the device list, the releases that answer, the one in force, and the state of
+the change under way."""
+
+
+def _show_releases(scheduler: Scheduler, now: float, before: Answering | None) -> Answering:
+    """Set the gauges of releases, unless all is as it was before; return how it is now."""
+    releases, holders = scheduler.releases, scheduler.placement.holders
+    state = None if releases.change is None else releases.change.state
+    answering = scheduler.devices.version, releases.live, releases.in_force, state
+    if answering == before:
+        return answering
+    alive = [device for tier in Tier for device in scheduler.devices.alive(tier, now)]
+    holding = {
+        (releases.ref_of(number), releases.state(number)): len(holders(alive, number)) for number in releases.live
+    }
+    show_releases(holding, len(alive) - len(holders(alive, releases.in_force)))
+    return answering
 
 
 async def _purge(scheduler: Scheduler) -> None:

@@ -16,9 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_parser import AggregateExpr, MatchOp, VectorSelector
 
 from models.data import read_sample
+from scheduler.metrics import GUARD_LIMITS, GUARDS, show_guards
 from tierkit.client import Client
 from tierkit.types import Tier
 from tierkit.wire.api import Device
+from tierkit.wire.releases import DEFAULT_GUARDS, GuardNow
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -106,10 +108,18 @@ def measured(fleet_url: str) -> dict[str, dict[str, set[str]]]:
                 labels = series.setdefault(sample.name, {})
                 for name, value in sample.labels.items():
                     labels.setdefault(name, set()).add(value)
+    series |= _guards()
     # Others use this fleet.
     httpx.delete(f"{fleet_url}/v1/devices/camera?incarnation={_INCARNATION}", trust_env=False).raise_for_status()
     httpx.delete(f"{fleet_url}/v1/devices/camera?forget=true", trust_env=False)
     return series
+
+
+def _guards() -> dict[str, dict[str, set[str]]]:
+    """The metrics of a trial, which this fleet does not have."""
+    show_guards(GuardNow(name=name, limit=limit, value=1.0) for name, limit in DEFAULT_GUARDS.items())
+    samples = [sample for metric in (GUARDS, GUARD_LIMITS) for family in metric.collect() for sample in family.samples]
+    return {sample.name: {"guard": {*DEFAULT_GUARDS}} for sample in samples}
 
 
 _INCARNATION = "0" * 16

@@ -136,7 +136,7 @@ class PlayedReleases:
         page.route("**/v1/releases", lambda route: route.fulfill(json=json.loads(self.now.model_dump_json())))
         page.route("**/v1/releases/**", self._change)
         if role is not None:
-            who = {"name": "bob", "role": role, "expires": None, "sites": []}
+            who: dict[str, Any] = {"name": "bob", "role": role, "expires": None, "sites": []}
             page.route("**/v1/whoami", lambda route: route.fulfill(json=who))
 
     def _change(self, route: Route) -> None:
