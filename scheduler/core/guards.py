@@ -253,8 +253,8 @@ def _agreement(limit: float, trial: Trial) -> GuardNow:
         needs=needs,
         verdict=verdict,
         detail=(
-            f"The new release agrees with the tier above on {share_new:.1%} of {new.compared:,} images, "
-            f"the old one on {share_old:.1%} of {old.compared:,}. "
+            f"The new release agrees with the tier above on {100 * share_new:.1f} % of {new.compared:,} images, "
+            f"the old one on {100 * share_old:.1f} % of {old.compared:,}. "
             f"The ratio is {value:.3g} ({low:.3g} to {high:.3g}); at least {limit:g} is required."
         ),
     )
@@ -291,7 +291,7 @@ def _errors(limit: float, trial: Trial) -> GuardNow:
         verdict=verdict,
         detail=(
             f"{new.failed:,} of {new.attempts:,} attempts of the new release failed: "
-            f"{share:.2%} ({low:.2%} to {high:.2%}); at most {limit:.2%} may."
+            f"{100 * share:.2f} % ({100 * low:.2f} % to {100 * high:.2f} %); at most {100 * limit:.2f} % may."
         ),
     )
 

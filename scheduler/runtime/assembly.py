@@ -301,7 +301,7 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
 
 
 Answering = tuple[int, frozenset[int], int, RolloutState | None]
-"""What the gauges of releases depend on: the device list, the releases that answer, the one in force, and the state of
+"""Inputs of the gauges of releases: the device list, the releases that answer, the one in force, and the state of
 the change under way."""
 
 

@@ -22,13 +22,16 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
+from scheduler.core.guards import ReleaseFigures, Trial, judge
 from tests.browser.conftest import CHROMIUM, pid_of, started
+from tests.browser.test_releases import PlayedReleases, rollout, trial
 from tests.browser.test_sites import PlayedFleet, shop, site_now, snapshot
 from tests.browser.test_try import pictures
 from tests.browser.watching import PlayedNode, coarse_of, jpeg
 from tests.training_runs import report, start, worker
 from tierkit.client import Client
 from tierkit.errors import Conflict
+from tierkit.wire.releases import DEFAULT_GUARDS, RolloutState
 
 _PICTURES = 12
 _SCHEMES = ("adaptive", "adaptive", "end-cloud")
@@ -179,6 +182,34 @@ def _take_sites(browser: Browser, url: str, folder: Path) -> None:
         _take(page, folder, name)
 
 
+def _figures(chance: random.Random, tasks: int, agreement: float, failed: int) -> ReleaseFigures:
+    figures = ReleaseFigures()
+    for task in range(tasks):
+        figures.agrees(sum(chance.random() < agreement for _ in range(10)), 10)
+        figures.attempted(task >= failed)
+        figures.took("coarse", 2.4 * chance.lognormvariate(0, 0.3))
+    return figures
+
+
+def _take_releases(browser: Browser, url: str, folder: Path) -> None:
+    """A trial that goes well, after one that did not."""
+    chance, now = random.Random(3), Trial()
+    now.new, now.old_here = _figures(chance, 620, 0.83, 1), _figures(chance, 700, 0.81, 0)
+    guards = tuple(judge(name, limit, now) for name, limit in DEFAULT_GUARDS.items())
+    now.new = _figures(chance, 40, 0.06, 0)
+    failed = judge("agreement", DEFAULT_GUARDS["agreement"], now)
+    past = rollout("flowers@6", previous="flowers@5", state=RolloutState.ROLLED_BACK, elapsed_s=95)
+    past = past.model_copy(
+        update={"ended_at": past.started_at, "reason": f"The trial failed. agreement: {failed.detail}"}
+    )
+    shown = trial(guards=guards, device_count=6, wanted=11, ready=11, elapsed_s=4500)
+    page = browser.new_context(viewport={"width": 1280, "height": 1000}).new_page()
+    PlayedReleases(page, shown.model_copy(update={"history": (past,)}), "operator")
+    page.goto(f"{url}/ui/releases")
+    page.get_by_label("compared with").select_option("flowers@8")
+    _take(page, folder, "releases")
+
+
 def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +252,7 @@ def take_all(folder: Path) -> None:
         _take(_trained(browser, fleet.url), folder, "training")
         _take_live(browser, fleet.url, folder)
         _take_sites(browser, fleet.url, folder)
+        _take_releases(browser, fleet.url, folder)
         browser.close()
 
 

@@ -237,6 +237,8 @@ def test_a_trial_is_seen_with_its_guards(plays: Plays) -> None:
         "aria-label", f"agreement: 1{TIMES} (0.976{TIMES} to 1.02{TIMES}); at least 0.97{TIMES}"
     )
     expect(agreement).to_contain_text("4,000 and 4,000")
+    change.get_by_text("The figures in words").click()
+    expect(page.get_by_test_id("in-words")).to_contain_text("p99: 99 % of 400 coarse answers of the new release")
     played.tell(trial(extended=True, elapsed_s=7205, guards=guards(0.1, 30, 9.0)))
     expect(counts).to_contain_text("2 h left, extended once")
     for name in DEFAULT_GUARDS:
@@ -347,6 +349,7 @@ def test_no_serious_fault(plays: Plays, width: int, scheme: str) -> None:
     expect(page.get_by_test_id("trouble")).to_have_count(1)
     page.get_by_label("compared with").select_option("flowers@7")
     page.get_by_text("Its end devices").click()
+    page.get_by_text("The figures in words").click()
     wrong = {"all": faults(page)}
     page.get_by_role("button", name="Stop").first.click()
     wrong["a question"] = faults(page)

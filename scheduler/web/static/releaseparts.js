@@ -1,7 +1,7 @@
 // What a release, a guard and a change of releases mean to people, and the form that starts a trial.
 
 import { send } from "./api.js";
-import { attribute, el, hinted, svg, text } from "./dom.js";
+import { attribute, el, svg, text } from "./dom.js";
 import { milliseconds, number, percent, span } from "./format.js";
 import { attempt } from "./shell.js";
 import { Table } from "./table.js";
@@ -122,7 +122,6 @@ export function guardTable() {
       { title: "New", kind: "number", show: (cell, guard) => text(cell, inUnit(guard, guard.new)) },
       { title: "Old", kind: "number", show: (cell, guard) => text(cell, inUnit(guard, guard.old)) },
       { title: "Samples", kind: "number", show: samples },
-      { title: "Figures", kind: "why said", show: (cell, guard) => hinted(cell, guard.detail) },
     ],
     (guard) => guard.name,
     (row, guard) => {

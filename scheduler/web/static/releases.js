@@ -38,7 +38,9 @@ const changeOrders = el("p", { class: "buttons", "data-testid": "change-orders" 
 const devices = el("p", { class: "said" });
 const someDevices = el("details", {}, el("summary", {}, "Its end devices"), devices);
 const guards = guardTable();
-const change = el("section", { hidden: true, class: "card", "data-testid": "rollout" }, title, state, bar, counts, reason, guards.element, changeOrders, someDevices);
+const inWords = el("div", { class: "said", "data-testid": "in-words" });
+const words = el("details", {}, el("summary", {}, "The figures in words"), inWords);
+const change = el("section", { hidden: true, class: "card", "data-testid": "rollout" }, title, state, bar, counts, reason, guards.element, changeOrders, words, someDevices);
 const none = el("p", { class: "card", hidden: true, "data-testid": "no-releases" }, "There is no release yet. ", el("code", {}, "terrace models release create"), " makes one.");
 
 /** @type {Table<ReleaseNow>} */
@@ -188,7 +190,12 @@ function showChange(rollout) {
   text(reason, rollout.reason);
   reason.hidden = !rollout.reason;
   guards.update([...rollout.guards]);
-  guards.element.hidden = rollout.guards.length === 0;
+  guards.element.hidden = words.hidden = rollout.guards.length === 0;
+  const sentences = rollout.guards.map(({ name, detail }) => `${name}: ${detail}`);
+  if (inWords.dataset.shown !== sentences.join("\n")) {
+    inWords.dataset.shown = sentences.join("\n");
+    replace(inWords, ...sentences.map((sentence) => el("p", {}, sentence)));
+  }
   const more = rollout.device_count - rollout.devices.length;
   text(devices, `${rollout.devices.join(", ")}${more > 0 ? ` and ${number(more)} more` : ""}`);
   someDevices.hidden = rollout.devices.length === 0;

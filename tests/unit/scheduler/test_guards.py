@@ -255,11 +255,11 @@ def test_the_reason_has_the_figures():
     assert conclusion(made, elapsed_s=1) == (
         "roll back",
         "The trial failed. "
-        "agreement: The new release agrees with the tier above on 5.0% of 200 images, the old one on 90.0% of 200. "
+        "agreement: The new release agrees with the tier above on 5.0 % of 200 images, the old one on 90.0 % of 200. "
         "The ratio is 0.0556 (0.0209 to 0.148); at least 0.97 is required. "
         "p99: 99 % of 200 coarse answers of the new release take at most 4.98 ms per image, "
         "of 200 of the old one 1.01 ms. The ratio is 4.93 (4.93 to 4.93); at most 1.3 is allowed. "
-        "errors: 30 of 300 attempts of the new release failed: 10.00% (5.62% to 17.16%); at most 0.50% may.",
+        "errors: 30 of 300 attempts of the new release failed: 10.00 % (5.62 % to 17.16 %); at most 0.50 % may.",
     )
 
 
