@@ -22,7 +22,6 @@ from tierkit.wire.releases import (
     GuardNow,
     NewRelease,
     Pruned,
-    PruneRequest,
     ReleaseList,
     ReleaseNetwork,
     ReleaseNow,
@@ -142,9 +141,9 @@ class ReleaseStub:
         return _json(a_rollout(release.release, state, guards=guards, for_s=length))
 
     async def prune(self, request: Request) -> Response:
-        wanted = PruneRequest.model_validate_json(await request.body())
-        self.asked.append(("prune", wanted.dry_run))
-        return _json(self.pruned.model_copy(update={"dry_run": wanted.dry_run}))
+        dry_run = request.query_params["dry_run"] == "true"
+        self.asked.append(("prune", dry_run))
+        return _json(self.pruned.model_copy(update={"dry_run": dry_run}))
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -158,7 +157,7 @@ async def stubbed() -> AsyncIterator[ReleaseStub]:
     routes = [
         Route("/v1/releases", stub.list_all),
         Route("/v1/releases", stub.create, methods=["POST"]),
-        Route("/v1/releases/prune", stub.prune, methods=["POST"]),
+        Route("/v1/releases", stub.prune, methods=["DELETE"]),
         Route("/v1/releases/{ref}", stub.show),
         Route("/v1/releases/{ref}/manifest", stub.manifest),
         Route("/v1/releases/{ref}/{change}", stub.change, methods=["POST"]),

@@ -102,6 +102,8 @@ class Node(Struct, frozen=True, kw_only=True):
     """Rule of its site."""
     sha256: str = ""
     """Digest of the model's weights."""
+    reading: str = ""
+    """`ModelOffer.reading`, if the node holds two versions of the model that differ in nothing else."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images there; empty for anywhere."""
 

@@ -41,6 +41,7 @@ from tierkit.wire.messages import (
     ESCALATION,
     ESCALATION_HEADER,
     INTERACTIVE,
+    NETWORK_HEADER,
     PRIORITY_HEADER,
     REQUEST_ID_HEADER,
     STAGE_HEADER,
@@ -76,6 +77,8 @@ class TaskRequest:
     """That the device has registered for its coarse answers."""
     sha256: str
     """Digest of that model's weights."""
+    reading: str = ""
+    """`ModelOffer.reading` of that version; "" if the digest identifies it."""
     images: Array
     """UINT8 pixels `[n, h, w, 3]`, or files `[n]`."""
     upstreams: tuple[Upstream, ...]
@@ -134,6 +137,7 @@ class HttpTransport:
             REQUEST_ID_HEADER: request.request_id,
             **({} if request.trace is None else request.trace.headers),
             BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
+            NETWORK_HEADER: f"{request.sha256}.{request.reading}" if request.reading else request.sha256,
             **authorization(request.key),
         }
         if request.upstreams:

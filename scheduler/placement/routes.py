@@ -558,6 +558,7 @@ class Placement:
                     tier=target.tier,
                     model=present.model if encoder is None else encoder.name,
                     sha256=present.sha256 if encoder is None else encoder.tail.sha256,
+                    reading=present.reading if encoder is None else "",
                     encoding=encoding,
                     relay=relay,
                     key=target.registration.key,
@@ -663,6 +664,7 @@ class Placement:
             url=device.registration.url,
             model=networks.network_of(offer),
             sha256=offer.sha256,
+            reading=offer.reading if _is_twice(offer, device.registration) else "",
             ms_per_image=offer.ms_per_image / device.replicas,
             site=device.site,
             share=self.share(device.site),
@@ -674,6 +676,12 @@ class Placement:
         return all(tier in self._settings.trusted for tier in wanted) and all(
             self.trusts(device) for device in known if device.tier in wanted
         )
+
+
+def _is_twice(offer: ModelOffer, registration: Registration) -> bool:
+    """True if a node holds two versions of a model with the same weights."""
+    version = offer.name, offer.sha256
+    return sum((each.name, each.sha256) == version for each in registration.models) > 1
 
 
 def _trusting(untrusted: Sequence[Device]) -> str:

@@ -45,7 +45,6 @@ from tierkit.wire.releases import (
     GuardName,
     NewRelease,
     Pruned,
-    PruneRequest,
     ReleaseList,
     ReleaseNow,
     Rollout,
@@ -718,8 +717,7 @@ class AsyncClient(SchedulerConnection):
         Args:
             dry_run: only return what would be removed.
         """
-        upload = json_upload(PruneRequest(dry_run=dry_run))
-        response = await self._request("POST", "/v1/releases/prune", repeatable=True, upload=upload)
+        response = await self._request("DELETE", f"/v1/releases?dry_run={str(dry_run).lower()}", repeatable=True)
         return parse(Pruned, response.content)
 
     async def _change_release(self, change: str, release: str, upload: UploadBody | None = None) -> Rollout:

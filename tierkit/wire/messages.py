@@ -104,8 +104,8 @@ answers the pictures of its own sources with the first. After a semicolon: how o
 so that caches follow ("8,7;2")."""
 
 NETWORK_HEADER = "Terrace-Network"
-"""sha256 of the network that gives the coarse answers of a task; absent: the network of the first release. A node that
-does not hold it answers 503."""
+"""sha256 of the network that gives the coarse answers of a task; absent: the network of the first release. A dot and the
+network's `reading` may follow. A node that does not hold it answers 503."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -352,6 +352,8 @@ class Upstream(_Message):
     model: ModelName
     sha256: Sha256 | None = None
     """Of that model: another version of it must not answer. None: any may; the scheduler always names one."""
+    reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """`ModelOffer.reading` of that version. "": the node's choice, if it has two that differ in nothing else."""
     encoding: Encoding | None
     """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
     relay: Relay | None = None
