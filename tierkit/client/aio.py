@@ -717,7 +717,8 @@ class AsyncClient(SchedulerConnection):
         Args:
             dry_run: only return what would be removed.
         """
-        response = await self._request("DELETE", f"/v1/releases?dry_run={str(dry_run).lower()}", repeatable=True)
+        params = {"dry_run": str(dry_run).lower()}
+        response = await self._request("DELETE", "/v1/releases", repeatable=True, params=params)
         return parse(Pruned, response.content)
 
     async def _change_release(self, change: str, release: str, upload: UploadBody | None = None) -> Rollout:

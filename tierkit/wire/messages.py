@@ -104,8 +104,8 @@ answers the pictures of its own sources with the first. After a semicolon: how o
 so that caches follow ("8,7;2")."""
 
 NETWORK_HEADER = "Terrace-Network"
-"""sha256 of the network that gives the coarse answers of a task; absent: the network of the first release. A dot and the
-network's `reading` may follow. A node that does not hold it answers 503."""
+"""sha256 of the network that gives the coarse answers of a task; absent: the network of the first release. A dot and
+the network's `reading` may follow. A node that does not hold it answers 503."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
