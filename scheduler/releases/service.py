@@ -43,7 +43,7 @@ from scheduler.releases.probes import Prober, known_answers
 from scheduler.store.releases import ReleaseStore
 from tierkit.errors import Conflict, InvalidInput, NotFound, TerraceError, Unavailable
 from tierkit.types import Health, Scheme, Tier
-from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, TaskEvent
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, TaskEvent, UpstreamAnswer
 from tierkit.wire.observations import Observation
 from tierkit.wire.releases import GuardName, GuardNow, ReleaseState, RolloutState, StartRequest
 
@@ -684,19 +684,17 @@ class Releases:
         """A line of an answer has come."""
         if self.change is None or (group := self._group(facts.release, facts.node_id)) is None:
             return
-        ms = (now - facts.started) * 1000 / facts.images
+        # Not the time until the answer came: a task waits longer where few devices share the work, whatever the network.
         match event:
             case CoarseEvent():
-                group.took(STAGES[0], ms)
+                group.took(STAGES[0], event.compute_ms / (event.batch_images or facts.images))
             case FineEvent():
                 _compare(group, coarse, range(facts.images), event.coarse_labels)
-                if not facts.fine_only:
-                    group.took(STAGES[1], ms)
+                _took(group, event)
             case RoutedEvent():
                 for answer in event.answers:
                     _compare(group, coarse, answer.indices, answer.coarse_labels)
-                if not facts.fine_only:
-                    group.took(STAGES[1], ms)
+                    _took(group, answer)
                 if any(loss.reason == "upstream_error" for loss in event.losses):
                     group.attempted(False)
             case FallbackEvent(reason="upstream_error"):
@@ -728,6 +726,11 @@ def _compare(group: Any, coarse: CoarseEvent | None, indices: Iterable[int], abo
         return
     pairs = [(coarse.labels[at], label) for at, label in zip(indices, above, strict=False) if at < len(coarse.labels)]
     group.agrees(sum(below == label for below, label in pairs), len(pairs))
+
+
+def _took(group: Any, answer: UpstreamAnswer) -> None:
+    if answer.timing is not None and answer.timing.batch_images:
+        group.took(STAGES[1], answer.timing.compute_ms / answer.timing.batch_images)
 
 
 def _failed(change: ReleaseChange) -> bool:
