@@ -215,17 +215,18 @@ def wanted(
 
     Args:
         busy: releases of unfinished jobs.
-        tried: the changes to releases that failed: only devices that tried one go on holding it.
+        tried: by release, its last change that failed: only devices that tried it go on holding it.
     """
+    under_way = change if change is not None and not change.state.final else None
     numbers = [in_force]
-    if change is not None and not change.state.final and change.release != in_force:
+    if under_way is not None:
         if tier is not Tier.END:
-            numbers.append(change.release)
-        elif chosen(change, node_id):
-            numbers.insert(0, change.release)
+            numbers.append(under_way.release)
+        elif chosen(under_way, node_id):
+            numbers.insert(0, under_way.release)
     for number in sorted(busy, reverse=True):
-        failed = tried.get(number)
-        if number not in numbers and (failed is None or tier is not Tier.END or chosen(failed, node_id)):
+        trial = under_way if under_way is not None and under_way.release == number else tried.get(number)
+        if number not in numbers and (trial is None or tier is not Tier.END or chosen(trial, node_id)):
             numbers.append(number)
     return tuple(numbers[:MOST_LIVE])
 

@@ -214,11 +214,16 @@ class Releases:
 
     def header(self, device: Device) -> str:
         """Value of `Terrace-Releases` for a node."""
-        tried = {change.release: change for change, _ in reversed(self.history) if _failed(change)}
         numbers = wanted(
-            device.node_id, device.tier, in_force=self.in_force, change=self.change, busy=self.busy, tried=tried
+            device.node_id, device.tier, in_force=self.in_force, change=self.change, busy=self.busy, tried=self._tried
         )
         return f"{','.join(map(str, numbers))};{self.pruned}"
+
+    @property
+    def _tried(self) -> dict[int, ReleaseChange]:
+        """By release, its last change, if that failed."""
+        last = {change.release: change for change, _ in reversed(self.history)}
+        return {number: change for number, change in last.items() if _failed(change)}
 
     def first_of(self, device: Device) -> int:
         """The release with which a device answers its own pictures, if it holds it; else the one in force."""
@@ -684,7 +689,7 @@ class Releases:
         """A line of an answer has come."""
         if self.change is None or (group := self._group(facts.release, facts.node_id)) is None:
             return
-        # Not the time until the answer came: a task waits longer where few devices share the work, whatever the network.
+        # Not the time until the answer came: where few devices share the work, a task waits longer for its turn.
         match event:
             case CoarseEvent():
                 group.took(STAGES[0], event.compute_ms / (event.batch_images or facts.images))
