@@ -23,7 +23,6 @@ from scheduler.api.routing import (
     Service,
     SmallBody,
 )
-from scheduler.core.guards import Trial, judge
 from scheduler.core.release import NetworkSet, Release, ReleaseChange, chosen
 from scheduler.jobs.service import Scheduler
 from tierkit.access import Caller
@@ -104,7 +103,9 @@ async def get_release_manifest(request: Request, scheduler: Service, ref: Ref) -
 )
 async def start(scheduler: Service, caller: CallerOf, ref: Ref, wanted: StartRequest) -> Rollout:
     """End devices chosen by hash use it, and a share of new jobs. It goes to everyone if the guards hold to the end."""
-    return _rollout(scheduler, await scheduler.releases.start(ref, wanted, _name(caller)), None)
+    return _rollout(
+        scheduler, await scheduler.releases.start(ref, wanted, _name(caller)), scheduler.releases.trial.guards
+    )
 
 
 @releases.post(
@@ -115,7 +116,7 @@ async def start(scheduler: Service, caller: CallerOf, ref: Ref, wanted: StartReq
     dependencies=OPERATORS,
 )
 async def promote(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
-    return _rollout(scheduler, await scheduler.releases.promote(ref, _name(caller)), None)
+    return _rollout(scheduler, await scheduler.releases.promote(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
 @releases.post(
@@ -126,7 +127,7 @@ async def promote(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     dependencies=OPERATORS,
 )
 async def stop(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
-    return _rollout(scheduler, await scheduler.releases.stop(ref, _name(caller)), None)
+    return _rollout(scheduler, await scheduler.releases.stop(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
 @releases.post(
@@ -137,7 +138,7 @@ async def stop(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     dependencies=OPERATORS,
 )
 async def roll_back(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
-    return _rollout(scheduler, await scheduler.releases.roll_back(ref, _name(caller)), None)
+    return _rollout(scheduler, await scheduler.releases.roll_back(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
 @releases.delete(
@@ -213,7 +214,7 @@ def releases_now(scheduler: Scheduler, now: float) -> ReleaseList:
     return ReleaseList(
         in_force=known.current.ref,
         previous=None if previous is None else previous.ref,
-        rollout=None if known.change is None else _rollout(scheduler, known.change, known.guards),
+        rollout=None if known.change is None else _rollout(scheduler, known.change, known.trial.guards),
         releases=tuple(_release_now(scheduler, each, jobs, now) for each in reversed(known.rows.values())),
         history=tuple(_rollout(scheduler, change, guards) for change, guards in known.history[:_MOST_HISTORY]),
     )
@@ -268,11 +269,9 @@ def _release_now(scheduler: Scheduler, release: Release, jobs: Counter[int], now
     )
 
 
-def _rollout(scheduler: Scheduler, change: ReleaseChange, guards: tuple[GuardNow, ...] | None) -> Rollout:
-    """A change as it is now; without guards, those of a trial that has just begun."""
+def _rollout(scheduler: Scheduler, change: ReleaseChange, guards: tuple[GuardNow, ...]) -> Rollout:
+    """A change as it is now."""
     known = scheduler.releases
-    if guards is None:
-        guards = tuple(judge(name, limit, Trial()) for name, limit in change.guards.items())  # type: ignore[arg-type]
     devices: list[str] = []
     to_hold = ready = 0
     if not change.state.final:

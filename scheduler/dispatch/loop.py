@@ -119,7 +119,7 @@ class Dispatcher:
         self._events: deque[events.Event] = deque()
         self._handling = False
         self._followers: list[Callable[[Change], None]] = [record.node_changed]
-        self.learns: Callable[[AttemptFacts, TaskEvent, CoarseEvent | None, float], None] = lambda *_: None
+        self.learns: Callable[[AttemptFacts, TaskEvent, CoarseEvent | None], None] = lambda *_: None
         """Called with each line of an answer, and the coarse answer that the task had."""
         self.moved: Callable[[JobFacts], None] = lambda _: None
         """Called with the facts of a job that belongs to another release now."""
@@ -551,7 +551,7 @@ class Dispatcher:
         match effect:
             case events.Learn(facts, event, coarse):
                 self._learn(facts, event, now)
-                self.learns(facts, event, coarse, now)
+                self.learns(facts, event, coarse)
             case events.WaitUntil(attempt, at):
                 # One that has just expired cannot be moved any more: `TimeUp` follows.
                 if (limit := self._limits.get(attempt)) is not None and not limit.expired():

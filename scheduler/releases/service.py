@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,6 @@ from models.escalation import Tuning
 from models.manifest import Manifest, WeightsFile
 from scheduler.core.device import Device
 from scheduler.core.fleet import Ledger
-from scheduler.core.guards import STAGES, Trial, conclude, judge
-from scheduler.core.job import AttemptReport
 from scheduler.core.release import (
     Fleet,
     NetworkSet,
@@ -35,17 +33,15 @@ from scheduler.core.release import (
     state_of,
     wanted,
 )
-from scheduler.core.work import AttemptFacts
 from scheduler.metrics import count_rollout
 from scheduler.placement.routes import Placement
+from scheduler.releases.figures import TrialRecord
 from scheduler.releases.files import NetworkFiles, files_of
 from scheduler.releases.probes import Prober, known_answers
 from scheduler.store.releases import ReleaseStore
 from tierkit.errors import Conflict, InvalidInput, NotFound, TerraceError, Unavailable
 from tierkit.types import Health, Scheme, Tier
-from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, TaskEvent, UpstreamAnswer
-from tierkit.wire.observations import Observation
-from tierkit.wire.releases import GuardName, GuardNow, ReleaseState, RolloutState, StartRequest
+from tierkit.wire.releases import GuardNow, ReleaseState, RolloutState, StartRequest
 
 __all__ = ["Releases", "Uses"]
 
@@ -122,9 +118,8 @@ class Releases:
         """The change under way."""
         self.history: list[tuple[ReleaseChange, tuple[GuardNow, ...]]] = []
         """Changes that are over with their guards, the newest first."""
-        self.guards: tuple[GuardNow, ...] = ()
-        """Of the trial under way."""
-        self.trial = Trial()
+        self.trial = TrialRecord()
+        """Of the change under way."""
         self.busy: frozenset[int] = frozenset()
         self.pruned = 0
         """When releases were removed last, in seconds since 1970."""
@@ -252,8 +247,8 @@ class Releases:
         for change, notes in await self._store.changes(_MOST_HISTORY):
             guards = tuple(GuardNow.model_validate(each) for each in notes.get("guards", ()))
             if not change.state.final and not self.history:
-                self.change, self.guards = change, guards
-                self.trial = Trial.from_json(notes.get("trial", {}))
+                self.change = change
+                self.trial.begin(change, notes)
             else:
                 self.history.append((change, guards))
         self.in_force = next((c.release for c, _ in self.history if c.state is RolloutState.DONE), 0)
@@ -397,7 +392,7 @@ class Releases:
                 for_s=request.for_s,
                 seeds=tuple(picked[:1]),
             )
-            self.trial, self.guards = Trial(), ()
+            self.trial.begin(change, {})
             await self._begin(change)
             return change
 
@@ -549,10 +544,10 @@ class Releases:
     # --- the change under way ---------------------------------------------------------------------------------------
 
     async def _begin(self, change: ReleaseChange) -> None:
-        await self._store.save(change, self._notes())
+        await self._store.save(change, self.trial.notes())
         self.change = change
         if change.kind != "canary":
-            self.guards = ()
+            self.trial.begin(change, {})
         _log.info("release %s: %s", self.rows[change.release].ref, change.state)
         self._use()
         self._moved.set()
@@ -560,10 +555,14 @@ class Releases:
     async def _end(self, change: ReleaseChange) -> ReleaseChange:
         """A change is over."""
         change = replace(change, ended_at=self._wall())
-        await self._store.save(change, self._notes())
-        self.history.insert(0, (change, self.guards))
+        await self._store.save(change, self.trial.notes())
+        self.history.insert(0, (change, self.trial.guards))
+        last = next((each for each in self.history if each[0].state is RolloutState.DONE), None)
+        if last not in self.history[:_MOST_HISTORY]:
+            self.history[_MOST_HISTORY - 1 :] = [] if last is None else [last]
         del self.history[_MOST_HISTORY:]
         self.change = None
+        self.trial.goes_on(None)
         self.busy = frozenset(self.uses.busy())
         new, old = self.rows[change.release], self.rows.get(change.previous)
         if change.state is RolloutState.DONE:
@@ -577,10 +576,6 @@ class Releases:
         count_rollout(change.state)
         self.uses.ended(change)
         return change
-
-    def _notes(self) -> dict[str, Any]:
-        guards = [guard.model_dump(mode="json") for guard in self.guards]
-        return {"trial": self.trial.as_json(), "guards": guards}
 
     def _use(self) -> None:
         """Let placement know which releases answer."""
@@ -610,14 +605,15 @@ class Releases:
             change, now = self.change, self._elapsed()
             if change is None:
                 return saved_at
-            step, reason = self._conclusion(change, now)
+            step, reason = self.trial.conclusion(change, now)
             after = advance(change, self.fleet_of(change), now=now, conclusion=step, reason=reason)
             try:
                 if after.state.final:
                     await self._end(after)
                 elif after != change or now - saved_at > _SAVE_S:
-                    await self._store.save(after, self._notes())
+                    await self._store.save(after, self.trial.notes())
                     self.change, saved_at = after, now
+                    self.trial.goes_on(after)
                     if after.state is not change.state or after.share != change.share:
                         _log.info(
                             "release %s: %s for %.0f %%", self.rows[after.release].ref, after.state, 100 * after.share
@@ -625,18 +621,6 @@ class Releases:
             except Unavailable as exc:
                 _log.warning("the change to %s waits: %s", self.rows[change.release].ref, exc)
         return saved_at
-
-    def _conclusion(self, change: ReleaseChange, now: float) -> tuple[Any, str]:
-        """What the guards say."""
-        if change.kind != "canary" or change.ready is None:
-            return "go on", ""
-        names: list[GuardName] = [name for name in ("agreement", "p99", "errors") if name in change.guards]
-        self.guards = tuple(judge(name, change.guards[name], self.trial) for name in names)
-        if change.state is RolloutState.CANARY:
-            found = conclude(self.guards, elapsed_s=change.trial_s(now), for_s=change.for_s, extended=change.extended)
-            return found.step, found.reason
-        failed = [guard for guard in self.guards if guard.verdict == "fails"]
-        return ("roll back", " ".join(guard.detail for guard in failed)) if failed else ("go on", "")
 
     def file(self, name: str, sha256: str | None) -> WeightsFile:
         """The file of this name in a release, the one in force first. Raises NotFound."""
@@ -672,70 +656,6 @@ class Releases:
                 if trouble.release == number and trouble.kind == _UNUSABLE:
                     return f"{device.node_id} cannot use it: {trouble.detail}"
         return ""
-
-    # --- figures of the trial ---------------------------------------------------------------------------------------
-
-    def _group(self, release: int, node_id: str) -> Any:
-        change = self.change
-        if change is None or change.kind != "canary":
-            return None
-        if release == change.release:
-            return self.trial.new
-        if release != change.previous:
-            return None
-        return self.trial.old_here if chosen(change, node_id) else self.trial.old_elsewhere
-
-    def learns(self, facts: AttemptFacts, event: TaskEvent, coarse: CoarseEvent | None, now: float) -> None:
-        """A line of an answer has come."""
-        if self.change is None or (group := self._group(facts.release, facts.node_id)) is None:
-            return
-        # Not the time until the answer came: where few devices share the work, a task waits longer for its turn.
-        match event:
-            case CoarseEvent():
-                group.took(STAGES[0], event.compute_ms / (event.batch_images or facts.images))
-            case FineEvent():
-                _compare(group, coarse, range(facts.images), event.coarse_labels)
-                _took(group, event)
-            case RoutedEvent():
-                for answer in event.answers:
-                    _compare(group, coarse, answer.indices, answer.coarse_labels)
-                    _took(group, answer)
-                if any(loss.reason == "upstream_error" for loss in event.losses):
-                    group.attempted(False)
-            case FallbackEvent(reason="upstream_error"):
-                group.attempted(False)
-
-    def reported(self, facts: AttemptFacts, report: AttemptReport) -> None:
-        """An attempt has ended."""
-        group = self._group(facts.release, facts.node_id)
-        if group is not None and report.outcome in ("ok", "error"):
-            group.attempted(report.outcome == "ok")
-
-    def observed(self, node_id: str, new: Iterable[tuple[Observation, bool]]) -> None:
-        """Observations were stored; each with whether it amends one that was known."""
-        if self.change is None:
-            return
-        for seen, amends in new:
-            if seen.local is None or (group := self._group(seen.release, node_id)) is None:
-                continue
-            if not amends:
-                group.attempted(True)
-                if seen.local.ms:
-                    group.took(STAGES[0], seen.local.ms)
-            if seen.finer is not None:
-                group.agrees(int(seen.local.label == seen.finer.coarse_label), 1)
-
-
-def _compare(group: Any, coarse: CoarseEvent | None, indices: Iterable[int], above: Sequence[int]) -> None:
-    if coarse is None:
-        return
-    pairs = [(coarse.labels[at], label) for at, label in zip(indices, above, strict=False) if at < len(coarse.labels)]
-    group.agrees(sum(below == label for below, label in pairs), len(pairs))
-
-
-def _took(group: Any, answer: UpstreamAnswer) -> None:
-    if answer.timing is not None and answer.timing.batch_images:
-        group.took(STAGES[1], answer.timing.compute_ms / answer.timing.batch_images)
 
 
 def _failed(change: ReleaseChange) -> bool:

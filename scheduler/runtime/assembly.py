@@ -183,9 +183,9 @@ async def open_scheduler(
             copies=FileCopies(engine, commit, inputs) if settings.shares_database else None,
             elapsed=elapsed.now,
         )
-        dispatcher.learns, dispatcher.reported = releases.learns, releases.reported
+        dispatcher.learns, dispatcher.reported = releases.trial.learns, releases.trial.reported
         dispatcher.moved = scheduler.on_move
-        observations.observed = releases.observed
+        observations.observed = releases.trial.observed
         releases.uses = Uses(
             busy=lambda: [policy.release_number for _, policy in dispatcher.policies()],
             move_jobs=scheduler.move_jobs,
@@ -296,7 +296,7 @@ async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupComm
             if devices.version != shown[1]:
                 show_networks([*scheduler.placement.alive_ends(now), *scheduler.placement.uppers(now)])
             shown = now, devices.version
-            show_guards(scheduler.releases.guards if scheduler.releases.change is not None else ())
+            show_guards(scheduler.releases.trial.guards if scheduler.releases.change is not None else ())
             known = _show_releases(scheduler, now, known)
 
 

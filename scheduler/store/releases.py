@@ -18,6 +18,7 @@ from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
 from scheduler.store.tables import releases, rollouts
 from tierkit.errors import SetupError
+from tierkit.wire.releases import RolloutState
 
 __all__ = ["ReleaseStore"]
 
@@ -59,8 +60,11 @@ class ReleaseStore:
             raise SetupError(f"the table terrace_releases has a row that cannot be read: {exc}") from exc
 
     async def changes(self, most: int) -> list[tuple[ReleaseChange, dict[str, Any]]]:
-        """The latest changes, the newest first, each with its trial."""
-        rows = await self._reader.rows(select(rollouts).order_by(rollouts.c.id.desc()).limit(most))
+        """The latest changes, the newest first, each with its trial; and the last one that is done, however long ago."""
+        newest = select(rollouts).order_by(rollouts.c.id.desc())
+        rows = list(await self._reader.rows(newest.limit(most)))
+        if all(row.state != RolloutState.DONE for row in rows):
+            rows += await self._reader.rows(newest.where(rollouts.c.state == RolloutState.DONE).limit(1))
         return [
             (msgspec.json.decode(row.content, type=ReleaseChange), {} if row.trial is None else json.loads(row.trial))
             for row in rows
@@ -90,7 +94,7 @@ class ReleaseStore:
         """Write a change as it is now."""
         row = {
             "id": change.id,
-            "release": change.release,
+            "state": change.state,
             "content": msgspec.json.encode(change).decode(),
             "trial": None if trial is None else json.dumps(trial),
         }

@@ -129,7 +129,7 @@ rollouts = Table(
     "terrace_rollouts",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("release", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
     Column("content", Text, nullable=False),  # JSON of scheduler.core.release.ReleaseChange
     Column("trial", Text),  # JSON of scheduler.core.guards.Trial and the guards as they were judged last
 )

@@ -25,7 +25,7 @@ def upgrade() -> None:
     op.create_table(
         "terrace_rollouts",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("release", sa.Integer, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
         sa.Column("content", sa.Text, nullable=False),
         sa.Column("trial", sa.Text),
     )
