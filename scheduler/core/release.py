@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from models.escalation import Tuning
 from models.manifest import Manifest
+from scheduler.core.guards import Step
 from tierkit.errors import NotFound
 from tierkit.tensors import Array
 from tierkit.types import Tier
@@ -231,14 +232,13 @@ def wanted(
     return tuple(numbers[:MOST_LIVE])
 
 
-Conclusion = Literal["go on", "extend", "promote", "roll back"]
-
-
-def advance(change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Conclusion, reason: str) -> ReleaseChange:
+def advance(
+    change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Step = "go on", reason: str = ""
+) -> ReleaseChange:
     """The next state of a change.
 
     Args:
-        conclusion: of the guards; "go on" without guards.
+        conclusion: of the guards.
         reason: for it, with the figures.
     """
     if change.state.final:
@@ -263,7 +263,9 @@ def advance(change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Conc
     return replace(change, state=RolloutState.DONE)
 
 
-def _of_trial(change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Conclusion, reason: str) -> ReleaseChange:
+def _of_trial(
+    change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Step = "go on", reason: str = ""
+) -> ReleaseChange:
     if change.ready is None:
         if fleet.ends_ready:
             return replace(change, ready=now)

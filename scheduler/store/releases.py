@@ -60,7 +60,7 @@ class ReleaseStore:
             raise SetupError(f"the table terrace_releases has a row that cannot be read: {exc}") from exc
 
     async def changes(self, most: int) -> list[tuple[ReleaseChange, dict[str, Any]]]:
-        """The latest changes, the newest first, each with its trial; and the last one that is done, however long ago."""
+        """The latest changes, the newest first, each with its trial; also the last one that is done, however old."""
         newest = select(rollouts).order_by(rollouts.c.id.desc())
         rows = list(await self._reader.rows(newest.limit(most)))
         if all(row.state != RolloutState.DONE for row in rows):
