@@ -83,6 +83,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
         name=row.policy.name,
         owner=row.owner,
         site=row.policy.site,
+        release=row.policy.release,
         state=state,
         reason=reason,
         scheme=row.policy.scheme,

@@ -191,6 +191,8 @@ class Job(_Value):
     """Name of the token that submitted it; None where none was asked for."""
     site: str | None = None
     """The site where it runs; None: anywhere."""
+    release: str | None = None
+    """NAME@NUMBER of the release whose networks answer it; None in jobs of an older Terrace."""
     state: JobState
     reason: str = ""
     """Why it waits, failed or misses answers; "" when all is well."""
