@@ -122,7 +122,7 @@ class Releases:
         """Of the change under way."""
         self.busy: frozenset[int] = frozenset()
         self.pruned = 0
-        """When releases were removed last, in seconds since 1970."""
+        """When releases were removed last: another number each time, so that nodes notice."""
         self._live: frozenset[int] = frozenset()
         self._placed = 0
         """The releases that placement knows, and which of them it takes for the one in force."""
@@ -472,7 +472,7 @@ class Releases:
             for sha256 in files:
                 await asyncio.to_thread(self.files.remove, sha256)
             self.prober.keep_only({entry.sha256 for each in self.rows.values() for entry in each.manifest.models})
-            self.pruned = int(self._wall())
+            self.pruned = int(self._wall()) % 10**9  # the header has nine digits
             return old, files
 
     def state(self, number: int) -> ReleaseState:

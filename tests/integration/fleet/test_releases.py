@@ -204,8 +204,8 @@ async def test_a_canary_that_answers_wrongly_is_rolled_back_and_no_other_device_
         leader.kill()
         await leader.exit_code()
         await running.lead(good)
-        again = await until(client, lambda rollout: rollout.state is RolloutState.CANARY, "the trial")
-        assert (again.devices, again.release) == (canary, "blind@2")
+        again = await until(client, lambda rollout: rollout.devices == canary, "the canary")
+        assert (again.state, again.release) == (RolloutState.CANARY, "blind@2")
         await hold(client, end_of(bad), *canary)
         async with load(client) as done:
             over = await until(client, lambda rollout: rollout.state.final, "the roll-back")
