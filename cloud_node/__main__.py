@@ -12,15 +12,20 @@ from models.releases import follow
 from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.server import serve
+from tierkit.http.server import Build, serve
 from tierkit.inference.node import InferenceNode, node_app
 from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 
-__all__ = ["run", "start"]
+__all__ = ["building", "run", "start"]
 
 
 def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
+    return serve(building(settings, substitutes), settings, node_id=settings.node_id)
+
+
+def building(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> Build:
+    """Return a function that loads the node's networks and makes its application."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
         async def load(given: GivenSet) -> Starlette:
@@ -30,7 +35,7 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
 
         return await load_set(settings, lifecycle, load)
 
-    return serve(build, settings, node_id=settings.node_id)
+    return build
 
 
 run = command(CloudSettings, start)

@@ -14,15 +14,20 @@ from models.releases import follow
 from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.server import serve
+from tierkit.http.server import Build, serve
 from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 from tierkit.types import Tier
 
-__all__ = ["run", "start"]
+__all__ = ["building", "run", "start"]
 
 
 def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
+    return serve(building(settings, substitutes), settings, node_id=settings.node_id)
+
+
+def building(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> Build:
+    """Return a function that loads the node's networks and makes its application."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
         async def load(given: GivenSet) -> Starlette:
@@ -36,7 +41,7 @@ def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> 
 
         return await load_set(settings, lifecycle, load)
 
-    return serve(build, settings, node_id=settings.node_id)
+    return build
 
 
 run = command(EdgeSettings, start)

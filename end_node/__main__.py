@@ -15,14 +15,19 @@ from models.releases import follow
 from models.source import GivenSet, load_set
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.server import serve
+from tierkit.http.server import Build, serve
 from tierkit.inference.served import NO_SUBSTITUTES, Substitutes
 
-__all__ = ["run", "start"]
+__all__ = ["building", "run", "start"]
 
 
 def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
+    return serve(building(settings, substitutes), settings, node_id=settings.node_id)
+
+
+def building(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> Build:
+    """Return a function that loads the node's networks and makes its application."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
         async def load(given: GivenSet) -> Starlette:
@@ -30,13 +35,20 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
             parts = await load_end(settings, manifest)
             encoders = Encoders(parts.heads, settings, substitutes.head)
             releases = follow(settings, lifecycle, given, partial(load_end, settings))
-            shared = {"substitutes": substitutes, "releases": releases}
             if settings.has_sources:
                 # Not before: a node without sources needs none of it.
                 from end_node.observing import ObservingNode
                 from end_node.routes import source_routes
 
-                node = ObservingNode(settings, parts.served, lifecycle, manifest.hierarchy, encoders, **shared)
+                node = ObservingNode(
+                    settings,
+                    parts.served,
+                    lifecycle,
+                    manifest.hierarchy,
+                    encoders,
+                    substitutes=substitutes,
+                    releases=releases,
+                )
                 node.fit = manifest.fit
                 return create_app(node, source_routes(node))
             return create_app(
@@ -53,7 +65,7 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
 
         return await load_set(settings, lifecycle, load)
 
-    return serve(build, settings, node_id=settings.node_id)
+    return build
 
 
 run = command(EndSettings, start)

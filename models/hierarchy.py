@@ -47,6 +47,11 @@ class Hierarchy:
     parent: tuple[int, ...]
     """Coarse label of each fine class."""
 
+    @property
+    def classes(self) -> tuple[object, ...]:
+        """All but its name: answers mean the same under hierarchies in which this is equal."""
+        return (self.fine, self.coarse, self.parent)
+
     @classmethod
     def load(cls, path: Path) -> Hierarchy:
         """Read a hierarchy from a `.toml` or `.json` file.

@@ -119,7 +119,7 @@ class FleetReleases:
 
     def _check_form(self, manifest: Manifest) -> None:
         present = self._given.manifest
-        if manifest.hierarchy != present.hierarchy:
+        if manifest.hierarchy.classes != present.hierarchy.classes:
             raise NeedsRestart("it has other classes than the present release")
         if manifest.fit != present.fit:
             raise NeedsRestart("pictures travel in another form than for the present release")
