@@ -60,8 +60,7 @@ class _Held:
 
 
 class Encoders:
-    """Heads, each behind a queue of its own on the node's inference thread; several versions of an encoder next to one
-    another.
+    """Heads, each with a queue on the node's inference thread; several versions of an encoder may be held at a time.
 
     Implements `tierkit.inference.served.HeldEncoders`.
 

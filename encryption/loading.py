@@ -17,7 +17,7 @@ from models.session import OnnxModel, load_encoder
 from models.source import chosen_entries
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.inference.model import Model
-from tierkit.inference.served import NOTHING_LOADED, Guard, Loaded, ModelKey, Parts, ServedModels
+from tierkit.inference.served import NOTHING_LOADED, Guard, Loaded, ModelKey, ReleaseParts, ServedModels
 from tierkit.settings import NodeSettings, UpperSettings
 from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer
@@ -47,16 +47,16 @@ async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded 
     return heads
 
 
-async def load_end(settings: NodeSettings, manifest: Manifest, loaded: Loaded = NOTHING_LOADED) -> Parts:
-    """What an end node serves of a model set, but for what is loaded already.
+async def load_end(settings: NodeSettings, manifest: Manifest, loaded: Loaded = NOTHING_LOADED) -> ReleaseParts:
+    """Load the networks and heads that an end node serves of a model set, without those that it has.
 
     Raises:
-        SetupError: as `models.serving.load_models`.
+        SetupError: a network cannot be loaded.
     """
     networks = chosen_entries(manifest, settings.model, Tier.END, gpu=settings.provider == "cuda")
     models = await load_models(settings, Tier.END, manifest, loaded)
     heads = await load_heads(settings, manifest, loaded)
-    return Parts(
+    return ReleaseParts(
         models=tuple(map(key_of, networks)),
         encoders=_encoders_in(manifest, loaded, heads),
         served=ServedModels(ready=models),
@@ -71,19 +71,19 @@ async def load_upper(
     loaded: Loaded = NOTHING_LOADED,
     *,
     encodes: bool = False,
-) -> Parts:
-    """What an upstream node serves of a model set, but for what is loaded already.
+) -> ReleaseParts:
+    """Load the networks, tails and heads that an upstream node serves of a model set, without those that it has.
 
     Args:
         encodes: True if it encodes images for other nodes.
 
     Raises:
-        SetupError: as `load_served`.
+        SetupError: a network cannot be loaded.
     """
     served = await load_served(settings, tier, manifest, loaded=loaded)
     heads = await load_heads(settings, manifest, loaded) if encodes else []
     new = (model for models in (served.ready, *served.standby.values()) for model in models)
-    return Parts(
+    return ReleaseParts(
         models=upper_keys(settings, tier, manifest, {*loaded.models, *map(ModelKey.of, new)}),
         encoders=_encoders_in(manifest, loaded, heads) if encodes else (),
         served=served,

@@ -96,7 +96,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     task_id: str
     version: Version
-    """Of the node's own network, which gives the coarse answer."""
+    """Version of the node's network that gives the coarse answer."""
     images: Array
     """As they go up: UINT8 `[n, h, w, 3]`, or files `[n]`."""
     read: Decoded
@@ -166,7 +166,7 @@ class EndNode(InferenceNode):
             )
 
     def version_for(self, network: str | None, *, coarse: bool = True) -> Version:
-        """The version of its own network that a task asks for.
+        """Version of the node's network that a task asks for.
 
         Args:
             network: value of `NETWORK_HEADER`; None for the one of its first release.

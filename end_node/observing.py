@@ -192,7 +192,7 @@ class ObservingNode(EndNode):
 
         Raises:
             NoNumbers: so does that one, or there is none.
-            TerraceError: as `coarse`.
+            TerraceError: the network cannot answer now.
         """
         broken: NoNumbers | None = None
         for release in dict.fromkeys(self.usable_releases):

@@ -33,7 +33,7 @@ from tierkit.errors import (
 )
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.holding import Told
-from tierkit.inference.served import Loaded, Parts
+from tierkit.inference.served import Loaded, ReleaseParts
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
@@ -41,7 +41,7 @@ __all__ = ["FleetReleases", "follow"]
 
 log = logging.getLogger(__name__)
 
-Build = Callable[[Manifest, Loaded], Awaitable[Parts]]
+Build = Callable[[Manifest, Loaded], Awaitable[ReleaseParts]]
 """Loads what a node serves of a model set, but for what is loaded already."""
 
 _PRUNED = "pruned"
@@ -70,7 +70,7 @@ class FleetReleases:
         self._build = build
         self._given = given
         self._manifests = {given.release: given.manifest}
-        """Of the releases that the node holds."""
+        """Manifests of the releases that the node holds."""
         self._registering: Callable[[Told], None] = lambda _: None
 
     @property
@@ -98,12 +98,12 @@ class FleetReleases:
         self._registering(told)
         return True
 
-    async def load(self, number: int, loaded: Loaded) -> Parts:
+    async def load(self, number: int, loaded: Loaded) -> ReleaseParts:
         """See `ReleaseSource`.
 
         Raises:
             NeedsRestart: it has other classes, or pictures travel in another form.
-            SetupError: as `models.serving.load_models`.
+            SetupError: a network cannot be loaded.
         """
         kept = await anyio.to_thread.run_sync(read_copy, sets_folder(self._settings) / f"{number}.json")
         try:
@@ -223,8 +223,8 @@ def _files_of(manifests: Iterable[Manifest]) -> set[tuple[str, str]]:
 
 
 def _delete_releases(settings: NodeSettings, numbers: Sequence[int], *, used: Sequence[Manifest]) -> int:
-    """Delete the copies of releases, and those of their files that no other manifest in the cache names, whichever
-    fleet it is of. Returns the number of files of networks that were deleted.
+    """Delete the copies of releases, and their files unless another manifest in the cache names them, of whichever
+    fleet. Returns the number of files that were deleted.
 
     Args:
         used: manifests whose files stay.

@@ -83,7 +83,7 @@ class GivenSet:
 
     manifest: Manifest
     release: int = UNKNOWN
-    """Number of the release that it is; `UNKNOWN` if it is none of a scheduler, or nothing says which one."""
+    """Number of its release; `UNKNOWN` if the set belongs to no release, or the scheduler names no number."""
 
 
 async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[[GivenSet], Awaitable[T]]) -> T:
@@ -277,7 +277,7 @@ def kept_releases(settings: NodeSettings) -> dict[int, Manifest]:
 
 
 def kept_sets(settings: NodeSettings) -> list[GivenSet]:
-    """Copies that can be used; the one that was served last is first."""
+    """Copies that can be used, beginning with the set that was served last."""
     releases = kept_releases(settings)
     kept = [GivenSet(manifest, number) for number, manifest in releases.items()]
     last = read_copy(_last_set(settings))

@@ -9,7 +9,7 @@ from encryption.loading import load_served, load_upper, upper_keys
 from models.manifest import Manifest
 from tierkit.errors import NeedsRestart
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.served import Loaded, Parts, ServedModels
+from tierkit.inference.served import Loaded, ReleaseParts, ServedModels
 from tierkit.types import Tier
 
 __all__ = ["load_engine", "load_next"]
@@ -30,16 +30,16 @@ async def load_engine(settings: CloudSettings, manifest: Manifest, lifecycle: Li
     return await load_served(settings, Tier.CLOUD, manifest)
 
 
-async def load_next(settings: CloudSettings, manifest: Manifest, loaded: Loaded) -> Parts:
-    """What the node serves of a further release, while it serves.
+async def load_next(settings: CloudSettings, manifest: Manifest, loaded: Loaded) -> ReleaseParts:
+    """Load the networks of a further release, while the node serves.
 
     Raises:
-        NeedsRestart: its engine takes networks only at its start, and does not have those of the release.
-        SetupError: as `encryption.loading.load_upper`.
+        NeedsRestart: the engine does not have the networks of the release, and takes networks only at its start.
+        SetupError: a network cannot be loaded.
     """
     if settings.engine == "onnx":
         return await load_upper(settings, Tier.CLOUD, manifest, loaded)
     keys = upper_keys(settings, Tier.CLOUD, manifest, loaded.models)
     if not loaded.models.issuperset(keys):
         raise NeedsRestart(f"the engine {settings.engine} takes networks only when the node starts", is_trouble=True)
-    return Parts(models=keys, served=ServedModels(ready=()))
+    return ReleaseParts(models=keys, served=ServedModels(ready=()))

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from tierkit.errors import DeadlineExceeded, NeedsRestart, NoRoom, TerraceError, Unavailable, UpstreamError
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.served import Loaded, Parts
+from tierkit.inference.served import Loaded, ReleaseParts
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import RELEASES_HEADER, ReleaseTrouble
 
@@ -26,7 +26,7 @@ __all__ = ["UNKNOWN", "Holder", "Holding", "ReleaseSource", "Told", "read_releas
 log = logging.getLogger(__name__)
 
 UNKNOWN = 0
-"""Number of the release that a node starts with if nothing says which one it is."""
+"""Number of a release that a node knows no number of."""
 
 _MOST_RELEASES = 8
 """More are not held at a time: a heartbeat reports the troubles of as many."""
@@ -43,7 +43,7 @@ class Told(NamedTuple):
     numbers: tuple[int, ...]
     """Releases to hold; the first one answers the node's own pictures."""
     prunes: int = 0
-    """How often releases have been pruned."""
+    """Number of times that releases have been pruned."""
 
 
 def read_releases(header: str | None) -> Told | None:
@@ -70,7 +70,7 @@ class ReleaseSource(Protocol):
         """Call this with the release in force each time that the node asks for a place in the device list."""
         ...
 
-    async def load(self, number: int, loaded: Loaded) -> Parts:
+    async def load(self, number: int, loaded: Loaded) -> ReleaseParts:
         """Load a release.
 
         Raises:
@@ -101,10 +101,10 @@ class Holder(Protocol):
 
     @property
     def loaded(self) -> Loaded:
-        """What it has loaded."""
+        """Models and encoders that it has loaded."""
         ...
 
-    async def hold(self, number: int, parts: Parts) -> None:
+    async def hold(self, number: int, parts: ReleaseParts) -> None:
         """Serve a release next to the others, once it has proved that it works. Raises any error of its models."""
         ...
 

@@ -148,7 +148,7 @@ class ShareMetrics(Collector):
 
     Args:
         shares: names of the schedulers, and the share of all other requests.
-        runners: gives those of the node's models.
+        runners: gives the runners of the node's models.
     """
 
     def __init__(self, shares: Sequence[str], runners: Callable[[], Sequence[_Shared]]) -> None:

@@ -32,7 +32,7 @@ from tierkit.inference.served import (
     HeldEncoders,
     Loaded,
     ModelKey,
-    Parts,
+    ReleaseParts,
     ServedModels,
     Substitutes,
 )
@@ -56,7 +56,7 @@ _ANNOUNCE_BUDGET_S = 10.0
 
 
 class _Release:
-    """What the node serves of one release."""
+    """Models and encoders of one release."""
 
     def __init__(self, models: Sequence[ModelKey], encoders: Sequence[EncoderOffer]) -> None:
         self.models = tuple(models)
@@ -162,16 +162,16 @@ class InferenceNode:
 
     @property
     def loaded(self) -> Loaded:
-        """What it has loaded."""
+        """Models and encoders that it has loaded."""
         encoders = () if self.encoders is None else self.encoders.offers
         return Loaded(models=frozenset(self.versions.held), encoders=frozenset(encoders), serving=True)
 
-    async def hold(self, number: int, parts: Parts) -> None:
+    async def hold(self, number: int, parts: ReleaseParts) -> None:
         """Serve a release next to the others, once its models have proved that they work.
 
         Raises:
             WeightsError: a model answers with NaN or infinity.
-            SetupError: as `check_model`.
+            SetupError: the node cannot answer with one of them.
             Exception: any error of a model.
         """
         made = self._made(self._substitutes.served(parts.served), parts.models)
@@ -238,7 +238,7 @@ class InferenceNode:
         """A version of each model, not running yet.
 
         Args:
-            keys: of all models of the release, also those that are held already.
+            keys: of all models of the release, including those that are held already.
         """
         made = {(version := self._version(model, served)).key.name: version for model in served.ready}
         held = {key.name: self.versions.held[key] for key in keys if key in self.versions.held}
@@ -266,7 +266,7 @@ class InferenceNode:
         return Version(runner, metrics, served.guards.get(model.name))
 
     async def _run(self, version: Version, warm_up_s: float | None = None) -> None:
-        """Run a version, and measure its speed. One on standby is offered as fast as the one that it is like."""
+        """Run a version, and measure its speed. One on standby is offered with the speed of its equal."""
         runner, name = version.runner, version.key.name
         await runner.__aenter__()
         if version.like is None:

@@ -95,7 +95,7 @@ class InferOptions(Struct, frozen=True, kw_only=True):
     prefix: str = _PREFIX
     """Prefix of the route."""
     reading: str = ""
-    """How that version reads pictures; "" if its node may have one version of this sha256 only."""
+    """`ModelOffer.reading` of that version; "" if its node chooses among several that differ in nothing else."""
     headers: Mapping[str, str] = {}
     """Further headers."""
 

@@ -25,7 +25,7 @@ __all__ = [
     "HeldEncoders",
     "Loaded",
     "ModelKey",
-    "Parts",
+    "ReleaseParts",
     "ServedModels",
     "Substitutes",
     "show_engine",
@@ -38,11 +38,11 @@ Guard = Callable[[InferRequest], Awaitable[None]]
 
 
 class Engine(Protocol):
-    """What computes a node's models outside its process, such as another server."""
+    """A program outside the node's process that computes its models, such as another server."""
 
     @property
     def name(self) -> str:
-        """Of its part in the node's readiness."""
+        """Name of its check in the node's readiness."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Engine(Protocol):
 
     @property
     def replicas(self) -> int:
-        """How many copies of the models compute side by side now."""
+        """Number of copies of the models that compute side by side now."""
         ...
 
     def running(self, lifecycle: Lifecycle) -> AbstractAsyncContextManager[object]:
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 
 def show_engine(engine: Engine, lifecycle: Lifecycle) -> None:
-    """Let readiness depend on an engine from now on, and say what it waits for while the node starts."""
+    """Let readiness depend on an engine from now on; while the node starts, its check shows the reason for the wait."""
 
     async def check() -> None:
         if engine.trouble:
@@ -71,11 +71,11 @@ def show_engine(engine: Engine, lifecycle: Lifecycle) -> None:
 
 
 class HeldEncoders(Protocol):
-    """What a node runs for itself, to send features instead of pixels."""
+    """Encoders that a node runs for itself, to send features instead of pixels."""
 
     @property
     def offers(self) -> tuple[EncoderOffer, ...]:
-        """What it tells the scheduler of them."""
+        """Their part of the registration."""
         ...
 
     def running(self, thread: InferenceThread, files: FileDecoder) -> AbstractAsyncContextManager[object]:
@@ -107,7 +107,7 @@ class ServedModels:
     guards: Mapping[str, Guard] = field(default_factory=dict)
     """By model name, for those whose requests are looked at before they are computed."""
     engine: Engine | None = None
-    """What computes them; None: the node's own process."""
+    """Computes them; None: the node's own process."""
 
 
 class ModelKey(NamedTuple):
@@ -126,7 +126,7 @@ class ModelKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a node has loaded already, so that it is not loaded again."""
+    """Models and encoders that a node has loaded, so that they are not loaded again."""
 
     models: frozenset[ModelKey] = frozenset()
     encoders: frozenset[EncoderOffer] = frozenset()
@@ -138,11 +138,11 @@ NOTHING_LOADED = Loaded()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a node serves of one release."""
+class ReleaseParts:
+    """Models and encoders of one release."""
 
     models: tuple[ModelKey, ...]
-    """All of them; the one that answers by default is first."""
+    """All of them, beginning with the network that answers by default."""
     encoders: tuple[EncoderOffer, ...] = ()
     served: ServedModels
     """Those that were not loaded before; `ready` may be empty, and `standby` may name a model loaded before."""
@@ -156,7 +156,7 @@ def _unchanged(it: _T) -> _T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """What is put in the place of a node's own parts, such as models that take as long as those of another machine."""
+    """Replacements for a node's parts, such as models that are as slow as on another machine."""
 
     served: Callable[[ServedModels], ServedModels] = _unchanged
     head: Callable[[Model], Model] = _unchanged

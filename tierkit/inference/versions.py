@@ -72,7 +72,7 @@ class Version:
         self.key = ModelKey.of(runner.model)
         self.uses = Uses()
         self.offer: ModelOffer | None = None
-        """What the node tells its schedulers of it; None until it is ready."""
+        """Its part of the registration; None until it is ready."""
 
     async def close(self) -> None:
         """Answer what waits and runs, then give the memory back."""
@@ -130,7 +130,7 @@ class Versions:
 
     @property
     def default(self) -> Version:
-        """The one that answers where a request names no model."""
+        """Version that answers if a request names no model."""
         return self._order[0]
 
     def __iter__(self) -> Iterator[Version]:
@@ -139,7 +139,7 @@ class Versions:
 
     @property
     def held(self) -> Mapping[ModelKey, Version]:
-        """All that is in memory, also what is on its way in or out."""
+        """All versions in memory, including those on their way in or out."""
         return self._held
 
     def add(self, version: Version) -> None:

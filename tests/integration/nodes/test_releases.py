@@ -1,9 +1,10 @@
 """Nodes follow the releases of their scheduler: they load, offer and unload networks while they answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,7 @@ class Running:
         """sha256 of the network that answered."""
         answer = await self.task(sha256)
         assert answer.status_code == 200, answer.text
-        event = read_event(answer.content.splitlines()[0])
+        event = read_event(answer.text.splitlines()[0])
         assert isinstance(event, CoarseEvent)
         return event.sha256
 
@@ -52,6 +53,10 @@ class Running:
         chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", RED),)))
         version = "" if sha256 is None else f"/versions/{sha256}"
         return await self.http.post(f"/v2/models/{name}{version}/infer", content=b"".join(chunks), headers=headers)
+
+
+def has_more_than(values: Sized, count: int) -> bool:
+    return len(values) > count
 
 
 @asynccontextmanager
@@ -122,9 +127,9 @@ async def test_a_swap_under_load_fails_no_request_and_mixes_no_versions(
             scheduler.told = told
             await scheduler.offered(*told)
             if len(told) > 1:  # each version answers by name while both are held
-                before = len(answered)
+                enough = len(answered) + 20
                 named = [asyncio.create_task(ask(sha256)) for sha256 in (first, second)]
-                await wait_for(lambda before=before: len(answered) > before + 20, what="answers")
+                await wait_for(partial(has_more_than, answered, enough), what="answers")
                 for task in named:
                     task.cancel()
                 for outcome in await asyncio.gather(*named, return_exceptions=True):

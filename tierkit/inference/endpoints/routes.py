@@ -32,7 +32,7 @@ def oip_routes(
     """Routes of the Open Inference Protocol for these models.
 
     Args:
-        models: those of the node.
+        models: all that the node holds.
         infer: answers the inference requests.
         repository: of the same models.
         ready: whether the node takes requests now for the models that it serves.
