@@ -43,7 +43,7 @@ OBSERVATION_CSV = (
     "node,source,sequence,revision,taken_at,name,label,confidence,coarse_label,coarse_confidence,coarse_node,"
     "coarse_model,coarse_sha256,fine_label,fine_confidence,fine_node,fine_tier,fine_model,fine_sha256,"
     "fine_coarse_label,fine_coarse_confidence,sent_form,sent_upload_bytes,answered_by,unsure,waits,fallback,damaged,"
-    "picture"
+    "picture,release"
 )
 """Columns of observations; those that results of jobs have too have the same names."""
 _ASK_AGAIN_S = 1.0

@@ -187,6 +187,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
     """The end devices among them."""
     unusable: str = ""
     """A node says that the release cannot be used, and why; "" if none does."""
+    trouble: str = ""
+    """Why a node does not hold it yet; "" if none says so."""
 
     @property
     def settled(self) -> bool:
@@ -254,7 +256,7 @@ def advance(
     if waited_s < step_s or not (fleet.settled or waited_s >= step_s + _AWAY_S):
         return change
     if not fleet.ends_ready and change.kind != "first":
-        why = f"no end device holds the release after {waited_s:.0f} s"
+        why = _with(f"no end device holds the release after {waited_s:.0f} s", fleet.trouble)
         return (
             replace(change, reason=why) if change.kind == "rollback" else _ended(change, RolloutState.ROLLED_BACK, why)
         )
@@ -270,7 +272,8 @@ def _of_trial(
         if fleet.ends_ready:
             return replace(change, ready=now)
         if now - change.begun > max(change.for_s, _LONGEST_STEP_S):
-            return _ended(change, RolloutState.ROLLED_BACK, "no end device of the canary could load it")
+            why = _with("no end device of the canary could load it", fleet.trouble)
+            return _ended(change, RolloutState.ROLLED_BACK, why)
         return change
     match conclusion:
         case "roll back":
@@ -281,6 +284,10 @@ def _of_trial(
             share = min(1.0, 2 * change.share)
             return replace(change, state=RolloutState.ROLLING, share=share, stepped=now, reason=reason)
     return change
+
+
+def _with(why: str, trouble: str) -> str:
+    return f"{why}; {trouble}" if trouble else why
 
 
 def _ended(change: ReleaseChange, state: RolloutState, reason: str) -> ReleaseChange:

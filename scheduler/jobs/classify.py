@@ -132,7 +132,7 @@ async def _answers(
         state, reason = item
         if state == JobState.COMPLETED:
             elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-            ids = {"request_id": request_id, "trace_id": job.trace_id}
+            ids = {"request_id": request_id, "trace_id": job.trace_id, "release": job.facts.policy.release}
             yield [{"event": "done", "images": images, "elapsed_ms": elapsed_ms, **ids}]
         else:
             yield [{"event": "error", "error": reason}]

@@ -636,7 +636,7 @@ class Releases:
 
     def fleet_of(self, change: ReleaseChange) -> Fleet:
         """How far the fleet has come with a change."""
-        now, to_hold, ready, ends, unusable = self._clock(), 0, 0, 0, ""
+        now, to_hold, ready, ends, unusable, trouble = self._clock(), 0, 0, 0, "", ""
         for view in self._devices.present(now):
             device = view.device
             if view.health is not Health.ALIVE or (device.tier is Tier.END and not chosen(change, device.node_id)):
@@ -647,15 +647,11 @@ class Releases:
             to_hold += 1
             ready += held
             ends += held and device.tier is Tier.END
-            unusable = unusable or self._unusable(device, change.release)
-        return Fleet(wanted=to_hold, ready=ready, ends_ready=ends, unusable=unusable)
-
-    def _unusable(self, device: Device, number: int) -> str:
-        if device.load is not None:
-            for trouble in device.load.troubles:
-                if trouble.release == number and trouble.kind == _UNUSABLE:
-                    return f"{device.node_id} cannot use it: {trouble.detail}"
-        return ""
+            for each in () if device.load is None else device.load.troubles:
+                if each.release == change.release:
+                    trouble = f"{device.node_id} cannot use it: {each.detail}"
+                    unusable = unusable or (trouble if each.kind == _UNUSABLE else "")
+        return Fleet(wanted=to_hold, ready=ready, ends_ready=ends, unusable=unusable, trouble=trouble)
 
 
 def _failed(change: ReleaseChange) -> bool:

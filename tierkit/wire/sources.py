@@ -136,6 +136,8 @@ class SeenPicture(PictureAnswers):
     """True while the device still wants a better answer."""
     picture: bool = False
     """True if the scheduler has the picture itself."""
+    release: int | None = None
+    """Number of the release with whose network the device answered; None from a node with networks of its own."""
 
 
 class SourceRights(_Value):
@@ -270,6 +272,7 @@ def seen_fields(seen: Observation, *, node: str, taken_at: float | None, classes
         "revision": seen.revision,
         "taken_at": None if taken_at is None else datetime.fromtimestamp(round(taken_at, 3), UTC),
         "name": seen.name or None,
+        "release": seen.release or None,
         "label": None if answer is None else answer["label"],
         "confidence": None if answer is None else answer["confidence"],
         "answered_by": finer.tier if finer else Tier.END if first else None,
