@@ -102,7 +102,10 @@ async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[
         given = await obtain_set(settings)
         lifecycle.is_current = partial(_is_current, settings, given.manifest)
         try:
-            return await load(given)
+            loaded = await load(given)
+            if given.release != UNKNOWN:
+                await anyio.to_thread.run_sync(remember, settings, given)
+            return loaded
         except WeightsMissing as exc:
             if not from_scheduler(settings):
                 raise
@@ -152,7 +155,9 @@ async def obtain_set(settings: NodeSettings) -> GivenSet:
             await pause(failures)
         else:
             given = GivenSet(manifest, UNKNOWN if told is None else told.numbers[0])
-            await anyio.to_thread.run_sync(remember, settings, given)
+            # A release is the last one served once it is loaded; until then another one may have to do.
+            last = given.release == UNKNOWN or not _last_set(settings).exists()
+            await anyio.to_thread.run_sync(partial(remember, settings, given, last=last))
             return given
 
 

@@ -81,15 +81,17 @@ def colour_set(folder: Path, networks: Mapping[str, Path], *, validate: Path | N
     return folder
 
 
-def encoded_set(folder: Path, sides: Mapping[str, int], *, single: Collection[str] = ()) -> Path:
+def encoded_set(folder: Path, sides: Mapping[str, int], *, single: Collection[str] = (), factor: float = 10.0) -> Path:
     """A model set in a folder, of a network for each tier that sees squares of this side; those above the end devices
     have encoders.
 
     Args:
         single: tiers whose networks take one picture at a time.
+        factor: how sure the answers are.
     """
     networks = {
-        tier: colour_network(folder / f"{tier}.onnx", size=side, single=tier in single) for tier, side in sides.items()
+        tier: colour_network(folder / f"{tier}.onnx", size=side, single=tier in single, factor=factor)
+        for tier, side in sides.items()
     }
     models = colour_set(folder / "set", networks)
     labelled = colour_pictures(folder / "labelled", size=max(sides.values()))

@@ -8,17 +8,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from models.manifest import Manifest, load_manifest
+from models.manifest import Manifest, load_manifest, merge_entry, save_manifest
 from tests.model_sets import colour_network, colour_set
+from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 from tierkit.wire.messages import RELEASES_HEADER, Heartbeat, ModelOffer, Registration
 
-__all__ = ["ScriptedScheduler", "released"]
+__all__ = ["ScriptedScheduler", "released", "wild"]
 
 
 @dataclass
@@ -56,6 +60,10 @@ class ScriptedScheduler:
     def offers(self, node_id: str = "end-1") -> Sequence[ModelOffer]:
         """Those of the last registration of a node."""
         return next((each.models for each in reversed(self.registrations) if each.node_id == node_id), ())
+
+    def last(self, node_id: str) -> Registration:
+        """The last registration of a node."""
+        return next(each for each in reversed(self.registrations) if each.node_id == node_id)
 
     async def offered(self, *numbers: int, tier: str = "end", node_id: str = "end-1") -> None:
         """Wait until a node offers the networks of these releases, in this order, and no others."""
@@ -151,8 +159,6 @@ class ScriptedScheduler:
     @asynccontextmanager
     async def served(self, port: int = 0) -> AsyncIterator[str]:
         """Its URL, while it listens."""
-        from tierkit.settings import ServiceSettings
-
         async with serve_app(self.app(), ServiceSettings(port=port, drain_s=2.0)) as lifecycle:
             yield lifecycle.url
 
@@ -164,3 +170,33 @@ def released(place: Path, number: int, *, tiers: Sequence[str] = ("end",), size:
         tier: colour_network(place / f"{tier}-{number}.onnx", factor=10.0 + number, size=size) for tier in tiers
     }
     return colour_set(place / f"set-{number}", networks)
+
+
+def wild(folder: Path, *, above: float, tier: str = "end") -> Path:
+    """Let a network of a model set give NaN for pictures in which red is stronger than green and blue together by more
+    than this, in logits; returns the folder."""
+    manifest = load_manifest(folder)
+    entry = manifest.default_for(tier)
+    model = onnx.load_model_from_string((folder / entry.file).read_bytes())
+    graph, name = model.graph, model.graph.output[0].name
+    for node in graph.node:
+        for place, output in enumerate(node.output):
+            if output == name:
+                node.output[place] = "sane"
+    constants = {"red": [[1.0], [-1.0], [-1.0]], "above": [above], "nothing": [0.0]}
+    for constant, values in constants.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(values, np.float32), constant))
+    graph.node.extend(
+        [
+            helper.make_node("MatMul", ["sane", "red"], ["redness"]),
+            helper.make_node("Sub", ["above", "redness"], ["distance"]),
+            helper.make_node("Sqrt", ["distance"], ["root"]),
+            helper.make_node("Mul", ["root", "nothing"], ["nothing-or-nan"]),
+            helper.make_node("Add", ["sane", "nothing-or-nan"], [name]),
+        ]
+    )
+    path = folder / f"wild-{entry.file}"
+    path.write_bytes(model.SerializeToString())
+    changed = entry.with_file(path, precision=entry.precision)
+    save_manifest(manifest.model_copy(update={"models": merge_entry(manifest.models, changed)}), folder)
+    return folder
