@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -20,7 +22,8 @@ from models.manifest import Manifest, load_manifest, merge_entry, save_manifest
 from tests.model_sets import colour_network, colour_set
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
-from tierkit.wire.messages import RELEASES_HEADER, Heartbeat, ModelOffer, Registration
+from tierkit.wire.messages import RELEASES_HEADER, DeviceRoute, Heartbeat, ModelOffer, Registration
+from tierkit.wire.observations import Observation, Receipt, read_batch
 
 __all__ = ["ScriptedScheduler", "released", "wild"]
 
@@ -47,6 +50,7 @@ class ScriptedScheduler:
     beats: list[Heartbeat] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """sha256 of the files that were sent."""
+    observations: list[Observation] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     """Paths of requests for manifests and files."""
 
@@ -93,6 +97,8 @@ class ScriptedScheduler:
                 Route("/v1/devices", self._register, methods=["POST"]),
                 Route("/v1/devices/{node_id}/heartbeat", self._beat, methods=["POST"]),
                 Route("/v1/devices/{node_id}", self._leave, methods=["DELETE"]),
+                Route("/v1/devices/{node_id}/route", self._route),
+                Route("/v1/observations", self._observe, methods=["POST"]),
             ]
         )
 
@@ -152,6 +158,16 @@ class ScriptedScheduler:
             return JSONResponse({"error": "no such device"}, 404)
         self.beats.append(Heartbeat.model_validate_json(await request.body()))
         return Response(status_code=204, headers=self._headers)
+
+    async def _route(self, _request: Request) -> Response:
+        route = DeviceRoute(version="0" * 16, upstreams=())
+        return Response(route.model_dump_json(), media_type="application/json")
+
+    async def _observe(self, request: Request) -> Response:
+        batch = read_batch(gzip.decompress(await request.body()))
+        self.observations += batch.observations
+        receipt = Receipt(stored=len(batch.observations), known=0)
+        return Response(msgspec.json.encode(receipt), media_type="application/json")
 
     async def _leave(self, _request: Request) -> Response:
         return Response(status_code=204)
