@@ -11,6 +11,7 @@ from benchmarks.peers.duel import DUEL
 from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.experiment import PEERS
 from benchmarks.photographs import PHOTOGRAPHS
+from benchmarks.releases.experiment import RELEASES
 from benchmarks.rivals.experiment import RIVALS
 from benchmarks.road.experiment import ROAD
 from benchmarks.shares import SHARES
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Experiment] = {
         OVERLOAD,
         DURABILITY,
         PHOTOGRAPHS,
+        RELEASES,
         RIVALS,
         ROAD,
         SHARES,
