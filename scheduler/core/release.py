@@ -318,9 +318,7 @@ def state_of(
 
 # --- probe pictures ---------------------------------------------------------------------------------------------------
 
-PROBES = 4
-"""Pictures for which each network is asked."""
-_FAR = 0.35
+_FAR = 0.25
 """Mean distance of two answers (half the sum of absolute differences) above which they are of other networks. The same
 INT8 network differs by less than 0.1 between processors."""
 

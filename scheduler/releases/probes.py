@@ -23,7 +23,7 @@ from models.session import load_model
 from scheduler.core import events
 from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
-from scheduler.core.release import PROBES, differs
+from scheduler.core.release import differs
 from scheduler.releases.files import NetworkFiles
 from tierkit.errors import InvalidInput, MissingExtra, SetupError, TerraceError, UpstreamError
 from tierkit.inference.oip_client import InferOptions, OipClient
@@ -43,13 +43,17 @@ _AT_ONCE = 16
 _WAITS = "has not answered the probe pictures yet"
 _CELLS = 4
 """Fields of colour in a row of a probe picture."""
+_COLOURS = ((230, 30, 30), (30, 230, 30), (30, 30, 230), (20, 20, 20), (240, 240, 240), (220, 200, 30))
 
 
 def probe_pictures(height: int, width: int) -> Array:
-    """Pictures of coloured fields, UINT8 `[4, height, width, 3]`: the same ones everywhere."""
-    fields = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (PROBES, _CELLS, _CELLS, 3), np.uint8)
+    """Pictures of coloured fields, each with a colour that prevails, UINT8 `[6, height, width, 3]`: the same ones
+    everywhere."""
+    shape = (len(_COLOURS), _CELLS, _CELLS, 3)
+    fields = np.random.Generator(np.random.PCG64(1)).integers(0, 256, shape, np.uint8).astype(np.uint16)
+    fields = (fields + 2 * np.array(_COLOURS, np.uint16)[:, None, None]) // 3
     rows, columns = (np.arange(size) * _CELLS // size for size in (height, width))
-    return np.ascontiguousarray(fields[:, rows][:, :, columns])
+    return np.ascontiguousarray(fields.astype(np.uint8)[:, rows][:, :, columns])
 
 
 async def known_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
