@@ -153,7 +153,8 @@ class Prober:
             if entry.sha256 in answers and entry.sha256 not in self._known:
                 pictures = probe_pictures(*entry.input_shape[:2])
                 self._known[entry.sha256] = pictures, np.asarray(answers[entry.sha256], np.float64)
-        self._wake.set()
+        for view in self._devices.present(self._clock()):
+            self._bar(view.device)
 
     def keep_only(self, wanted: set[str]) -> None:
         """Forget the answers of all other networks."""
