@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tierkit.errors import NotFound, Unavailable
@@ -18,6 +18,8 @@ from tierkit.wire.messages import ModelOffer
 __all__ = ["Gone", "Uses", "Version", "Versions", "version_names"]
 
 _DIGESTS = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{64})?")
+
+_MOST_GONE = 64
 
 _CLOSE_BUDGET_S = 60.0
 """For the requests that use a version which is taken away."""
@@ -125,6 +127,8 @@ class Versions:
         self._order: tuple[Version, ...] = ()
         self._by_name: dict[str, Version] = {}
         self._by_version: dict[tuple[str, str], Version] = {}
+        self._gone_names: deque[str] = deque(maxlen=_MOST_GONE)
+        """Models of which a version has been taken away."""
         self.gone = Gone()
         """Counts of the versions that have been taken away."""
 
@@ -163,6 +167,7 @@ class Versions:
         if self._held.get(version.key) is version:
             del self._held[version.key]
         self.gone.add(version.runner)
+        self._gone_names.append(version.key.name)
 
     @property
     def paths(self) -> Mapping[tuple[str, str | None], Version]:
@@ -188,7 +193,8 @@ class Versions:
         found = self._by_name.get(name) if version is None else self._by_version.get((name, version))
         if found is not None:
             return found
-        if version is not None and _DIGESTS.fullmatch(version):
+        known = name in self._by_name or name in self._gone_names
+        if known and version is not None and _DIGESTS.fullmatch(version):
             raise Unavailable(f"this node does not hold version {version} of '{name[:100]}' now")
         if name not in self._by_name:
             raise NotFound(f"no model {name[:100]!r} here; this node serves {', '.join(self._by_name) or 'none'}")

@@ -89,7 +89,8 @@ async def test_pixels_budget_priority_and_what_tells_requests_apart_reach_the_up
         return Response(b"".join(chunks), headers=headers)
 
     batch, trace = images(1, 2), Trace("1" * 32, "2" * 16, 1, "foo=1")
-    async with serve_app(Starlette(routes=[Route("/base/v2/models/fine/infer", infer, methods=["POST"])])) as service:
+    path = f"/base/v2/models/fine/versions/{MadeModel.sha256}/infer"
+    async with serve_app(Starlette(routes=[Route(path, infer, methods=["POST"])])) as service:
         upper = to(f"{service.url}/base")
         _, fine = await end.answer(batch, upper, budget_s=5.0, priority="interactive", headers=trace.headers)
     assert isinstance(fine, FineEvent)

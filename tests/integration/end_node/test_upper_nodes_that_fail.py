@@ -128,7 +128,8 @@ async def test_it_answers_with_nonsense(end: RunningEnd, respond: Callable[[], R
         await request.body()
         return respond()
 
-    async with serve_app(Starlette(routes=[Route("/v2/models/fine/infer", infer, methods=["POST"])])) as service:
+    path = f"/v2/models/fine/versions/{MadeModel.sha256}/infer"
+    async with serve_app(Starlette(routes=[Route(path, infer, methods=["POST"])])) as service:
         event = await fallback(end, to(service.url))
     assert event.reason == reason
     assert [answer.node_id for answer in event.wrong] == (["edge-1"] if reason == "upstream_error" else [])

@@ -159,7 +159,7 @@ async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
             assert words in last.detail
         assert came == []
         await post(http, "/v1/tasks/a", Tensor("images", IMAGES), **route(url, Tier.CLOUD))
-        assert came[0].startswith(b"POST /v2/models/wrn-16-4.conv1/infer")
+        assert came[0].startswith(b"POST /v2/models/wrn-16-4.conv1/versions/")
 
 
 async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
