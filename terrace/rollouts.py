@@ -20,7 +20,6 @@ __all__ = ["follow_rollout", "guard_table", "limit_text", "rollout_summary", "sp
 _EVERY_S = 1.0
 _OUTAGE_S = 60.0
 """Seconds without a sign of the scheduler after which following ends."""
-_LEAST_DETAIL = 30
 
 _STYLES = {
     "canary": "yellow",
@@ -71,6 +70,11 @@ def rollout_summary(rollout: Rollout) -> RenderableType:
         parts.append(Text(_progress(rollout)))
     if rollout.guards:
         parts += [Text(), guard_table(rollout.guards)]
+        if not rollout.state.final:  # at the end, the reason has the figures
+            told = [
+                Text(one_line(f"{each.name}: {each.detail}"), style="dim") for each in rollout.guards if each.detail
+            ]
+            parts += [Text(), *told]
     return Group(*parts)
 
 
@@ -95,7 +99,6 @@ def guard_table(guards: tuple[GuardNow, ...]) -> Listing:
         Column(title="interval", rank=4),
         Column(title="samples", rank=5, right=True),
         Column(title="verdict"),
-        Column(title="detail", rank=6, least=_LEAST_DETAIL),
     )
     for guard in guards:
         interval = ""
@@ -108,11 +111,19 @@ def guard_table(guards: tuple[GuardNow, ...]) -> Listing:
             _figure(guard.name, guard.new),
             _value(guard.name, guard.value),
             interval,
-            f"{guard.samples:,} of {guard.needs:,}" if guard.samples < guard.needs else f"{guard.samples:,}",
+            _samples(guard),
             Text(guard.verdict, style=_VERDICTS[guard.verdict]),
-            guard.detail,
         )
     return table
+
+
+def _samples(guard: GuardNow) -> str:
+    """Samples of the new release, or of the release that lacks some."""
+    if guard.samples < guard.needs:
+        return f"{guard.samples:,} of {guard.needs:,}"
+    if guard.name != "errors" and guard.old_samples < guard.needs:
+        return f"old {guard.old_samples:,} of {guard.needs:,}"
+    return f"{guard.samples:,}"
 
 
 def _figure(name: str, value: float | None) -> str:

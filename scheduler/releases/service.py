@@ -406,8 +406,8 @@ class Releases:
         async with self._turn:
             release = self.find(ref)
             if self.change is not None and self.change.release == release.number:
-                changes = {"kind": "promote", "state": RolloutState.ROLLING, "share": 1.0, "guards": {}, "by": by}
-                await self._begin(replace(self.change, stepped=self._elapsed(), **changes))
+                changes = {"kind": "promote", "state": RolloutState.ROLLING, "share": 1.0, "guards": {}, "for_s": 0.0}
+                await self._begin(replace(self.change, stepped=self._elapsed(), by=by, **changes))
                 assert self.change is not None
                 return self.change
             release = self._startable(ref)

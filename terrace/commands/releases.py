@@ -187,7 +187,7 @@ def show(client: Client, release: Ref, json: Json = False) -> None:
             table.add_row(each.node_id, Text(each.kind, style="red"), each.detail)
         console.print()
         console.print(table, crop=False)
-    if rollout is not None:
+    if rollout is not None and rollout.kind != "first":
         console.print()
         console.print(rollout_summary(rollout), crop=False)
 
