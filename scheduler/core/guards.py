@@ -2,7 +2,9 @@
 
 Each guard compares one figure of the trial with its limit, by an interval of 99.9 % confidence. A guard *fails* once
 its interval lies wholly beyond the limit, which ends the trial at once. At the end of the trial, a guard passes if its
-figure is within the limit and there are enough samples. `docs/releases.md` explains the guards to users.
+figure is within the limit and there are enough samples; otherwise the trial is extended once. At the end of that, a
+ratio beyond its limit passes as well unless the new release is worse than the old one with 99 % confidence: the 99th
+percentiles of few samples often differ by more than the limit by chance. `docs/releases.md` explains the guards.
 
 Agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
 release to the old one. The interval is logarithmic (Katz, Baptista, Azen and Pike, Biometrics 34, 1978), but its
@@ -34,6 +36,8 @@ Step = Literal["go on", "extend", "promote", "roll back"]
 CONFIDENCE = 0.999
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _Z_EACH = _Z / math.sqrt(2)
+_WORSE = NormalDist().inv_cdf(0.99) / _Z
+"""Part of an interval, on the scale of logarithms, with which a release is worse with 99 % confidence."""
 
 NEEDS: Final[dict[GuardName, int]] = {"agreement": 200, "p99": 200, "errors": 200}
 """Images, answers or attempts of each release without which a guard decides nothing."""
@@ -377,6 +381,17 @@ def _within(guard: GuardNow) -> bool:
     return guard.value >= guard.limit if guard.name == "agreement" else guard.value <= guard.limit
 
 
+def _is_worse(guard: GuardNow) -> bool:
+    """True if the figure is beyond its limit for another reason than chance. A share of errors has nothing to be
+    compared with."""
+    if guard.name == "errors" or not guard.value or not guard.low or not guard.high:
+        return True
+    # The interval for 99 %, from the one for 99.9 %.
+    end = guard.high if guard.name == "agreement" else guard.low
+    end = guard.value * math.pow(end / guard.value, _WORSE)
+    return end < 1 if guard.name == "agreement" else end > 1
+
+
 class Conclusion(NamedTuple):
     """The next step of a trial, and why."""
 
@@ -391,19 +406,21 @@ def conclude(guards: Sequence[GuardNow], *, elapsed_s: float, for_s: float, exte
     if failed:
         return Conclusion("roll back", _because("The trial failed", failed))
     end_s = 2 * for_s if extended else for_s
-    if elapsed_s < end_s:
-        short = [guard for guard in guards if not _enough(guard)]
-        return Conclusion("go on", _because("More samples are needed", short) if short else "All guards have samples.")
     short = [guard for guard in guards if not _enough(guard)]
+    if elapsed_s < end_s:
+        return Conclusion("go on", _because("More samples are needed", short) if short else "All guards have samples.")
     beyond = [guard for guard in guards if _enough(guard) and not _within(guard)]
     if not short and not beyond:
         return Conclusion("promote", _because("All guards hold", guards) if guards else "There are no guards.")
     if not extended:
         why = "There is too little data" if short else "The figures are beyond a limit, but not with confidence"
         return Conclusion("extend", _because(f"{why}, so the trial is extended once", short + beyond))
-    if beyond:
-        return Conclusion("roll back", _because("A figure is beyond its limit at the end of the trial", beyond + short))
-    return Conclusion("roll back", _because("There is too little data, even in the extended trial", short))
+    worse = [guard for guard in beyond if _is_worse(guard)]
+    if worse:
+        return Conclusion("roll back", _because("A figure is beyond its limit at the end of the trial", worse + short))
+    if short:
+        return Conclusion("roll back", _because("There is too little data, even in the extended trial", short))
+    return Conclusion("promote", _because("No guard shows that the new release is worse than the old one", guards))
 
 
 def _because(opening: str, guards: Iterable[GuardNow]) -> str:

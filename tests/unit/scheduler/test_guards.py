@@ -86,6 +86,17 @@ def test_a_better_network_does_not_fail_the_guard_on_agreement(seed):
     assert Simulated(seed, right=0.95).run(600)[0] == "promote"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_an_equal_release_is_promoted_even_if_there_is_little_work(seed):
+    simulated = Simulated(seed, failing=0.0)
+    step, reason, _ = simulated.run(220)
+    if step == "extend":
+        for _ in range(220):
+            simulated.one_task()
+        step, reason = conclusion(simulated.trial, elapsed_s=200, extended=True)
+    assert step == "promote", reason
+
+
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
     ("fault", "guard"),
@@ -205,11 +216,13 @@ def test_the_old_release_elsewhere_counts_only_if_there_is_too_little_here():
         assert judge(name, LIMITS[name], trial(good, little, bad)).old_samples == 201
 
 
-def guard(name="agreement", value=1.0, *, samples=500, old_samples=500, verdict="open") -> GuardNow:
+def guard(name="agreement", value=1.0, *, samples=500, old_samples=500, verdict="open", **interval) -> GuardNow:
     return GuardNow(
         name=name,
         limit=LIMITS[name],
         value=value,
+        low=interval.get("low", value / 2),
+        high=interval.get("high", value * 2),
         samples=samples,
         old_samples=old_samples,
         needs=200,
@@ -234,10 +247,15 @@ def guard(name="agreement", value=1.0, *, samples=500, old_samples=500, verdict=
         ([guard(old_samples=199)], 100, False, "extend", "There is too little data"),
         ([guard(samples=199)], 199, True, "go on", "More samples are needed."),
         ([guard(samples=199)], 200, True, "roll back", "There is too little data, even in the extended trial."),
-        ([guard(value=0.96)], 100, False, "extend", "The figures are beyond a limit"),
-        ([guard(value=0.96)], 200, True, "roll back", "A figure is beyond its limit at the end of the trial."),
+        ([guard(value=0.96, high=0.98)], 100, False, "extend", "The figures are beyond a limit"),
+        ([guard(value=0.8, high=0.9)], 200, True, "roll back", "A figure is beyond its limit at the end of the trial."),
+        ([guard(value=0.9, high=1.3)], 100, False, "extend", "The figures are beyond a limit"),
+        ([guard(value=0.9, high=1.3)], 200, True, "promote", "No guard shows that the new release is worse"),
+        ([guard(value=0.9, high=1.3), guard("p99", samples=3)], 200, True, "roll back", "There is too little data"),
+        ([guard("p99", 1.5, low=0.6)], 200, True, "promote", "No guard shows that the new release is worse"),
+        ([guard("p99", 1.5, low=0.6), guard("errors", 0.006)], 200, True, "roll back", "A figure is beyond"),
         ([guard()], 200, True, "promote", "All guards hold."),
-        ([guard("p99", 1.31)], 200, True, "roll back", "A figure is beyond its limit"),
+        ([guard("p99", 1.31, low=1.2)], 200, True, "roll back", "A figure is beyond its limit"),
         ([guard("p99", 1.3)], 200, True, "promote", "All guards hold."),
     ],
 )
