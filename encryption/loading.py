@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 
 async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded = NOTHING_LOADED) -> list[HeadModel]:
     """The heads of all encoders of the manifest, ready to load, without those that the node has. One whose file is
-    neither here nor with the scheduler is left out: the scheduler then sends this node nothing that needs it."""
+    neither here nor with the scheduler is left out: the scheduler then sends this node nothing that needs it.
+
+    Raises:
+        TerraceError: the node serves meanwhile, and may get the file later.
+    """
     store = open_store(settings)
     heads = []
     for encoder in manifest.encoders:
@@ -38,7 +42,9 @@ async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded 
             continue
         try:
             path = await obtain_weights(store, encoder.weights("head"), settings, patient=False)
-        except (SetupError, WeightsError, Unavailable, DeadlineExceeded, UpstreamError) as exc:
+        except (SetupError, Unavailable, DeadlineExceeded, UpstreamError) as exc:
+            if loaded.serving and not isinstance(exc, WeightsError):
+                raise  # a later try may bring it
             log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
             continue
         network = manifest.entry(encoder.network)

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 Build = Callable[[Manifest, Loaded], Awaitable[ReleaseParts]]
 """Loads what a node serves of a model set, but for what is loaded already."""
 
+_MOST_KEPT = 16
+"""Releases whose copies stay in the cache besides those that the node holds."""
+
 _PRUNED = "pruned"
 """File that holds how often the scheduler had pruned its releases when the cache was last pruned."""
 
@@ -147,6 +150,8 @@ class FleetReleases:
         self._manifests = kept
         first, manifest = next(iter(kept.items()))
         await anyio.to_thread.run_sync(remember, self._settings, GivenSet(manifest, first))
+        copies = await anyio.to_thread.run_sync(kept_releases, self._settings)
+        await self._delete([number for number in copies if number not in kept][_MOST_KEPT:])
 
     async def prune(self, prunes: int) -> None:
         """See `ReleaseSource`."""
@@ -159,13 +164,16 @@ class FleetReleases:
             for number, manifest in kept.items()
             if number not in self._manifests and not await self._exists(number, manifest)
         ]
-        removed = await anyio.to_thread.run_sync(
-            partial(_delete_releases, self._settings, gone, used=list(self._manifests.values()))
-        )
-        if gone:
-            log.info("cache pruned", extra={"releases": ",".join(map(str, gone)), "files": removed})
+        await self._delete(gone)
         with contextlib.suppress(SetupError):
             await anyio.to_thread.run_sync(write_atomically, mark, str(prunes).encode())
+
+    async def _delete(self, numbers: Sequence[int]) -> None:
+        if not numbers:
+            return
+        used = list(self._manifests.values())
+        removed = await anyio.to_thread.run_sync(partial(_delete_releases, self._settings, numbers, used=used))
+        log.info("cache pruned", extra={"releases": ",".join(map(str, numbers)), "files": removed})
 
     async def _exists(self, number: int, manifest: Manifest) -> bool:
         """False if the scheduler says that it has no such release."""
@@ -232,9 +240,10 @@ def _delete_releases(settings: NodeSettings, numbers: Sequence[int], *, used: Se
     gone: list[Manifest] = []
     for number in numbers:
         path = sets_folder(settings) / f"{number}.json"
-        if (manifest := read_copy(path)) is not None:
-            gone.append(manifest)
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if (manifest := read_copy(path)) is not None:
+                path.unlink()
+                gone.append(manifest)
     others = (settings.cache / "sets").rglob("*.json")
     needed = _files_of([*used, *(manifest for path in others if (manifest := read_copy(path)) is not None)])
     removed = 0

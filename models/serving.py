@@ -10,10 +10,11 @@ import anyio
 
 from models.manifest import Manifest, ModelEntry, WeightsFile, weights_folder
 from models.session import OnnxModel, load_model
-from models.source import chosen_entries, fetch_from, pause
+from models.source import chosen_entries, fetch_from, from_scheduler, pause
 from models.store import ModelStore
 from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
 from tierkit.inference.background import in_background
+from tierkit.inference.runner import examine
 from tierkit.inference.served import NOTHING_LOADED, Loaded, ModelKey
 from tierkit.settings import NodeSettings
 from tierkit.tensors import Decode
@@ -35,7 +36,8 @@ async def load_models(
 
     Raises:
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
-            scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
+            scheduler does not have either, or that are not those of the manifest; a network of the scheduler that
+            answers with NaN; or what `load_model` finds missing.
     """
     store = open_store(settings)
     models = []
@@ -52,7 +54,12 @@ async def load_models(
             labels=manifest.labels(entry),
             decode=decode_of(manifest, entry),
         )
-        models.append(await (in_background(load) if loaded.serving else anyio.to_thread.run_sync(load)))
+        if loaded.serving:
+            models.append(await in_background(load))
+            continue
+        models.append(await anyio.to_thread.run_sync(load))
+        if from_scheduler(settings):  # a node examines what it loads later in turn with its requests
+            await anyio.to_thread.run_sync(examine, models[-1])
     return models
 
 

@@ -96,7 +96,7 @@ class OnnxModel:
         self._piece = max(1, _PIECE_PIXELS // (height * width)) if provider == "cpu" else _UNCUT
         if self._by_one:
             self._piece = 1
-        self._helpers = ThreadPoolExecutor(threads - 1, thread_name_prefix="slice") if threads > 1 else None
+        self._helpers = _helpers(threads)
 
     @property
     def name(self) -> str:
@@ -152,12 +152,14 @@ class OnnxModel:
     def load(self) -> None:
         """See `tierkit.inference.model.Loadable`."""
         if self._session is None:
-            self._session = self._opened()
+            self._session, self._helpers = self._opened(), _helpers(self._threads)
 
     def unload(self) -> None:
         """See `tierkit.inference.model.Loadable`."""
         _ = self.inputs, self.outputs  # which are read from the session
         self._session = None
+        if self._helpers is not None:
+            self._helpers.shutdown(wait=False)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Map a batch to the outputs asked for; see `tierkit.inference.model.Model.run`."""
@@ -190,6 +192,11 @@ class OnnxModel:
         pieces = [{name: array[at : at + self._piece] for name, array in inputs.items()} for at in starts]
         answers = [np.asarray(self._session.run([output], piece)[0]) for piece in pieces]
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
+
+
+def _helpers(threads: int) -> ThreadPoolExecutor | None:
+    """Threads that compute slices next to the caller's; they begin with the first slice."""
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="slice") if threads > 1 else None
 
 
 def takes_one(session: Any) -> bool:

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from tierkit.distribution import installed_version
+from tierkit.errors import NoRoom
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
 from tierkit.http.client import Meter, open_client
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 
 _RUNTIME_WARM_UP_S = 0.05
 """For measuring the speed of a model that is loaded while the node serves: requests wait for that."""
+
+_MOST_OFFERS = 64
+"""Models in a registration."""
 
 _ANNOUNCE_BUDGET_S = 10.0
 """For the schedulers to hear that a model is not offered any more, before it is unloaded."""
@@ -170,10 +174,13 @@ class InferenceNode:
         """Serve a release next to the others, once its models have proved that they work.
 
         Raises:
+            NoRoom: with it the node would hold too many models.
             WeightsError: a model answers with NaN or infinity.
             SetupError: the node cannot answer with one of them.
             Exception: any error of a model.
         """
+        if len(self.versions.held.keys() | set(parts.models)) > _MOST_OFFERS:
+            raise NoRoom(f"this node offers at most {_MOST_OFFERS} networks and tails at a time")
         made = self._made(self._substitutes.served(parts.served), parts.models)
         entered: list[Version] = []
         try:

@@ -45,7 +45,7 @@ from tierkit.inference.thread import InferenceThread
 from tierkit.tensors import Array, TensorSpec
 from tierkit.wire.oip.datatypes import datatype_of, dtype_of
 
-__all__ = ["ModelRunner", "RunResult"]
+__all__ = ["ModelRunner", "RunResult", "examine"]
 
 _RATE_HALF_LIFE_IMAGES = 128
 """So many images later, a measurement weighs half as much in `ms_per_image`."""
@@ -285,11 +285,8 @@ class ModelRunner:
             WeightsError: they hold NaN or infinity.
             Exception: any error of the model.
         """
-        inputs = _made_up(self.model.inputs, _EXAMINED_IMAGES)
-        result = await self._own(inputs, self._output_names, _EXAMINED_IMAGES)
-        for name, values in result.outputs.items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise WeightsError(f"the model '{self.model.name}' answers with NaN or infinity in '{name}'")
+        result = await self._own(_made_up(self.model.inputs), self._output_names, _EXAMINED_IMAGES)
+        _check_numbers(self.model.name, result.outputs)
 
     async def pause(self, why: str) -> None:
         """Refuse new requests from now on, and return when those that came before have ended.
@@ -783,9 +780,25 @@ def _blank(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
     }
 
 
-def _made_up(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
+def examine(model: Model) -> None:
+    """Compute a few made-up images, and look at the answers; blocks meanwhile.
+
+    Raises:
+        WeightsError: they hold NaN or infinity.
+        Exception: any error of the model.
+    """
+    _check_numbers(model.name, model.run(_made_up(model.inputs), [spec.name for spec in model.outputs]))
+
+
+def _check_numbers(model: str, outputs: Mapping[str, Array]) -> None:
+    for name, values in outputs.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise WeightsError(f"the model '{model}' answers with NaN or infinity in '{name}'")
+
+
+def _made_up(specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """A black image, a white one, and noise that is the same each time."""
-    made = _blank(specs, images)
+    made = _blank(specs, _EXAMINED_IMAGES)
     noise = np.random.default_rng(0)
     for array in made.values():
         if array.dtype.kind == "u":
