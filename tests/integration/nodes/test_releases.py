@@ -363,6 +363,36 @@ async def test_a_node_that_cannot_load_the_release_in_force_starts_with_an_earli
         await scheduler.offered(3)
 
 
+async def test_a_node_does_not_start_with_a_network_that_gives_nan(
+    scheduler: ScriptedScheduler, tmp_path: Path
+) -> None:
+    async with scheduler.served() as url, end_node(url, tmp_path):
+        await scheduler.offered(1)
+    scheduler.sets[3] = wild(released(tmp_path / "sets", 3), above=-100.0)
+    scheduler.told = (3,)
+    async with scheduler.served(int(url.rpartition(":")[2])), end_node(url, tmp_path) as node:
+        await scheduler.troubled(3, "unusable")
+        assert await node.network_of_task() == scheduler.network(1)
+    with pytest.raises(SetupError, match="NaN"):
+        async with scheduler.served() as url, end_node(url, tmp_path / "fresh"):
+            pass
+
+
+async def test_only_so_many_copies_of_releases_stay_in_the_cache(
+    scheduler: ScriptedScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.releases._MOST_KEPT", 1)
+    scheduler.sets[3] = released(tmp_path / "sets", 3)
+    async with scheduler.served() as url, end_node(url, tmp_path):
+        for number in (1, 2, 3):
+            scheduler.told = (number,)
+            await scheduler.offered(number)
+        cached = {number: tmp_path / "cache" / scheduler.network(number) for number in (1, 2, 3)}
+        await wait_for(lambda: not cached[1].exists(), what="the end of the oldest")
+        assert cached[2].is_dir()
+        assert cached[3].is_dir()
+
+
 async def test_a_node_starts_without_its_scheduler_from_the_release_that_it_served_last(
     scheduler: ScriptedScheduler, tmp_path: Path
 ) -> None:
