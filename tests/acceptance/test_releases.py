@@ -77,7 +77,7 @@ def work(url: str) -> Iterator[list[set[str]]]:
         thread.join()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_how_to_works_as_written(workplace: Path) -> None:
     environment = {
         **os.environ,
