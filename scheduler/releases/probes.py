@@ -18,42 +18,28 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from models.manifest import Manifest, ModelEntry, weights_folder
-from models.session import load_model
+from models.manifest import Manifest, weights_folder
 from scheduler.core import events
 from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
 from scheduler.core.release import differs
+from scheduler.releases.computing import OUTPUT, compute, probe_pictures
 from scheduler.releases.files import NetworkFiles
-from tierkit.errors import InvalidInput, MissingExtra, SetupError, TerraceError, UpstreamError
+from tierkit.errors import TerraceError, UpstreamError
 from tierkit.inference.oip_client import InferOptions, OipClient
 from tierkit.tensors import Array
 from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor
 
-__all__ = ["Prober", "compute_answers", "known_answers", "probe_pictures"]
+__all__ = ["Prober", "compute_answers", "known_answers"]
 
 _log = logging.getLogger(__name__)
 
-_OUTPUT = "probabilities"
 _BUDGET_S = 10.0
 _AGAIN_S = 600.0
 _AGAIN_FAILED_S = 2.0
 _LOOK_S = 1.0
 _AT_ONCE = 16
 _WAITS = "has not answered the probe pictures yet"
-_CELLS = 4
-"""Fields of colour in a row of a probe picture."""
-_COLOURS = ((230, 30, 30), (30, 230, 30), (30, 30, 230), (20, 20, 20), (240, 240, 240), (220, 200, 30))
-
-
-def probe_pictures(height: int, width: int) -> Array:
-    """Pictures of coloured fields, each with a colour that prevails, UINT8 `[6, height, width, 3]`: the same ones
-    everywhere."""
-    shape = (len(_COLOURS), _CELLS, _CELLS, 3)
-    fields = np.random.Generator(np.random.PCG64(1)).integers(0, 256, shape, np.uint8).astype(np.uint16)
-    fields = (fields + 2 * np.array(_COLOURS, np.uint16)[:, None, None]) // 3
-    rows, columns = (np.arange(size) * _CELLS // size for size in (height, width))
-    return np.ascontiguousarray(fields.astype(np.uint8)[:, rows][:, :, columns])
 
 
 async def known_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
@@ -79,30 +65,16 @@ async def compute_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, 
     installed.
 
     Raises:
-        InvalidInput: a network cannot be loaded, or gives numbers that are none.
+        InvalidInput: as `compute`.
         NotFound: a file is not here.
     """
     answers: dict[str, Any] = {}
     for entry in manifest.models:
-        path = await files.find(entry)
-        try:
-            answers[entry.sha256] = (
-                await asyncio.to_thread(_answers, manifest, entry, path.parent, path.name)
-            ).tolist()
-        except MissingExtra:
+        found = await compute(manifest, entry, await files.find(entry))
+        if found is None:
             return {}
-        except SetupError as exc:
-            raise InvalidInput(f"the network {entry.name!r} cannot be used: {exc}") from exc
+        answers[entry.sha256] = found
     return answers
-
-
-def _answers(manifest: Manifest, entry: ModelEntry, folder: Any, file: str) -> Array:
-    model = load_model(entry.model_copy(update={"file": file}), folder, labels=manifest.labels(entry))
-    images = probe_pictures(*entry.input_shape[:2])
-    found = model.run({model.inputs[0].name: images}, [_OUTPUT])[_OUTPUT]
-    if not np.isfinite(found).all():
-        raise SetupError("it answers probe pictures with NaN or infinity")
-    return np.round(found.astype(np.float64), 4)
 
 
 @dataclass(slots=True)
@@ -253,7 +225,7 @@ class Prober:
         pictures, known = self._known[sha256]
         request = InferRequest(
             inputs=(Tensor(name="images", data=pictures),),
-            outputs=(RequestedOutput(name=_OUTPUT),),
+            outputs=(RequestedOutput(name=OUTPUT),),
         )
         options = InferOptions(sha256=sha256, budget_s=_BUDGET_S, token=device.registration.key)
         try:
@@ -264,6 +236,6 @@ class Prober:
             if exc.status_code is not None:
                 raise
             return str(exc)
-        found = response.output(_OUTPUT)
+        found = response.output(OUTPUT)
         assert found is not None, "the client checks that"
         return differs(np.asarray(found, np.float64), known)

@@ -18,8 +18,9 @@ from starlette.routing import Route
 
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
+from scheduler.releases.computing import probe_pictures
 from scheduler.releases.files import NetworkFiles
-from scheduler.releases.probes import compute_answers, known_answers, probe_pictures
+from scheduler.releases.probes import compute_answers, known_answers
 from tests.model_sets import colour_network, colour_set
 from tierkit.tensors import Array
 from tierkit.testing import serve_app, wait_for
