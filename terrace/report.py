@@ -69,8 +69,8 @@ def _headline(job: Job) -> Text:
         line.append(f", {job.images_per_s:,.1f} images/s", style="not bold")
     if job.site is not None:
         line.append(f", in {job.site}", style="not bold")
-    if release := job.policy.get("release"):
-        line.append(f", with {release}", style="not bold")
+    if job.release is not None:
+        line.append(f", with {job.release}", style="not bold")
     line.append("  ")
     line.append(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
     if job.reason:

@@ -85,7 +85,7 @@ def digest_of(manifest: Manifest, tuning: Tuning | None) -> str:
 
 
 def named_like(manifest: Manifest, present: Manifest) -> Manifest:
-    """The manifest with the hierarchy's name of the present one, if their classes are the same: an import names a
+    """The manifest with the hierarchy's name of the present one, if their classes are the same. An import names a
     hierarchy after the folder of its model set, and the same networks may be in several folders."""
     new, old = manifest.hierarchy, present.hierarchy
     if new.name == old.name or (new.fine, new.coarse, new.parent) != (old.fine, old.coarse, old.parent):

@@ -87,7 +87,7 @@ def test_it_stops_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as fleet:
         assert fleet.stdout is not None
         assert fleet.stderr is not None
-        assert "ready" in fleet.stdout.readline()
+        assert "scheduler" in fleet.stdout.readline()
         (child,) = (os.pidfd_open(pid) for pid in children_of(fleet.pid)[:1])
         fleet.stdout.close()
         assert fleet.wait(timeout=30) == 0
