@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -105,7 +106,7 @@ class FleetOptions:
                 },
                 tiers=without_pixels(untrusted),
             )
-        return with_models(plan, self.models)
+        return with_models(plan, self.models, follow=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -128,6 +129,8 @@ def up(
         networks = tier_networks(load_manifest(options.models), tiers, options.untrusted or [])
     elif credentials.tls_ca is None:
         credentials = replace(credentials, tls_ca=_trusted_there(plan))
+    # Services get the set by their settings; nodes that found it in the environment would not follow releases.
+    os.environ.pop("TERRACE_MODELS", None)
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
@@ -181,8 +184,11 @@ def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {tier: {"only_features": True} for tier in untrusted}
 
 
-def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
-    """Return the plan with this model set for all services that name none, after checking that it serves each node.
+def with_models(plan: FleetPlan, models: Path | None, *, follow: bool = False) -> FleetPlan:
+    """Return the plan with this model set for the services that name none, after checking that it serves each node.
+
+    Args:
+        follow: give it only to the scheduler of the plan. Nodes get their networks from there, and follow its releases.
 
     Raises:
         SetupError: the set cannot be read, or lacks something; says which command makes it.
@@ -190,8 +196,8 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
     if models is None:
         return plan
     manifest = load_manifest(models)
-    plan = plan.with_defaults({"models": models})
-    for node in plan.nodes:
+    given = plan.with_defaults({"models": models})
+    for node in given.nodes:
         if node.settings["models"] != str(models):
             continue  # the fleet file names another one
         names = tuple(name.strip() for name in node.settings.get("model", "").split(",") if name.strip())
@@ -201,7 +207,10 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
         except SetupError as exc:
             fewer = f"; or start no {node.kind} node (--{node.kind} 0)"
             raise SetupError(f"{models} does not do for {node.name}: {exc}{fewer}") from exc
-    return plan
+    if not follow or plan.scheduler is None:
+        return given
+    services = (new if new.kind == SCHEDULER else old for old, new in zip(plan.services, given.services, strict=True))
+    return replace(plan, services=tuple(services))
 
 
 async def _run(plan: FleetPlan, networks: RenderableType | None, credentials: Credentials, *, raw: bool) -> int:
