@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -46,6 +47,14 @@ def create_app(node: EndNode, routes: Sequence[Route] = ()) -> Starlette:
     return node_app(node, [route, *routes], {"/v1/tasks/": Direct(tasks, last="task_id")})
 
 
+class _Work(NamedTuple):
+    """Belongings of one request."""
+
+    version: Version
+    room: BodyRoom
+    span: Span
+
+
 class _TaskEndpoint:
     """ASGI application of the route."""
 
@@ -57,19 +66,10 @@ class _TaskEndpoint:
         headers = fields_of(scope)
         version = self._node.version_for(_field(headers, _NETWORK), coarse=_field(headers, _STAGE) != "fine")
         with version.uses, BodyRoom() as room, Span("end", current_trace()) as span:
-            await self._answer(version, headers, scope, receive, send, room, span)
+            await self._answer(scope, receive, send, _Work(version, room, span))
 
-    async def _answer(
-        self,
-        version: Version,
-        headers: Mapping[bytes, bytes],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        room: BodyRoom,
-        span: Span,
-    ) -> None:
-        node, runner = self._node, version.runner
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, work: _Work) -> None:
+        node, runner, headers = self._node, work.version.runner, fields_of(scope)
         (images_input,) = runner.model.inputs
         started = node.clock()
         body = b""
@@ -85,21 +85,21 @@ class _TaskEndpoint:
             if wants_coarse and (runner.queued_images or not is_small(headers)):
                 # Before the body is read: a node that is full says so at once.
                 runner.check_room(announced_images(headers, images_input))
-            body = await self._reader.body(headers, receive, room)
+            body = await self._reader.body(headers, receive, work.room)
             check_room = runner.check_room if wants_coarse else None
-            request = await self._reader.read(headers, body, room, raw_input=images_input, check_room=check_room)
+            request = await self._reader.read(headers, body, work.room, raw_input=images_input, check_room=check_room)
             budget = budget_s(headers, request)
             images = _images(request)
             if wants_coarse:
                 runner.check_room(len(images))
             with cancelled_on_disconnect(scope):
-                found = await node.read(images, version)
+                found = await node.read(images, work.version)
             positions: Sequence[int] = range(len(images))
             if found.damaged:
                 positions = [place for place in positions if place not in found.damaged]
             task = Task(
                 task_id=task_id,
-                version=version,
+                version=work.version,
                 images=images[positions] if found.damaged else images,
                 read=found,
                 positions=positions,
@@ -107,17 +107,17 @@ class _TaskEndpoint:
                 stages=_stages_for(stages, positions, len(images)),
                 deadline=started + (node.settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
-                span=span,
+                span=work.span,
                 urgent=urgent,
             )
             if wants_coarse:
                 with cancelled_on_disconnect(scope):
                     coarse, probabilities = await node.coarse(task, alone=is_alone(scope))
         except BaseException as exc:
-            version.metrics.observe_request(node.clock() - started, len(body), exc)
+            work.version.metrics.observe_request(node.clock() - started, len(body), exc)
             raise
         if wants_coarse:  # else the model that these figures are about had nothing to do
-            version.metrics.observe_request(node.clock() - started, len(body), None)
+            work.version.metrics.observe_request(node.clock() - started, len(body), None)
         head = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         answered = ""
@@ -130,7 +130,7 @@ class _TaskEndpoint:
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
             answered = event.event
-        span.says(task=task_id, images=len(images), answer=answered)
+        work.span.says(task=task_id, images=len(images), answer=answered)
         if log.isEnabledFor(logging.DEBUG):
             elapsed_ms = round((node.clock() - started) * 1000, 2)
             log.debug("task done", extra={"task": task_id, "images": len(images), "answer": answered, "ms": elapsed_ms})

@@ -45,7 +45,7 @@ Build = Callable[[Manifest, Loaded], Awaitable[ReleaseParts]]
 """Loads what a node serves of a model set, but for what is loaded already."""
 
 _MOST_KEPT = 16
-"""Releases whose copies stay in the cache besides those that the node holds."""
+"""Earlier releases whose copies stay in the cache."""
 
 _PRUNED = "pruned"
 """File that holds how often the scheduler had pruned its releases when the cache was last pruned."""

@@ -36,8 +36,8 @@ async def load_models(
 
     Raises:
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
-            scheduler does not have either, or that are not those of the manifest; a network of the scheduler that
-            answers with NaN; or what `load_model` finds missing.
+            scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
+        WeightsError: a network that the scheduler gave answers with NaN.
     """
     store = open_store(settings)
     models = []

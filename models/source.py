@@ -244,7 +244,7 @@ async def _manifest(
 
 
 def sets_folder(settings: NodeSettings) -> Path:
-    """Where the manifests of these schedulers' releases are kept, by number; nodes of several fleets may share a
+    """Folder with the manifests of these schedulers' releases, by number; nodes of several fleets may share a
     cache. A file of the same name with `.json` holds the last one that the node served."""
     schedulers = " ".join(sorted(settings.scheduler or ()))
     return settings.cache / "sets" / hashlib.sha256(schedulers.encode()).hexdigest()[:16]

@@ -261,7 +261,7 @@ class NodeSettings(ServiceSettings):
     fetched; without a scheduler, the networks that ship with Terrace."""
 
     cache: UserPath = Path("~/.cache/terrace")
-    """Folder that keeps weights fetched from the scheduler, and a copy of its manifest for a start without it."""
+    """Folder that keeps weights fetched from the scheduler, and copies of its manifests for a start without it."""
 
     provider: Literal["cpu", "cuda"] = "cpu"
     """Execution provider of ONNX Runtime; `cuda` needs the extra `gpu` and a device."""
