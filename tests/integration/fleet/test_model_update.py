@@ -73,7 +73,15 @@ async def test_a_running_fleet_changes_to_the_networks_of_its_scheduler_s_set(tm
             running.terminate()
             assert await running.exit_code() == 0
         async with scheduler(port, models, tmp_path):
+            # Other content in the same folder is a release that waits.
             await start("end-3")
+            await all_serve(first.sha256, "end-1", "end-2", "end-3")
+            known = await client.releases()
+            assert [(each.release, each.state) for each in known.releases] == [
+                ("set@2", "ready"),
+                ("set@1", "in force"),
+            ]
+            await client.promote_release("set@2")
             await all_serve(second.sha256, "end-1", "end-2", "end-3")
             assert old.process.returncode is None, "the same process, for whoever watches it"
             job = await client.wait(await client.submit(RED, scheme="end", batch_size=1))
