@@ -60,19 +60,18 @@ def change(state: RolloutState = RolloutState.CANARY, *, minutes: float = 1, **c
 
 
 @pytest.mark.parametrize(
-    ("rollout", "verdict", "words"),
+    ("state", "ready", "minutes", "verdict", "words"),
     [
-        (change(ready=1), CheckVerdict.OK, "canary, 1 of 4 nodes hold it"),
-        (change(ready=4, minutes=100), CheckVerdict.OK, "canary, 4 of 4 nodes hold it"),
-        (
-            change(ready=1, minutes=100, reason="waits"),
-            CheckVerdict.NOTE,
-            "1 of 4 nodes hold it: waits (since 1 h 40 min)",
-        ),
-        (change(RolloutState.ROLLING, ready=3, minutes=16), CheckVerdict.NOTE, "rolling out, 3 of 4"),
+        (RolloutState.CANARY, 1, 1, CheckVerdict.OK, "canary, 1 of 4 nodes hold it: waits"),
+        (RolloutState.CANARY, 4, 100, CheckVerdict.OK, "canary, 4 of 4 nodes hold it"),
+        (RolloutState.CANARY, 1, 100, CheckVerdict.NOTE, "1 of 4 nodes hold it: waits (since 1 h 40 min)"),
+        (RolloutState.ROLLING, 3, 16, CheckVerdict.NOTE, "rolling out, 3 of 4"),
     ],
 )
-def test_a_change_under_way_and_one_that_hangs(rollout: Rollout, verdict: CheckVerdict, words: str) -> None:
+def test_a_change_under_way_and_one_that_hangs(
+    state: RolloutState, ready: int, minutes: float, verdict: CheckVerdict, words: str
+) -> None:
+    rollout = change(state, ready=ready, minutes=minutes, reason="waits")
     check = found_in(listed(a_release("flowers", 2, ReleaseState.CANARY), rollout=rollout))["flowers@2"]
     assert (check.verdict, words in check.detail) == (verdict, True), check
     assert bool(check.advice) == (verdict is not CheckVerdict.OK)

@@ -74,11 +74,12 @@ async def test_a_release_is_shown_with_its_troubles_and_guards(terrace: Command,
     assert "encoders: large.conv1" in out
     assert "share 10.0 % (1 device)" in out
     assert "trial 1 min 30 s of 2 min, extended once" in out
-    (agreement,) = [line for line in out.splitlines() if line.startswith("agreement")]
+    assert f"agreement: {GUARDS[0].detail}" in out
+    (agreement,) = [line for line in out.splitlines() if line.startswith("agreement ")]
     assert " ".join(agreement.split()[:11]) == "agreement 0.97 91.20 % 90.50 % 0.992 0.981 to 1.003 4,200"
-    (p99,) = [line for line in out.splitlines() if line.startswith("p99")]
+    (p99,) = [line for line in out.splitlines() if line.startswith("p99 ")]
     assert "120 of 200" in p99
-    (errors,) = [line for line in out.splitlines() if line.startswith("errors")]
+    (errors,) = [line for line in out.splitlines() if line.startswith("errors ")]
     assert errors.split()[:2] + errors.split()[-1:] == ["errors", "0.5%", "fails"]
     code, out, _ = await terrace("show", "flowers@2", "--json")
     assert set(json.loads(out)) == {"release", "rollout"}
