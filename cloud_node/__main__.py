@@ -31,7 +31,9 @@ def building(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES)
         async def load(given: GivenSet) -> Starlette:
             models = await load_engine(settings, given.manifest, lifecycle)
             releases = follow(settings, lifecycle, given, partial(load_next, settings))
-            return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes, releases=releases))
+            node = InferenceNode(settings, models, lifecycle, substitutes=substitutes)
+            node.follow(releases)
+            return node_app(node)
 
         return await load_set(settings, lifecycle, load)
 

@@ -35,9 +35,9 @@ def building(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) 
             parts = await build(given.manifest)
             encoders = Encoders(parts.heads, settings, substitutes.head)
             releases = follow(settings, lifecycle, given, build)
-            return create_app(
-                EdgeNode(settings, parts.served, lifecycle, encoders, substitutes=substitutes, releases=releases)
-            )
+            node = EdgeNode(settings, parts.served, lifecycle, encoders, substitutes=substitutes)
+            node.follow(releases)
+            return create_app(node)
 
         return await load_set(settings, lifecycle, load)
 

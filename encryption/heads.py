@@ -20,7 +20,7 @@ from tierkit.inference.files import FileDecoder, are_files
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
-from tierkit.inference.versions import Uses
+from tierkit.inference.versions import UseCount
 from tierkit.settings import NodeSettings
 from tierkit.tensors import Array
 from tierkit.wire.messages import EncoderOffer, Encoding
@@ -50,7 +50,7 @@ class _Held:
     def __init__(self, head: HeadModel, runner: ModelRunner) -> None:
         self.head = head
         self.runner = runner
-        self.uses = Uses()
+        self.uses = UseCount()
 
     async def close(self) -> None:
         """Encode what waits, then give the memory back."""

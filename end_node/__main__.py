@@ -35,33 +35,19 @@ def building(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -
             parts = await load_end(settings, manifest)
             encoders = Encoders(parts.heads, settings, substitutes.head)
             releases = follow(settings, lifecycle, given, partial(load_end, settings))
+            made = (settings, parts.served, lifecycle, manifest.hierarchy, encoders)
             if settings.has_sources:
                 # Not before: a node without sources needs none of it.
                 from end_node.observing import ObservingNode
                 from end_node.routes import source_routes
 
-                node = ObservingNode(
-                    settings,
-                    parts.served,
-                    lifecycle,
-                    manifest.hierarchy,
-                    encoders,
-                    substitutes=substitutes,
-                    releases=releases,
-                )
-                node.fit = manifest.fit
-                return create_app(node, source_routes(node))
-            return create_app(
-                EndNode(
-                    settings,
-                    parts.served,
-                    lifecycle,
-                    manifest.hierarchy,
-                    encoders,
-                    substitutes=substitutes,
-                    releases=releases,
-                )
-            )
+                observing = ObservingNode(*made, substitutes=substitutes)
+                observing.fit = manifest.fit
+                observing.follow(releases)
+                return create_app(observing, source_routes(observing))
+            node = EndNode(*made, substitutes=substitutes)
+            node.follow(releases)
+            return create_app(node)
 
         return await load_set(settings, lifecycle, load)
 

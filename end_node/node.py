@@ -41,7 +41,6 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.files import Decoded, are_files
-from tierkit.inference.holding import ReleaseSource
 from tierkit.inference.model import Model
 from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient
@@ -141,11 +140,10 @@ class EndNode(InferenceNode):
         encoders: Encoders | None = None,
         *,
         substitutes: Substitutes = NO_SUBSTITUTES,
-        releases: ReleaseSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encoders = encoders or Encoders((), settings)
-        super().__init__(settings, models, lifecycle, self._encoders, substitutes=substitutes, releases=releases)
+        super().__init__(settings, models, lifecycle, self._encoders, substitutes=substitutes)
         self.clock = clock
         self._hierarchy = hierarchy
         self._superclasses = len(hierarchy.coarse)

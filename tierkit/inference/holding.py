@@ -25,6 +25,8 @@ __all__ = ["UNKNOWN", "Holder", "Holding", "ReleaseSource", "Told", "read_releas
 
 log = logging.getLogger(__name__)
 
+TroubleKind = Literal["room", "unusable", "unreachable"]
+
 UNKNOWN = 0
 """Number of a release that a node knows no number of."""
 
@@ -204,7 +206,7 @@ class Holding:
         """Report that a release is unusable, although it has been loaded; serve the next one. It is not tried again
         until the scheduler has named other releases without it."""
         if number > UNKNOWN and self._failed.get(number) is None:
-            self._fail(number, "unusable", why, again_s=float("inf"))
+            self._fail(_Failed(_trouble(number, "unusable", why), 1, float("inf")))
             self._news.set()
 
     async def run(self) -> None:
@@ -306,29 +308,22 @@ class Holding:
         times = 1 if (before := self._failed.get(number)) is None else before.times + 1
         pause_s = backoff_s(times, first_s=_FIRST_RETRY_S, cap_s=_LONGEST_RETRY_S, chance=random.random())
         again_s = time.monotonic() + pause_s
-        kind, why = reason_of(error), str(error) or type(error).__name__
+        restart = isinstance(error, NeedsRestart)
         if isinstance(error, NeedsRestart) and not error.is_trouble:
-            self._failed[number] = _Failed(None, times, again_s, restart=True)
+            self._failed[number] = _Failed(None, times, again_s, restart)
             return
         if not isinstance(error, TerraceError):
             log.error("a release cannot be loaded", exc_info=error, extra={"release": number})
-        self._fail(number, kind, why, again_s=again_s, times=times, restart=isinstance(error, NeedsRestart))
+        trouble = _trouble(number, reason_of(error), str(error) or type(error).__name__)
+        self._fail(_Failed(trouble, times, again_s, restart))
 
-    def _fail(
-        self,
-        number: int,
-        kind: Literal["room", "unusable", "unreachable"],
-        why: str,
-        *,
-        again_s: float,
-        times: int = 1,
-        restart: bool = False,
-    ) -> None:
-        trouble = ReleaseTrouble(release=number, kind=kind, detail=why[:_MOST_SAID])
+    def _fail(self, failed: _Failed) -> None:
+        assert failed.trouble is not None
+        number = failed.trouble.release
         before = self._failed.get(number)
-        self._failed[number] = _Failed(trouble, times, again_s, restart)
-        if before is None or before.trouble != trouble:
-            log.warning("release %d cannot be held (%s): %s", number, kind, why)
+        self._failed[number] = failed
+        if before is None or before.trouble != failed.trouble:
+            log.warning("release %d cannot be held (%s): %s", number, failed.trouble.kind, failed.trouble.detail)
             self.on_trouble()
 
     async def _restart_if_needed(self, told: Told) -> None:
@@ -341,7 +336,11 @@ class Holding:
             self._lifecycle.restart(f"release {told.numbers[0]} cannot be held next to the present one")
 
 
-def reason_of(error: Exception) -> Literal["room", "unusable", "unreachable"]:
+def _trouble(number: int, kind: TroubleKind, why: str) -> ReleaseTrouble:
+    return ReleaseTrouble(release=number, kind=kind, detail=why[:_MOST_SAID])
+
+
+def reason_of(error: Exception) -> TroubleKind:
     """The kind of trouble that an error while a release is loaded stands for."""
     if isinstance(error, NoRoom | MemoryError):
         return "room"

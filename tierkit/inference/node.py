@@ -76,7 +76,6 @@ class InferenceNode:
         lifecycle: of the process; readiness will depend on the models.
         encoders: what it runs for itself besides.
         substitutes: for its own parts.
-        releases: of the scheduler, if the node follows them; `models` and `encoders` are of the first one.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class InferenceNode:
         encoders: HeldEncoders | None = None,
         *,
         substitutes: Substitutes = NO_SUBSTITUTES,
-        releases: ReleaseSource | None = None,
     ) -> None:
         served = substitutes.served(models if isinstance(models, ServedModels) else ServedModels(ready=models))
         everything = [*served.ready, *(model for others in served.standby.values() for model in others)]
@@ -116,10 +114,9 @@ class InferenceNode:
         for version in self._made(served, keys):
             self.versions.add(version)
         self.versions.arrange(keys)
-        self.holding = None if releases is None else Holding(self, releases, lifecycle)
+        self.holding: Holding | None = None
         """Follows the releases of the scheduler; None if the networks are the node's own."""
-        number = UNKNOWN if releases is None else releases.started_with
-        self._releases = {number: _Release(keys, () if encoders is None else encoders.offers)}
+        self._releases = {UNKNOWN: _Release(keys, () if encoders is None else encoders.offers)}
         self._senders: list[HeartbeatSender] = []
         self._offers: tuple[ModelOffer, ...] = ()
         self._share_metrics = ShareMetrics(turns.shares, self._counted) if several else None
@@ -163,6 +160,13 @@ class InferenceNode:
         """Check that the node can answer with a model. Raises SetupError."""
 
     # --- releases ---
+
+    def follow(self, releases: ReleaseSource | None) -> None:
+        """Follow the releases of the scheduler, beginning with the release of its present models; None to hold only
+        that. Call it before the node runs."""
+        if releases is not None:
+            self.holding = Holding(self, releases, self.lifecycle)
+            self.rename(UNKNOWN, releases.started_with)
 
     @property
     def loaded(self) -> Loaded:

@@ -15,7 +15,7 @@ from tierkit.inference.runner import ModelRunner
 from tierkit.inference.served import Guard, ModelKey
 from tierkit.wire.messages import ModelOffer
 
-__all__ = ["Gone", "Uses", "Version", "Versions", "version_names"]
+__all__ = ["Gone", "UseCount", "Version", "Versions", "version_names"]
 
 _DIGESTS = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{64})?")
 
@@ -25,7 +25,7 @@ _CLOSE_BUDGET_S = 60.0
 """For the requests that use a version which is taken away."""
 
 
-class Uses:
+class UseCount:
     """Counts the requests that use something, so that it is taken away after the last of them."""
 
     __slots__ = ("_count", "_unused")
@@ -72,7 +72,7 @@ class Version:
         self.guard = guard
         self.like = like
         self.key = ModelKey.of(runner.model)
-        self.uses = Uses()
+        self.uses = UseCount()
         self.offer: ModelOffer | None = None
         """Its part of the registration; None until it is ready."""
 

@@ -6,14 +6,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from cloud_node.engines import load_engine
+from cloud_node.engines import load_engine, load_next
 from cloud_node.engines.model import cut
 from cloud_node.engines.oip import logits_in
 from cloud_node.settings import CloudSettings
 from models.manifest import load_manifest
+from models.serving import key_of
 from models.session import softmax
-from tierkit.errors import InvalidAnswer, MissingExtra, SetupError
+from tierkit.errors import InvalidAnswer, MissingExtra, NeedsRestart, SetupError
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.served import Loaded
 from tierkit.settings import load_settings
 
 
@@ -92,3 +94,14 @@ def test_the_largest_batch_is_what_all_replicas_take() -> None:
 async def test_the_engine_ray_needs_its_extra() -> None:
     with pytest.raises(MissingExtra, match=r"\[ray\]"):
         await load_engine(CloudSettings(engine="ray"), load_manifest(), Lifecycle())
+
+
+async def test_an_engine_holds_a_further_release_only_if_it_has_its_networks_already() -> None:
+    manifest, settings = load_manifest(), CloudSettings(engine="oip", upstream="http://127.0.0.1:1")
+    network = manifest.default_for("cloud")
+    same = await load_next(settings, manifest, Loaded(models=frozenset({key_of(network)}), serving=True))
+    assert same.models == (key_of(network),)
+    assert not same.served.ready
+    with pytest.raises(NeedsRestart, match="only when the node starts") as caught:
+        await load_next(settings, manifest, Loaded(serving=True))
+    assert caught.value.is_trouble
