@@ -88,7 +88,7 @@ def base_set(folder: Path, kind: Kind) -> Path:
         f'size = [{SIDE}, {SIDE}]\nresize = "squash"\nresample = "bilinear"\ncolour = "rgb"\n'
         "scale = 255\nmean = 0.0\nstd = 1.0\n"
     )
-    for name, tier in ((kind, Tier.END), ("upper", Tier.EDGE), ("upper", Tier.CLOUD)):
+    for name, tier in ((kind, Tier.END), ("upper", Tier.EDGE)):
         file = folder / f"colours-{tier}.onnx"
         _network(file, name)
         import_network(Wish(file=file, models=folder / "set", tier=tier, labels=labels, preprocess=preprocess))

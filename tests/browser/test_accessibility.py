@@ -75,6 +75,7 @@ def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
         "/ui": "[data-testid=node] >> nth=3",
         "/ui/try": "#upload, [data-testid=upload]",
         "/ui/training": "[data-testid=run]",
+        "/ui/releases": "[data-testid=network]",
         "/ui/timeline": "[data-testid=event][data-kind=ended]",
         "/ui/privacy": f'[data-job="{job.id}"]',
     }.get(path, "main > :not(h1, noscript):visible")
@@ -87,7 +88,7 @@ def test_no_page_has_a_serious_fault(
 ) -> None:
     page = open_page(f"{fleet.url}/ui", width=width, scheme=scheme)
     wrong = {}
-    pages = ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/training", f"/ui/training/{run}", "/ui/timeline")
+    pages = ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/training", f"/ui/training/{run}", "/ui/timeline", "/ui/releases")
     for path in (*pages, "/ui/privacy"):
         show(page, fleet, path, job)
         wrong[path] = faults(page)

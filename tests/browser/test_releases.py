@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from benchmarks.releases.experiment import other_set
+from models.data import read_sample
 from scheduler.core.guards import ReleaseFigures, Trial, judge
-from tests.browser.conftest import OpenPage, faults
+from tests.browser.conftest import Fleet, OpenPage, faults
 from tests.browser.watching import HOSTILE, PLAYS_EVENTS, streams
+from tierkit.client import Client
 from tierkit.types import Tier
 from tierkit.wire.releases import (
     DEFAULT_GUARDS,
@@ -382,3 +386,34 @@ def test_everything_is_reached_by_keyboard(plays: Plays) -> None:
     expect(page.get_by_test_id("trial-form")).to_have_count(0)
     expect(row(page, "flowers@8").get_by_role("button", name="Try flowers@8")).to_be_focused()
     assert [path for path, _ in played.asked] == ["flowers%408/start"]
+
+
+def test_a_real_release_is_tried_stopped_promoted_and_rolled_back(
+    fleet: Fleet, open_page: OpenPage, tmp_path: Path
+) -> None:
+    with Client(fleet.url) as client:
+        before = client.releases().in_force
+        new = client.create_release("other", other_set(tmp_path / "set", 1)).release
+        page = open_page(f"{fleet.url}/ui/releases")
+        change = page.get_by_test_id("rollout")
+        row(page, new).get_by_role("button", name=f"Try {new}").click()
+        page.get_by_label("End devices that try it").fill("40")
+        page.get_by_role("button", name="Start the trial").click()
+        expect(change).to_contain_text(f"{new} instead of {before}")
+        expect(change.locator("[data-guard]")).to_have_count(3)
+        expect(change).to_contain_text("3 of 3 nodes hold it")
+        page.get_by_test_id("change-orders").get_by_role("button", name=f"Stop {new}").click()
+        page.get_by_test_id("confirm").get_by_role("button", name="Stop").click()
+        expect(page.get_by_test_id("past").first).to_contain_text("stopped")
+        row(page, new).get_by_role("button", name=f"Promote {new}").click()
+        page.get_by_test_id("confirm").get_by_role("button", name="Promote").click()
+        expect(page.locator(".figure", has_text="answers now")).to_contain_text(new)
+        expect(row(page, new)).to_contain_text("in force")
+        job = client.wait(client.submit(read_sample().images[:10], scheme="end-edge"))
+        page.goto(f"{fleet.url}/ui/jobs/{job.id}")
+        page.get_by_role("link", name=new).click()
+        expect(page.get_by_label("Of", exact=True)).to_have_value(new)
+        row(page, new).get_by_role("button", name=f"Roll back {new}").click()
+        page.get_by_test_id("confirm").get_by_role("button", name="Roll back").click()
+        expect(page.locator(".figure", has_text="answers now")).to_contain_text(before)
+        expect(row(page, new)).to_contain_text("rolled back")
