@@ -23,6 +23,8 @@ _MOST_NODES = 1000
 """Nodes shown, unhealthy nodes first. More would be unreadable and would block a browser."""
 _MOST_JOBS = 100
 """Unfinished jobs that are shown, the newest."""
+_DIGITS = 12
+"""Of a sha256: enough to tell the networks of a fleet apart."""
 _ENCODE = msgspec.json.Encoder(enc_hook=SiteNow.model_dump).encode
 
 
@@ -42,6 +44,8 @@ class NodeNow:
     trusted: bool
     """True if it may see pixels."""
     models: tuple[str, ...]
+    digests: tuple[str, ...] = ()
+    """First digits of the sha256 of each file that it has loaded, for all releases that it holds."""
     network: str
     """The model that tasks ask it for."""
     accuracy: float | None
@@ -225,6 +229,7 @@ class Snapshots:
             trusted=self._scheduler.placement.trusts(device),
             models=tuple(offer.name for offer in registration.models),
             network=self._scheduler.placement.node(device).model,
+            digests=tuple(dict.fromkeys(offer.sha256[:_DIGITS] for offer in registration.models)),
             accuracy=self._scheduler.placement.accuracy(device),
             version=registration.version,
             outstanding=self._scheduler.devices.assigned.outstanding(device.node_id),

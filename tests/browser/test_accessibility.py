@@ -88,7 +88,16 @@ def test_no_page_has_a_serious_fault(
 ) -> None:
     page = open_page(f"{fleet.url}/ui", width=width, scheme=scheme)
     wrong = {}
-    pages = ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/training", f"/ui/training/{run}", "/ui/timeline", "/ui/releases")
+    pages = (
+        "/ui",
+        "/ui/try",
+        "/ui/jobs",
+        f"/ui/jobs/{job.id}",
+        "/ui/training",
+        f"/ui/training/{run}",
+        "/ui/timeline",
+        "/ui/releases",
+    )
     for path in (*pages, "/ui/privacy"):
         show(page, fleet, path, job)
         wrong[path] = faults(page)

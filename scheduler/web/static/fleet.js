@@ -79,7 +79,8 @@ function place(cell, { site }) {
 /** @param {HTMLElement} cell @param {NodeNow} node */
 function network(cell, node) {
   text(cell, node.accuracy === null ? node.network : `${node.network} (${percent(node.accuracy)})`);
-  attribute(cell, "title", node.models.join(", "));
+  const files = node.digests ?? [];
+  attribute(cell, "title", [node.models.join(", "), files.length > 0 && `sha256 ${files.join(", ")}`].filter(Boolean).join("; "));
 }
 
 /** @param {HTMLElement} cell @param {NodeNow} node */

@@ -12,6 +12,7 @@ export interface NodeNow {
   draining: boolean;
   trusted: boolean;
   models: string[];
+  digests?: string[];
   network: string;
   accuracy: number | null;
   version: string;
