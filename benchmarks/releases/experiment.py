@@ -170,7 +170,7 @@ async def _over(fleet: FleetOfReleases, release: str) -> tuple[Rollout, set[str]
 
 
 class _Trials:
-    """Trials on one fleet, each of a release of its own.
+    """Trials on one fleet, each of another release.
 
     Args:
         sets: model sets by kind.
@@ -269,7 +269,7 @@ def missed(row: Mapping[str, Any]) -> list[str]:
     return found
 
 
-class Releases(Experiment):
+class ReleaseTrials(Experiment):
     """Releases that change under load, and trials of good and bad ones."""
 
     name = "releases"
@@ -384,4 +384,4 @@ def _trial_row(kind: str, points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-RELEASES = Releases()
+RELEASES = ReleaseTrials()

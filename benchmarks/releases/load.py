@@ -81,7 +81,7 @@ class Load:
     batch_size: int = 5
     jobs: int = 0
     failed: list[str] = field(default_factory=list)
-    """What went wrong, one sentence for each job or image."""
+    """Faults, one sentence for each job or image."""
     mixed: list[str] = field(default_factory=list)
     """Jobs whose answers are of two networks of one tier."""
     by_network: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

@@ -24,7 +24,7 @@ _MOST_NODES = 1000
 _MOST_JOBS = 100
 """Unfinished jobs that are shown, the newest."""
 _DIGITS = 12
-"""Of a sha256: enough to tell the networks of a fleet apart."""
+"""Length of the start of a sha256: enough to tell the networks of a fleet apart."""
 _ENCODE = msgspec.json.Encoder(enc_hook=SiteNow.model_dump).encode
 
 
@@ -45,7 +45,7 @@ class NodeNow:
     """True if it may see pixels."""
     models: tuple[str, ...]
     digests: tuple[str, ...] = ()
-    """First digits of the sha256 of each file that it has loaded, for all releases that it holds."""
+    """First digits of the sha256 of each file that it has loaded."""
     network: str
     """The model that tasks ask it for."""
     accuracy: float | None
