@@ -28,7 +28,7 @@ from experiments.harness import Experiment, Options, Record, Run, Table, option
 from models.data import read_sample
 from models.manifest import weights_folder
 from tierkit.client import ReleaseList, Rollout, RolloutState
-from tierkit.errors import ServiceFailed, TerraceError
+from tierkit.errors import Conflict, InvalidInput, ServiceFailed, TerraceError
 from tierkit.types import Health
 
 __all__ = ["RELEASES", "missed"]
@@ -198,8 +198,11 @@ class _Trials:
             began = time.monotonic()
             await client.start_release(release, canary=_CANARY, for_s=trial_s)
             over, canary, held = await _over(self._fleet, release)
-        except TerraceError as exc:
+        except (Conflict, InvalidInput) as exc:
             refused = str(exc)
+        except TerraceError:
+            self._fleet.check()
+            raise
         seconds = time.monotonic() - began
         await asyncio.to_thread(shutil.rmtree, target)
         outcome = "refused" if over is None else str(over.state)

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.processes import serving
+from experiments.processes import ServerProcesses, serving
 from experiments.testbed import wait_for_devices
 from tierkit.client import AsyncClient, CoarseResults, FailedResults, FineResults, ImageResult
 from tierkit.errors import ServiceFailed, TerraceError
@@ -32,6 +32,12 @@ class FleetOfReleases:
     """By node id."""
     state: Path
     """Folder of the scheduler."""
+    scheduler: ServerProcesses
+
+    def check(self) -> None:
+        """Raise ServiceFailed if the scheduler is not there any more."""
+        if not self.scheduler.alive:
+            raise ServiceFailed(f"the scheduler has ended: {self.scheduler.log_tail()}")
 
 
 @asynccontextmanager
@@ -46,22 +52,21 @@ async def fleet_of_releases(
     state, pids = folder / "state", dict[str, int]()
     async with AsyncExitStack() as stack:
 
-        async def start(*command: str) -> tuple[str, int]:
-            url, server = await asyncio.to_thread(stack.enter_context, serving(command, core=None))
-            return url, server.process.pid
+        async def start(*command: str) -> tuple[str, ServerProcesses]:
+            return await asyncio.to_thread(stack.enter_context, serving(command, core=None))
 
         own = [] if models is None else ["--models", str(models)]
-        url, _ = await start("terrace", "scheduler", "--state", str(state), "--trusted", "end,edge,cloud", *own)
+        url, scheduler = await start("terrace", "scheduler", "--state", str(state), "--trusted", "end,edge,cloud", *own)
         for tier, count in (("end", ends), ("edge", edges), ("cloud", clouds)):
             for number in range(count):
                 node_id = f"{tier}-{number + 1}"
                 flags = ["--node-id", node_id, "--scheduler", url, "--threads", "1"]
                 flags += ["--cache", str(folder / f"cache-{node_id}")]
-                _, pids[node_id] = await start("terrace", tier, *flags)
+                pids[node_id] = (await start("terrace", tier, *flags))[1].process.pid
         client = await stack.enter_async_context(AsyncClient(url))
         nodes = ends + edges + clouds
         await wait_for_devices(client, lambda found: "" if len(found) == nodes else "a node is missing")
-        yield FleetOfReleases(client=client, pids=pids, state=state)
+        yield FleetOfReleases(client=client, pids=pids, state=state, scheduler=scheduler)
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def _network(path: Path, kind: str) -> None:
     for colour in range(3):
         colours[colour, :, :, colour] = 30.0 / (height * width)
     mixing = np.eye(_WIDTH, dtype=np.float32) + chance.normal(0, 1e-5, (_WIDTH, _WIDTH)).astype(np.float32)
-    stored = {
+    stored: dict[str, Array] = {
         "first": colours.reshape(-1, _WIDTH),
         "layer": mixing,
         "answer": np.eye(_WIDTH, 3, dtype=np.float32),
@@ -59,11 +59,13 @@ def _network(path: Path, kind: str) -> None:
     nodes.append(helper.make_node("MatMul", [f"h{_LAYERS[kind]}", "answer"], ["scores"]))
     nodes.append(helper.make_node("Add", ["scores", _BIAS], ["logits" if kind != "nan" else "plain"]))
     if kind == "nan":
-        # (0.999 - pixel) / (0.999 - pixel), where the difference is at least 0: 1, or 0 / 0.
-        stored |= {"pixel": np.array([0], np.int64), "white": np.array([_WHITE], np.float32)}
+        # (0.999 - brightness) / (0.999 - brightness), where the difference is at least 0: 1, or 0 / 0.
+        colours_of_first = np.arange(3) * height * width
+        stored |= {"pixel": colours_of_first, "white": np.array([_WHITE], np.float32)}
         nodes += [
             helper.make_node("Gather", ["flat", "pixel"], ["first pixel"], axis=1),
-            helper.make_node("Sub", ["white", "first pixel"], ["difference"]),
+            helper.make_node("ReduceMean", ["first pixel"], ["brightness"], axes=[1], keepdims=1),
+            helper.make_node("Sub", ["white", "brightness"], ["difference"]),
             helper.make_node("Relu", ["difference"], ["dark"]),
             helper.make_node("Div", ["dark", "dark"], ["one"]),
             helper.make_node("Mul", ["plain", "one"], ["logits"]),
