@@ -96,7 +96,7 @@ async def register(
 
 
 def _told(scheduler: Scheduler, node_id: str) -> dict[str, str]:
-    """What a node hears with each answer: which releases to hold, and the version of the route of its sources."""
+    """Headers of each answer to a node: the releases to hold, and the version of the route of its sources."""
     device = scheduler.devices.get(node_id)
     headers = {}
     if device.registration.follows:

@@ -52,7 +52,7 @@ Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
 class _LargeBody(SmallBody):
-    """A route that takes a manifest: those of a hundred thousand classes have a few million bytes."""
+    """A route that takes a manifest: with a hundred thousand classes it has a few million bytes."""
 
     most_bytes = 64 * 1024**2
 
@@ -148,9 +148,10 @@ async def roll_back(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     dependencies=OPERATORS,
 )
 async def prune(
-    scheduler: Service, dry_run: Annotated[bool, Query(description="Only say what would be removed.")] = True
+    scheduler: Service,
+    dry_run: Annotated[bool, Query(description="Remove nothing, and list what would be removed.")] = True,
 ) -> Pruned:
-    """The release in force, the one before it, those that have not been started, and those of unfinished jobs stay."""
+    """These stay: in force, the release before, not started yet, or of unfinished jobs."""
     rows, files = await scheduler.releases.prune(dry_run=dry_run)
     return Pruned(
         releases=tuple(each.ref for each in rows),

@@ -274,7 +274,7 @@ class Device:
         self.progress_at = min(now, self.progress_at + pause_s)
 
     def bars(self, networks: Mapping[str, str]) -> bool:
-        """These networks of it get no work, for the reasons given; all others do."""
+        """Give these networks of it no work. The reasons stand next to their sha256."""
         before, self.barred = self.barred, dict(networks)
         self.nodes.clear()
         return before != self.barred

@@ -90,7 +90,7 @@ class TurnedAway(What, frozen=True):
 
 
 class Barred(What, frozen=True):
-    """These networks of a node get no work, by sha256, for the reasons given; all others of it do."""
+    """These networks of a node get no work; the reasons stand next to their sha256."""
 
     node_id: str
     incarnation: str

@@ -25,7 +25,8 @@ from tierkit.wire.releases import ReleaseState, RolloutState
 
 __all__ = [
     "MOST_LIVE",
-    "Fleet",
+    "FleetProgress",
+    "LiveReleases",
     "NetworkSet",
     "Release",
     "ReleaseChange",
@@ -94,7 +95,7 @@ def named_like(manifest: Manifest, present: Manifest) -> Manifest:
 
 
 def number_of(ref: str) -> tuple[int, str | None]:
-    """Number and name in NAME@NUMBER, or the number alone. Raises NotFound."""
+    """Number and name in NAME@NUMBER, or only the number. Raises NotFound."""
     found = _REF.fullmatch(ref)
     if found is None:
         raise NotFound(f"no release is called {ref[:80]!r}: name it as NAME@NUMBER, such as flowers@8")
@@ -136,7 +137,7 @@ class NetworkSet:
         return offers[0] if offers else None
 
     def network_of(self, offer: ModelOffer) -> str:
-        """The name of the network that a node is asked for: a node that serves tails alone is asked for theirs."""
+        """The network that a node is asked for: one that serves only tails is asked for their network."""
         return next((encoder.network for encoder in self.encoders if encoder.name == offer.name), offer.name)
 
 
@@ -176,8 +177,8 @@ class ReleaseChange(Struct, frozen=True, kw_only=True):
         return 0.0 if self.ready is None else now - self.ready
 
 
-class Fleet(Struct, frozen=True, kw_only=True):
-    """How far the fleet has come with a change."""
+class FleetProgress(Struct, frozen=True, kw_only=True):
+    """The progress of the fleet with a change."""
 
     wanted: int
     """Nodes that are alive and are to hold the new release."""
@@ -205,29 +206,29 @@ def chosen(change: ReleaseChange, node_id: str) -> bool:
     return change.share >= 1 or node_id in change.seeds or rank(change.release, node_id) < change.share
 
 
-def wanted(
-    node_id: str,
-    tier: Tier,
-    *,
-    in_force: int,
-    change: ReleaseChange | None,
-    busy: Iterable[int],
-    tried: Mapping[int, ReleaseChange],
-) -> tuple[int, ...]:
-    """The releases that a node is to hold; the first answers the pictures of its sources.
+class LiveReleases(Struct, frozen=True, kw_only=True):
+    """The releases that answer now, and the reason for each."""
 
-    Args:
-        busy: releases of unfinished jobs.
-        tried: by release, its last change that failed: only devices that tried it go on holding it.
-    """
+    in_force: int
+    change: ReleaseChange | None = None
+    """The change under way."""
+    busy: frozenset[int] = frozenset()
+    """Releases of unfinished jobs."""
+    tried: Mapping[int, ReleaseChange] = {}
+    """By release, its last change if that failed: only devices that tried the release go on holding it."""
+
+
+def wanted(live: LiveReleases, node_id: str, tier: Tier) -> tuple[int, ...]:
+    """The releases that a node is to hold; the first answers the pictures of its sources."""
+    change, tried = live.change, live.tried
     under_way = change if change is not None and not change.state.final else None
-    numbers = [in_force]
+    numbers = [live.in_force]
     if under_way is not None:
         if tier is not Tier.END:
             numbers.append(under_way.release)
         elif chosen(under_way, node_id):
             numbers.insert(0, under_way.release)
-    for number in sorted(busy, reverse=True):
+    for number in sorted(live.busy, reverse=True):
         trial = under_way if under_way is not None and under_way.release == number else tried.get(number)
         if number not in numbers and (trial is None or tier is not Tier.END or chosen(trial, node_id)):
             numbers.append(number)
@@ -235,7 +236,7 @@ def wanted(
 
 
 def advance(
-    change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Step = "go on", reason: str = ""
+    change: ReleaseChange, fleet: FleetProgress, *, now: float, conclusion: Step = "go on", reason: str = ""
 ) -> ReleaseChange:
     """The next state of a change.
 
@@ -266,7 +267,7 @@ def advance(
 
 
 def _of_trial(
-    change: ReleaseChange, fleet: Fleet, *, now: float, conclusion: Step = "go on", reason: str = ""
+    change: ReleaseChange, fleet: FleetProgress, *, now: float, conclusion: Step = "go on", reason: str = ""
 ) -> ReleaseChange:
     if change.ready is None:
         if fleet.ends_ready:
@@ -297,7 +298,7 @@ def _ended(change: ReleaseChange, state: RolloutState, reason: str) -> ReleaseCh
 def state_of(
     number: int, *, in_force: int, change: ReleaseChange | None, ended: Iterable[ReleaseChange]
 ) -> ReleaseState:
-    """What a release is to the fleet.
+    """The state of a release.
 
     Args:
         ended: changes that are over, the newest first.
@@ -324,7 +325,7 @@ INT8 network differs by less than 0.1 between processors."""
 
 
 def differs(answers: Array, known: Array) -> str:
-    """Why the answers to the probe pictures are not those of a network; "" if they are.
+    """Reason why the answers to the probe pictures come from another network; "" if they do not.
 
     Args:
         answers: probabilities `[n, classes]`.

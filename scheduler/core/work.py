@@ -179,7 +179,7 @@ class AttemptFacts:
     """The network of the end device that gives the coarse answers."""
     sha256: str = ""
     reading: str = ""
-    """As `Node.reading`."""
+    """See `Node.reading`."""
     release: int = 0
     """Number of the release to which it belongs."""
     site: str = NO_SITE

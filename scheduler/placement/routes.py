@@ -95,8 +95,8 @@ class Placement:
         self._devices.networks_changed()
 
     def check_networks(self, registration: Registration) -> None:
-        """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases is told
-        what to load, and gets no work before it has.
+        """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases may
+        come with any: it loads what it needs, and gets no work before.
 
         Raises:
             OtherNetworks: its networks are in no release that answers, by name and sha256; they answer other classes,
@@ -394,7 +394,7 @@ class Placement:
         return [node for device in there if (node := self.held(device, release)) is not None]
 
     def holders(self, devices: Sequence[Device], release: int) -> Sequence[Device]:
-        """Those of these devices that hold the networks of a release: all of them, as a rule."""
+        """The devices among these that hold the networks of a release: all of them, as a rule."""
         if all(self.held(device, release) is not None for device in devices):
             return devices
         return [device for device in devices if self.held(device, release) is not None]
@@ -437,7 +437,9 @@ class Placement:
             share = self.share(site)
             known = [device for device in known if may_reach(site, share, device.site, device.tier)]
         wanted = _UPPER_TIERS[scheme]
-        targets = [device for device in known if device.tier in wanted and self.held(device, rules.release)]
+        # Also those that have not proven yet what they offer: they may be asked soon.
+        networks = self._sets[rules.release]
+        targets = [d for d in known if d.tier in wanted and networks.offer_of(d.registration) is not None]
         blind = [
             device
             for device in targets

@@ -39,7 +39,7 @@ async def compute(manifest: Manifest, entry: ModelEntry, path: Path) -> Any:
     """Probabilities of a network for the probe pictures, as lists; None where ONNX Runtime is not installed.
 
     Raises:
-        InvalidInput: it cannot be loaded, crashes, takes too long, or gives numbers that are none.
+        InvalidInput: it cannot be loaded, crashes, takes too long, or gives NaN or infinity.
     """
     asked = {"entry": entry.model_dump(mode="json"), "labels": manifest.labels(entry), "path": str(path)}
     process = await asyncio.create_subprocess_exec(

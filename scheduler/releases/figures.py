@@ -1,4 +1,4 @@
-"""The figures of a trial, from the answers to tasks and from observations, and what the guards say of them."""
+"""The figures of a trial, from the answers to tasks and from observations, and the decision of the guards."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class TrialRecord:
         self._change = change
 
     def notes(self) -> dict[str, Any]:
-        """What the next scheduler needs to go on, as values of JSON."""
+        """Values of JSON from which the next scheduler continues the trial."""
         guards = [guard.model_dump(mode="json") for guard in self.guards]
         return {"trial": self._trial.as_json(), "guards": guards}
 
     def conclusion(self, change: ReleaseChange, now: float) -> Conclusion:
-        """What the guards say."""
+        """The decision of the guards."""
         if change.kind != "canary" or change.ready is None:
             return Conclusion("go on", "")
         self._judge()

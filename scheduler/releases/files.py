@@ -21,7 +21,7 @@ __all__ = ["NetworkFiles", "files_of"]
 
 _PARTIAL = ".part"
 _MOST_BYTES = 2**31
-"""Of an ONNX file: its format, protobuf, holds no more."""
+"""Size of the largest ONNX file: its format, protobuf, holds no more."""
 
 
 def files_of(manifest: Manifest) -> dict[str, WeightsFile]:
@@ -36,7 +36,7 @@ class NetworkFiles:
     Args:
         folder: created when missing; left-overs of writes that a crash cut short are removed.
         others: folders that are searched as well and never written, such as a model set.
-        copies: of the files, for other schedulers; None where no other scheduler shares the database.
+        copies: the files for other schedulers; None where no other scheduler shares the database.
     """
 
     def __init__(self, folder: Path, others: Sequence[Path], copies: FileCopies | None) -> None:
@@ -117,7 +117,7 @@ class NetworkFiles:
         return not known
 
     async def keep(self, manifest: Manifest) -> None:
-        """Keep the files of a model set that lies in one of the other folders, whatever becomes of that."""
+        """Copy the files of a model set in one of the other folders, which may change."""
         for file in files_of(manifest).values():
             path = self.path(file.sha256)
             if not path.is_file() and (found := await asyncio.to_thread(self._elsewhere, file)) is not None:

@@ -43,8 +43,8 @@ _WAITS = "has not answered the probe pictures yet"
 
 
 async def known_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
-    """The answers of the networks of a manifest to the probe pictures, by sha256: those of the bundled networks as they
-    ship, the others computed now.
+    """The answers of the networks of a manifest to the probe pictures, by sha256. Answers of the bundled networks ship
+    with them; others are computed now.
 
     Raises:
         InvalidInput, NotFound: as `compute_answers`.
@@ -79,7 +79,7 @@ async def compute_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, 
 
 @dataclass(slots=True)
 class _Record:
-    """What a process of a node has answered."""
+    """Answers of a process of a node so far."""
 
     incarnation: str
     right: set[str] = field(default_factory=set)
@@ -217,7 +217,7 @@ class Prober:
                 self._handle(events.Barred(device.node_id, device.incarnation, barred))
 
     async def _trouble(self, device: Device, name: str, sha256: str) -> str:
-        """Why a network of a node is not the one that it claims to be; "" if it is, or cannot be asked.
+        """Reason why a network of a node is another one than it claims; "" if it is right, or cannot be asked.
 
         Raises:
             TerraceError: there was no answer.

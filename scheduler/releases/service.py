@@ -1,4 +1,4 @@
-"""The releases of a fleet: the one that answers, and the change from one to another."""
+"""The releases of a fleet: the release in force, and the change from one to another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from models.manifest import Manifest, WeightsFile
 from scheduler.core.device import Device
 from scheduler.core.fleet import Ledger
 from scheduler.core.release import (
-    Fleet,
+    FleetProgress,
+    LiveReleases,
     NetworkSet,
     Release,
     ReleaseChange,
@@ -62,7 +63,7 @@ _UNUSABLE = "unusable"
 
 @dataclass(slots=True)
 class Uses:
-    """What the rest of the scheduler does for releases."""
+    """Actions of the rest of the scheduler for releases."""
 
     busy: Callable[[], Iterable[int]] = tuple
     """Releases of unfinished jobs."""
@@ -81,8 +82,8 @@ class Releases:
         store: their rows.
         files: of their networks.
         devices: the fleet.
-        placement: is told which networks answer.
-        prober: is told the answers to the probe pictures.
+        placement: gets the networks that answer.
+        prober: gets the answers to the probe pictures.
         elapsed: seconds of elapsed time.
         clock: monotonic seconds.
         wall: seconds since 1970.
@@ -112,14 +113,14 @@ class Releases:
         self.rows: dict[int, Release] = {}
         """By number, in order."""
         self.accuracies: dict[str, float] = {}
-        """Of the fine answers of all networks, by sha256."""
+        """Accuracy of the fine answers of each network, by sha256."""
         self.in_force = 0
         self.change: ReleaseChange | None = None
         """The change under way."""
         self.history: list[tuple[ReleaseChange, tuple[GuardNow, ...]]] = []
         """Changes that are over with their guards, the newest first."""
         self.trial = TrialRecord()
-        """Of the change under way."""
+        """Figures and guards of the change under way."""
         self.busy: frozenset[int] = frozenset()
         self.pruned = 0
         """When releases were removed last: another number each time, so that nodes notice."""
@@ -147,11 +148,11 @@ class Releases:
 
     @property
     def live(self) -> frozenset[int]:
-        """Releases that answer: the one in force, those of the change under way, and those of unfinished jobs."""
+        """Releases that answer: in force, of the change under way, or of unfinished jobs."""
         return self._live
 
     def ref_of(self, number: int) -> str:
-        """NAME@NUMBER; a number alone if the release was removed, and "" for none."""
+        """NAME@NUMBER; only the number if the release was removed, and "" for none."""
         release = self.rows.get(number)
         return release.ref if release is not None else str(number or "")
 
@@ -209,9 +210,8 @@ class Releases:
 
     def header(self, device: Device) -> str:
         """Value of `Terrace-Releases` for a node."""
-        numbers = wanted(
-            device.node_id, device.tier, in_force=self.in_force, change=self.change, busy=self.busy, tried=self._tried
-        )
+        live = LiveReleases(in_force=self.in_force, change=self.change, busy=self.busy, tried=self._tried)
+        numbers = wanted(live, device.node_id, device.tier)
         return f"{','.join(map(str, numbers))};{self.pruned}"
 
     @property
@@ -476,7 +476,7 @@ class Releases:
             return old, files
 
     def state(self, number: int) -> ReleaseState:
-        """What a release is to the fleet now."""
+        """The state of a release now."""
         ended = [change for change, _ in self.history]
         return state_of(number, in_force=self.in_force, change=self.change, ended=ended)
 
@@ -634,8 +634,8 @@ class Releases:
         there = self.current.manifest.weights(name).sha256
         raise NotFound(f"no release has the model {name!r} with sha256 {sha256}; the one in force has {there}")
 
-    def fleet_of(self, change: ReleaseChange) -> Fleet:
-        """How far the fleet has come with a change."""
+    def fleet_of(self, change: ReleaseChange) -> FleetProgress:
+        """The progress of the fleet with a change."""
         now, to_hold, ready, ends, unusable, trouble = self._clock(), 0, 0, 0, "", ""
         for view in self._devices.present(now):
             device = view.device
@@ -651,7 +651,7 @@ class Releases:
                 if each.release == change.release:
                     trouble = f"{device.node_id} cannot use it: {each.detail}"
                     unusable = unusable or (trouble if each.kind == _UNUSABLE else "")
-        return Fleet(wanted=to_hold, ready=ready, ends_ready=ends, unusable=unusable, trouble=trouble)
+        return FleetProgress(wanted=to_hold, ready=ready, ends_ready=ends, unusable=unusable, trouble=trouble)
 
 
 def _failed(change: ReleaseChange) -> bool:

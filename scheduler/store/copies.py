@@ -23,7 +23,7 @@ _PART_BYTES = 4 * 1024**2
 
 
 class FileCopies:
-    """Written before what refers to them, by the scheduler that leads; read by the one that leads after it.
+    """Written before what refers to them, by the leading scheduler; read by the next leader.
 
     Args:
         table: `inputs` or `networks`.

@@ -100,7 +100,7 @@ ROUTE_HEADER = "Terrace-Route"
 
 RELEASES_HEADER = "Terrace-Releases"
 """Numbers of the releases that a node is to hold, in the answer to its registration and to each heartbeat: "8,7". It
-answers the pictures of its own sources with the first. After a semicolon: how often the scheduler has pruned releases,
+answers the pictures of its sources with the first. After a semicolon: how often the scheduler has pruned releases,
 so that caches follow ("8,7;2")."""
 
 NETWORK_HEADER = "Terrace-Network"
@@ -268,10 +268,10 @@ class Registration(_Message):
     """The place to which it belongs; its pictures stay there unless the scheduler's `share` says otherwise. None: no
     site, or the one of its token."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
-    """Those of the release that it answers its own pictures with come first. There may be several versions of one."""
+    """The networks of its first release come first. There may be several versions of one."""
     follows: bool = False
-    """True if it gets its networks from the scheduler: it loads those of the releases in `RELEASES_HEADER`, and
-    registers again with them under the same incarnation."""
+    """True if it gets its networks from the scheduler: it loads the networks of the releases in `RELEASES_HEADER`,
+    and registers again with them under the same incarnation."""
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 RELEASE_REF_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}@[1-9][0-9]{0,8}$"
-"""NAME@NUMBER, such as flowers@8. The number alone identifies a release."""
+"""NAME@NUMBER, such as flowers@8. The number identifies a release."""
 
 GuardName = Literal["agreement", "p99", "errors"]
 
@@ -141,8 +141,8 @@ class GuardNow(_Value):
 
     name: GuardName
     limit: float
-    """agreement: the least ratio of the new release's agreement to that of the old one. p99: the largest ratio of their
-    99th percentiles of latency. errors: the largest share of failed attempts."""
+    """agreement: the least ratio of the agreement of the new release to the agreement of the old one. p99: the largest
+    ratio of their 99th percentiles of milliseconds per image. errors: the largest share of failed attempts."""
     old: float | None = None
     """Figure of the release in force in the same period: agreement from 0 to 1, milliseconds per image, or share."""
     new: float | None = None
@@ -152,7 +152,7 @@ class GuardNow(_Value):
     high: float | None = None
     """Confidence interval of `value`."""
     samples: int = 0
-    """Of the new release."""
+    """Number of samples of the new release."""
     old_samples: int = 0
     needs: int = 0
     """Samples of each release without which the guard decides nothing."""
@@ -178,7 +178,7 @@ class Rollout(_Value):
     for_s: float = 0.0
     """Length of the trial."""
     elapsed_s: float = 0.0
-    """Of the trial, so far."""
+    """Seconds of the trial so far."""
     extended: bool = False
     """True if the trial goes on for as long again, because there was too little data."""
     devices: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class Rollout(_Value):
     wanted: int = 0
     """Nodes that are to hold the new release."""
     ready: int = 0
-    """Those of them that do."""
+    """Nodes among these that hold it."""
     started_at: datetime
     started_by: str = ""
     ended_at: datetime | None = None

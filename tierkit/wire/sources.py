@@ -137,7 +137,7 @@ class SeenPicture(PictureAnswers):
     picture: bool = False
     """True if the scheduler has the picture itself."""
     release: int | None = None
-    """Number of the release with whose network the device answered; None from a node with networks of its own."""
+    """Number of the release with whose network the device answered; None from a node that does not follow releases."""
 
 
 class SourceRights(_Value):

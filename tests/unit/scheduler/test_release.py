@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from scheduler.core.release import (
     MOST_LIVE,
-    Fleet,
+    FleetProgress,
+    LiveReleases,
     ReleaseChange,
     advance,
     chosen,
@@ -22,7 +23,7 @@ from tierkit.types import Tier
 from tierkit.wire.releases import ReleaseState, RolloutState
 
 OLD, NEW = 7, 8
-ALL = Fleet(wanted=4, ready=4, ends_ready=3)
+ALL = FleetProgress(wanted=4, ready=4, ends_ready=3)
 
 
 def change(state: RolloutState = RolloutState.CANARY, **facts: object) -> ReleaseChange:
@@ -43,8 +44,8 @@ def change(state: RolloutState = RolloutState.CANARY, **facts: object) -> Releas
 
 
 def holds(node_id: str, tier: Tier, under_way: ReleaseChange | None, **more: object) -> tuple[int, ...]:
-    facts = {"in_force": OLD, "busy": (), "tried": {}, **more}
-    return wanted(node_id, tier, change=under_way, **facts)  # type: ignore[arg-type]
+    live = LiveReleases(in_force=OLD, change=under_way)
+    return wanted(replace(live, **more), node_id, tier)
 
 
 IN, OUT = (
@@ -61,23 +62,23 @@ def test_a_canary_uses_the_new_release_first_and_others_do_not_have_it() -> None
 
 
 def test_jobs_of_a_trial_give_its_release_to_no_other_device() -> None:
-    assert holds(OUT, Tier.END, change(), busy=(NEW, OLD)) == (OLD,)
-    assert holds(IN, Tier.END, change(), busy=(NEW,)) == (NEW, OLD)
+    assert holds(OUT, Tier.END, change(), busy=frozenset({NEW, OLD})) == (OLD,)
+    assert holds(IN, Tier.END, change(), busy=frozenset({NEW})) == (NEW, OLD)
     failed = change(RolloutState.ROLLED_BACK)
-    assert holds(OUT, Tier.END, None, busy=(NEW,), tried={NEW: failed}) == (OLD,)
-    assert holds(IN, Tier.END, None, busy=(NEW,), tried={NEW: failed}) == (OLD, NEW)
-    assert holds("edge-1", Tier.EDGE, None, busy=(NEW,), tried={NEW: failed}) == (OLD, NEW)
+    assert holds(OUT, Tier.END, None, busy=frozenset({NEW}), tried={NEW: failed}) == (OLD,)
+    assert holds(IN, Tier.END, None, busy=frozenset({NEW}), tried={NEW: failed}) == (OLD, NEW)
+    assert holds("edge-1", Tier.EDGE, None, busy=frozenset({NEW}), tried={NEW: failed}) == (OLD, NEW)
 
 
 def test_a_retired_release_is_held_until_its_jobs_have_ended() -> None:
-    assert holds("end-1", Tier.END, None, in_force=NEW, busy=(OLD,)) == (NEW, OLD)
+    assert holds("end-1", Tier.END, None, in_force=NEW, busy=frozenset({OLD})) == (NEW, OLD)
     assert holds("end-1", Tier.END, None, in_force=NEW) == (NEW,)
 
 
 @given(st.sets(st.integers(1, 50)), st.text("abc", min_size=1), st.sampled_from(Tier))
 def test_the_release_in_force_is_always_held_and_the_number_is_bounded(busy: set[int], name: str, tier: Tier) -> None:
     for under_way in (None, change(), change(RolloutState.ROLLING, share=1.0)):
-        numbers = holds(name, tier, under_way, busy=busy)
+        numbers = holds(name, tier, under_way, busy=frozenset(busy))
         assert OLD in numbers[:2]
         assert len(numbers) == len(set(numbers)) <= MOST_LIVE
 
@@ -99,9 +100,9 @@ def test_about_the_share_is_chosen_and_another_part_for_each_release() -> None:
 
 
 def test_a_trial_begins_when_a_device_holds_the_release_and_goes_to_everyone_in_steps() -> None:
-    waiting = advance(change(), Fleet(wanted=4, ready=1, ends_ready=0), now=5.0)
+    waiting = advance(change(), FleetProgress(wanted=4, ready=1, ends_ready=0), now=5.0)
     assert waiting == change()
-    begun = advance(waiting, Fleet(wanted=4, ready=2, ends_ready=1), now=6.0)
+    begun = advance(waiting, FleetProgress(wanted=4, ready=2, ends_ready=1), now=6.0)
     assert (begun.ready, begun.trial_s(10.0)) == (6.0, 4.0)
     extended = advance(begun, ALL, now=106.0, conclusion="extend", reason="too little")
     assert (extended.state, extended.extended) == (RolloutState.CANARY, True)
@@ -117,7 +118,7 @@ def test_a_trial_begins_when_a_device_holds_the_release_and_goes_to_everyone_in_
 
 
 def test_a_step_does_not_wait_for_ever_for_a_device_that_is_away() -> None:
-    lagging = Fleet(wanted=4, ready=3, ends_ready=2)
+    lagging = FleetProgress(wanted=4, ready=3, ends_ready=2)
     rolling = change(RolloutState.ROLLING, share=1.0)
     assert advance(rolling, lagging, now=39.9) == rolling
     assert advance(rolling, lagging, now=40.1).state is RolloutState.DONE
@@ -139,7 +140,7 @@ def test_a_release_that_a_node_cannot_use_is_rolled_back() -> None:
 
 
 def test_a_release_that_no_device_ever_holds_is_rolled_back_but_a_roll_back_goes_on() -> None:
-    nowhere = Fleet(wanted=4, ready=1, ends_ready=0)
+    nowhere = FleetProgress(wanted=4, ready=1, ends_ready=0)
     assert advance(change(), nowhere, now=601.0).state is RolloutState.ROLLED_BACK
     promoted = change(RolloutState.ROLLING, kind="promote", share=1.0, for_s=0.0)
     assert advance(promoted, nowhere, now=31.0).state is RolloutState.ROLLED_BACK
