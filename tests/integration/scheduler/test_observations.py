@@ -135,6 +135,7 @@ async def test_an_observation_is_shown_with_the_names_of_its_classes(gate: Camer
         "sequence": 1,
         "revision": 0,
         "name": "a/b.jpg",
+        "release": None,
         "label": FINE[7],
         "confidence": 0.9,
         "answered_by": "cloud",
