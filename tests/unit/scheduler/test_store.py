@@ -403,6 +403,9 @@ WITHOUT_OBSERVATIONS = tuple(
 )
 
 WITHOUT_SITES = (
+    "DROP TABLE terrace_releases",
+    "DROP TABLE terrace_rollouts",
+    "DROP TABLE terrace_networks",
     "DROP TABLE terrace_sites",
     "DROP INDEX terrace_observations_by_site",
     *(f"ALTER TABLE terrace_{name} DROP COLUMN site" for name in ("jobs", "results", "observations")),

@@ -45,6 +45,8 @@ TABLE = {
     errors.ProviderUnavailable: 500,
     errors.WeightsError: 500,
     errors.WeightsMissing: 500,
+    errors.NoRoom: 500,
+    errors.NeedsRestart: 500,
     errors.DataError: 500,
     errors.AddressUnavailable: 500,
     errors.PortInUse: 500,
