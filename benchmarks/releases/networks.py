@@ -30,7 +30,7 @@ FAULTS: tuple[Fault, ...] = ("one class", "slow", "nan", "damaged")
 
 _WIDTH = 512
 """Features of a layer."""
-_LAYERS = {"good": 40, "slow": 200, "nan": 40, "upper": 1}
+_LAYERS = {"good": 600, "slow": 3000, "nan": 600, "upper": 1}
 """Layers by kind of network: five times as many make it five times as slow. They share their weights."""
 _WHITE = 0.999
 """Brightness of the first pixel from which on the network with a fault gives NaN."""
@@ -43,7 +43,7 @@ def _network(path: Path, kind: str) -> None:
     colours = np.zeros((3, height, width, _WIDTH), np.float32)
     for colour in range(3):
         colours[colour, :, :, colour] = 30.0 / (height * width)
-    mixing = np.eye(_WIDTH, dtype=np.float32) + chance.normal(0, 1e-5, (_WIDTH, _WIDTH)).astype(np.float32)
+    mixing = np.eye(_WIDTH, dtype=np.float32) + chance.normal(0, 1e-6, (_WIDTH, _WIDTH)).astype(np.float32)
     stored: dict[str, Array] = {
         "first": colours.reshape(-1, _WIDTH),
         "layer": mixing,
