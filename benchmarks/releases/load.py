@@ -82,7 +82,7 @@ class Load:
     client: AsyncClient
     images: Array
     scheme: str
-    lanes: int = 4
+    lanes: int = 2
     batch_size: int = 2
     jobs: int = 0
     failed: list[str] = field(default_factory=list)

@@ -30,7 +30,7 @@ FAULTS: tuple[Fault, ...] = ("one class", "slow", "nan", "damaged")
 
 _WIDTH = 512
 """Features of a layer."""
-_LAYERS = {"good": 600, "slow": 3000, "nan": 600, "upper": 1}
+_LAYERS = {"good": 300, "slow": 1500, "nan": 300, "upper": 1}
 """Layers by kind of network: five times as many make it five times as slow. They share their weights."""
 _WHITE = 0.999
 """Brightness of the first pixel from which on the network with a fault gives NaN."""

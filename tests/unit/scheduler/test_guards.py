@@ -184,6 +184,14 @@ def test_p99(new, old, verdict):
         assert guard.low <= guard.value <= guard.high
 
 
+def test_a_network_that_is_slower_is_found_where_other_work_makes_the_slowest_answers():
+    noisy_new, noisy_old = {5.0: 480, 90.0: 20}, {1.0: 480, 90.0: 20}
+    guard = judge("p99", 1.3, trial(figures(coarse=noisy_new), figures(coarse=noisy_old)))
+    assert guard.verdict == "fails"
+    assert guard.detail.startswith("Half of 500 coarse answers of the new release take at most 4.98 ms")
+    assert judge("p99", 1.3, trial(figures(coarse=noisy_old), figures(coarse=noisy_old))).verdict != "fails"
+
+
 def test_the_worse_stage_counts():
     same, slow = {1.0: 300}, {5.0: 300}
     for new in (figures(coarse=same, final=slow), figures(coarse=slow, final=same)):
@@ -252,7 +260,8 @@ def guard(name="agreement", value=1.0, *, samples=500, old_samples=500, verdict=
         ([guard(value=0.9, high=1.3)], 100, False, "extend", "The figures are beyond a limit"),
         ([guard(value=0.9, high=1.3)], 200, True, "promote", "No guard shows that the new release is worse"),
         ([guard(value=0.9, high=1.3), guard("p99", samples=3)], 200, True, "roll back", "There is too little data"),
-        ([guard("p99", 1.5, low=0.6)], 200, True, "promote", "No guard shows that the new release is worse"),
+        ([guard("p99", 1.5, low=1.01)], 200, True, "roll back", "A figure is beyond its limit"),
+        ([guard("p99", 1.5, low=0.99)], 200, True, "promote", "No guard shows that the new release is worse"),
         ([guard("p99", 1.5, low=0.6), guard("errors", 0.006)], 200, True, "roll back", "A figure is beyond"),
         ([guard()], 200, True, "promote", "All guards hold."),
         ([guard("p99", 1.31, low=1.2)], 200, True, "roll back", "A figure is beyond its limit"),
