@@ -140,7 +140,10 @@ class Folded:
 
     def run(self, images: Array) -> Array:
         """Logits FP32 `[n, classes]` of UINT8 images."""
-        return run_session(self._session, LOGITS, {IMAGES: images})
+        try:
+            return run_session(self._session, LOGITS, {IMAGES: images})
+        except Exception as exc:  # the runtime's own classes
+            raise DataError(f"the network fails while it runs ({first_line(exc)}): no picture may break it") from exc
 
 
 def _same_answers(one: Array, other: Array) -> bool:

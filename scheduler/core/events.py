@@ -142,6 +142,8 @@ class JobAdded(What, frozen=True):
 
     job: JobFacts
     tasks: Sequence[TaskFacts]
+    answered: bool = False
+    """True if one of its tasks has an answer already."""
 
 
 class JobDue(What, frozen=True):

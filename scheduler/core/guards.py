@@ -40,9 +40,12 @@ _Z_EACH = _Z / math.sqrt(2)
 _WORSE = NormalDist().inv_cdf(0.99) / _Z
 """Part of an interval, on the scale of logarithms, with which a release is worse with 99 % confidence."""
 
-NEEDS: Final[dict[GuardName, int]] = {"agreement": 200, "p99": 200, "errors": 200}
+NEEDS: Final[dict[GuardName, int]] = {"agreement": 1000, "p99": 200, "errors": 200}
 """Images, answers or attempts of each release without which a guard decides nothing."""
-FAILED_ENOUGH = 20
+DISAGREE_ENOUGH = 200
+"""Images of each release with which the guard of agreement may fail. To pass it takes more: with few images, a small
+loss cannot be told from chance."""
+FAILED_ENOUGH = 5
 """Failed attempts that decide whatever the number of attempts: a node that fails all of them gets few."""
 _RARE = 0.1
 """Answers of a stage, as a share of the other stage's, below which a trial does not wait for that stage."""
@@ -243,7 +246,7 @@ def _agreement(limit: float, trial: Trial) -> GuardNow:
     value = share_new / share_old if old.agreeing else ratio
     low, high = min(low, value), max(high, value)
     verdict: Literal["open", "holds", "fails"] = "open"
-    if min(new.compared, old.compared) >= needs:
+    if min(new.compared, old.compared) >= DISAGREE_ENOUGH:
         verdict = "fails" if high < limit else "holds" if low >= limit else "open"
     return GuardNow(
         name="agreement",

@@ -165,8 +165,9 @@ class _Step:
             case events.SiteForgotten(site):
                 ledger.forget_site(site)
             # --- jobs
-            case events.JobAdded(facts, tasks):
-                self._state.jobs[facts.job_id] = OpenJob(facts, tasks, self._limits.retry_budget())
+            case events.JobAdded(facts, tasks, answered):
+                added = self._state.jobs[facts.job_id] = OpenJob(facts, tasks, self._limits.retry_budget())
+                added.answered = answered
             case events.JobDue(job_id, has_upstream):
                 if (job := self._state.jobs.get(job_id)) is not None and not job.ending:
                     self._job_due(job, has_upstream=has_upstream)
@@ -271,7 +272,8 @@ class _Step:
                 self._drop(attempt, "its job belongs to another release now")
                 if not task.running:
                     self._again(job, task, self._now)
-            task.tries, task.blame = Tries(), Blame()
+            # Attempts go on being numbered.
+            task.tries, task.blame = Tries(made=task.tries.made), Blame()
 
     def _take_off(self, job: OpenJob, task: OpenTask, at: float) -> None:
         """It is the turn of a task."""

@@ -51,6 +51,8 @@ class ActiveJob:
     tasks: Sequence[TaskFacts]
     images: JobImages
     recipient: Recipient
+    answered: bool = False
+    """True if a task has an answer already."""
     trace: InitVar[Trace | None] = None
     created_at: InitVar[float | None] = None
     span: Span = field(init=False)

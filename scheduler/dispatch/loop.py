@@ -178,7 +178,7 @@ class Dispatcher:
     def add(self, job: ActiveJob) -> None:
         """Take a job; its end is told to its recipient. A job without open tasks ends at once."""
         self._active[job.facts.job_id] = job
-        self.handle(events.JobAdded(job.facts, job.tasks))
+        self.handle(events.JobAdded(job.facts, job.tasks, job.answered))
         self.wake()
 
     def cancel(self, job_id: str, reason: str) -> bool:

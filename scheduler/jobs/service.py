@@ -291,6 +291,7 @@ class Scheduler:
             tasks=tasks,
             images=images,
             recipient=recipient,
+            answered=progress.answered_coarse > 0,
             trace=trace or job.trace,
             created_at=job.created_at,
         )

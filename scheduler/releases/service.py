@@ -593,6 +593,10 @@ class Releases:
         while True:
             self.busy = frozenset(self.uses.busy())
             self._use()
+            # Also after a restart between the end of a trial and the move of its jobs.
+            for number in self.busy & self._tried.keys():
+                if self.change is None or self.change.release != number:
+                    self.uses.move_jobs(number, self.current)
             if self.change is not None:
                 saved_at = await self._carry_on(saved_at)
             self._moved.clear()

@@ -228,7 +228,9 @@ class StartRequest(_Request):
 
     canary: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the end devices, and of new jobs."""
-    guards: dict[GuardName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=lambda: DEFAULT_GUARDS)
+    guards: Annotated[dict[GuardName, Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] = Field(
+        default_factory=lambda: DEFAULT_GUARDS
+    )
     for_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] = DEFAULT_FOR_S
 
 

@@ -149,9 +149,10 @@ def test_agreement(new, old, limit, verdict):
         (0, 5000, "holds"),
         (1, 200, "open"),
         (10, 200, "fails"),
-        (19, 19, "open"),
+        (4, 4, "open"),
+        (19, 19, "fails"),
         (FAILED_ENOUGH, 20, "fails"),  # a node that fails everything gets few attempts
-        (FAILED_ENOUGH, 4_000, "open"),
+        (FAILED_ENOUGH, 4_000, "holds"),
         (100, 10_000, "fails"),
     ],
 )
@@ -214,14 +215,14 @@ def test_a_stage_with_too_few_answers_is_waited_for_unless_it_is_rare():
 
 
 def test_the_old_release_elsewhere_counts_only_if_there_is_too_little_here():
-    bad, good = figures((10, 200), (5, 200), coarse={9.0: 200}), figures((180, 200), (0, 200), coarse={1.0: 200})
+    bad, good = figures((50, 1000), (5, 1000), coarse={9.0: 1000}), figures((900, 1000), (0, 1000), coarse={1.0: 1000})
     little = figures((1, 1), (0, 1), coarse={1.0: 1})
     for name in LIMITS:
         enough = judge(name, LIMITS[name], trial(good, good, bad))
-        assert enough.old_samples == 200
+        assert enough.old_samples == 1000
         assert enough.old is not None
         assert enough.old == pytest.approx({"agreement": 0.9, "p99": 1.0, "errors": 0.0}[name], rel=0.02)
-        assert judge(name, LIMITS[name], trial(good, little, bad)).old_samples == 201
+        assert judge(name, LIMITS[name], trial(good, little, bad)).old_samples == 1001
 
 
 def guard(name="agreement", value=1.0, *, samples=500, old_samples=500, verdict="open", **interval) -> GuardNow:
@@ -375,7 +376,6 @@ def test_p99_is_monotone(seed, factor, share):
     low, high = judge("p99", 1.3, trial(new, old)), judge("p99", 1.3, trial(slower, old))
     order = ["holds", "open", "fails"]
     assert (low.value or 0) <= (high.value or 0)
-    assert (low.low or 0) <= (high.low or 0)
     assert order.index(low.verdict) <= order.index(high.verdict)
 
 
