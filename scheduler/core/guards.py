@@ -14,9 +14,10 @@ many samples. Near 0, only the second stays bounded and monotone.
 
 Errors: the share of failed attempts of the new release, with Wilson's interval.
 
-p99: the ratio of the 99th percentiles of the time per image, or of the medians if that is worse. The slowest answers of
-a busy machine hardly show that a network takes several times as long. A quantile has an interval of ranks: a rank is outside if Wilson's interval of the share of samples above it does not hold the quantile's share. Each
-of the two intervals uses z divided by the square root of 2, so that both together have the confidence of z.
+p99: the ratio of the 99th percentiles of the time per image, or of the medians if that is worse. The slowest answers
+of a busy machine hardly show that a network takes several times as long. A quantile has an interval of ranks: a rank
+is outside if Wilson's interval of the share of samples above it does not hold the quantile's share. Each of the two
+intervals uses z divided by the square root of 2, so that both together have the confidence of z.
 """
 
 from __future__ import annotations

@@ -517,3 +517,42 @@ def test_a_node_that_registers_again_still_owes_its_answers():
     assert world.ledger.get("end-0").given == 1
     world.lines(attempt, COARSE)
     assert world.ledger.get("end-0").given == 0
+
+
+def moved(world: World) -> JobPolicy:
+    """Let the job belong to another release; returns the policy that it would have then."""
+    policy = world.job.facts.policy.model_copy(update={"release": "flowers@7"})
+    world.feed(events.JobMoved("j", policy))
+    return policy
+
+
+def test_a_job_without_answers_moves_to_another_release_and_its_attempts_go_on_being_numbered() -> None:
+    world = World(tasks=2)
+    for _ in range(2):
+        world.end(world.start("end-0", "edge-0"), BROKEN)
+    on_its_way = world.again("end-1", "edge-0")
+    assert world.job.facts.rules.release == 0
+    policy = moved(world)
+    assert (world.job.facts.policy, world.job.facts.rules.release) == (policy, 7)
+    assert on_its_way.phase is Phase.ENDED
+    assert world.outcomes[-1] == "cancelled"
+    assert sorted(world.queued) == [0, 1]
+    again = world.again("end-1", "edge-0")
+    made = {0: 1, 1: 1} | {on_its_way.facts.task: 2}
+    assert again.facts.number == made[again.facts.task] + 1
+    assert not again.task.blame.tried
+
+
+@pytest.mark.parametrize("stage", ["coarse", "final"])
+def test_two_releases_never_answer_one_job(stage: str) -> None:
+    world = World(tasks=2)
+    attempt = world.start("end-0", "edge-0")
+    world.lines(attempt, COARSE, *([FINE] if stage == "final" else []))
+    moved(world)
+    assert world.job.facts.policy.release is None
+    # Also where the scheduler before this one has the answers.
+    later = World()
+    later.feed(events.JobAdded(later.job.facts, [TaskFacts(index=0, first_image=0, images=1)], answered=True))
+    later.job = later.state.jobs["j"]
+    moved(later)
+    assert later.job.facts.policy.release is None
