@@ -249,6 +249,7 @@ class World:
             lease_s=15 * case.heartbeat_s,
         )
         self.devices = Ledger(self.settings.detector_times, sweep_s=_SWEEP_S, window=case.window)
+        self._digests = {entry.name: entry.sha256 for entry in manifest.models}
         fleet = Placement(self.devices, self.settings, manifest, b"")
         self.dispatcher = Dispatcher(
             settings=self.settings,
@@ -481,7 +482,9 @@ class World:
     def _register(self, node: _Node) -> None:
         now = self.loop.time()
         offer = ModelOffer(
-            name=node.model, sha256="0" * 64, ms_per_image=node.seconds * self._slowness(node, now) / BATCH * 1000
+            name=node.model,
+            sha256=self._digests[node.model],
+            ms_per_image=node.seconds * self._slowness(node, now) / BATCH * 1000,
         )
         registration = Registration(
             node_id=node.node_id,
