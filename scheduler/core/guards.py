@@ -4,8 +4,8 @@ Each guard compares one figure of the trial with its limit, by an interval of 99
 its interval lies wholly beyond the limit, which ends the trial at once. At the end of the trial, a guard passes if its
 figure is within the limit and there are enough samples; otherwise the trial is extended once. Ratios of few samples are
 often beyond their limits by chance. So at the end of the extended trial, such a ratio passes as well unless the new
-release is worse than the old one with confidence: 99 % for agreement, 99.9 % for times, which come in bursts.
-`docs/releases.md` explains the guards.
+release is worse than the old one with confidence. That is 99 % for agreement, and 99.9 % for times, which come in
+bursts. `docs/releases.md` explains the guards.
 
 Agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
 release to the old one. The interval is logarithmic (Katz, Baptista, Azen and Pike, Biometrics 34, 1978), but its
@@ -14,10 +14,12 @@ many samples. Near 0, only the second stays bounded and monotone.
 
 Errors: the share of failed attempts of the new release, with Wilson's interval.
 
-p99: the ratio of the 99th percentiles of the time per image, or of the medians if that is worse. The slowest answers
-of a busy machine hardly show that a network takes several times as long. A quantile has an interval of ranks: a rank
-is outside if Wilson's interval of the share of samples above it does not hold the quantile's share. Each of the two
-intervals uses z divided by the square root of 2, so that both together have the confidence of z.
+p99: the ratio of the 99th percentiles of the time per image, or of the medians of coarse answers if that is worse. The
+slowest answers of a busy machine hardly show that a network takes several times as long. Medians of final answers are
+not compared: upstream nodes compute larger batches for the release that has more work, at less time per image. A
+quantile has an interval of ranks: a rank is outside if Wilson's interval of the share of samples above it does not hold
+the quantile's share. Each of the two intervals uses z divided by the square root of 2, so that both together have the
+confidence of z.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ _MOST_MS = 1e6
 _RATIO = 1.03
 _LOG_RATIO = math.log(_RATIO)
 _LAST = math.ceil(math.log(_MOST_MS / _LEAST_MS) / _LOG_RATIO)
-_TAILS = {0.01: "99 %", 0.5: "Half"}
-"""Shares of the samples above the quantiles that are compared, and the rest in words."""
+_TAILS: Final[dict[Stage, tuple[float, ...]]] = {"coarse": (0.01, 0.5), "final": (0.01,)}
+"""Shares of the samples above the quantiles that are compared."""
+_WORDS = {0.01: "99 %", 0.5: "Half"}
 
 
 class _Histogram:
@@ -306,9 +309,8 @@ def _errors(limit: float, trial: Trial) -> GuardNow:
 
 
 def _p99(limit: float, trial: Trial) -> GuardNow:
-    """The worst of the two stages at the 99th percentile and at the median. A stage that few answers have is judged
-    only once it has enough samples."""
-    judged = [_stage(stage, tail, limit, trial) for stage in _due(trial) for tail in _TAILS]
+    """The worst quantile. A stage that few answers have is judged only once it has enough samples."""
+    judged = [_stage(stage, tail, limit, trial) for stage in _due(trial) for tail in _TAILS[stage]]
     if not judged:
         return _nothing("p99", limit, 0, 0, "answers")
     return max(judged, key=_badness)
@@ -361,7 +363,7 @@ def _stage(stage: Stage, tail: float, limit: float, trial: Trial) -> GuardNow:
         needs=needs,
         verdict=verdict,
         detail=(
-            f"{_TAILS[tail]} of {samples:,} {stage} answers of the new release take at most {new_ms.value:.3g} ms per "
+            f"{_WORDS[tail]} of {samples:,} {stage} answers of the new release take at most {new_ms.value:.3g} ms per "
             f"image, of {old_samples:,} of the old one {old_ms.value:.3g} ms. "
             f"The ratio is {value:.3g} ({low:.3g} to {high:.3g}); at most {limit:g} is allowed."
         ),
