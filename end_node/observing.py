@@ -191,7 +191,7 @@ class ObservingNode(EndNode):
         NaN, the next release answers.
 
         Raises:
-            NoNumbers: so does that one, or there is none.
+            NoNumbers: the next release gives NaN as well, or the node holds no other.
             TerraceError: the network cannot answer now.
         """
         broken: NoNumbers | None = None

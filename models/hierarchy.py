@@ -49,7 +49,7 @@ class Hierarchy:
 
     @property
     def classes(self) -> tuple[object, ...]:
-        """All but its name: answers mean the same under hierarchies in which this is equal."""
+        """All but its name: if this is equal, answers mean the same under two hierarchies."""
         return (self.fine, self.coarse, self.parent)
 
     @classmethod

@@ -32,7 +32,7 @@ async def load_models(
     that are loaded already.
 
     Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
-    cache. While the scheduler cannot be reached this goes on trying, and says so once; but not while the node serves.
+    cache. At the start of a node, this waits for the scheduler and logs that once.
 
     Raises:
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the

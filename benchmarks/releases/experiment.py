@@ -39,7 +39,7 @@ _CANARY = 0.25
 _ENDS = 4
 _JOB_IMAGES = 40
 _WHITE = 0.2
-"""Share of the pictures for which the network with that fault gives NaN."""
+"""Share of the pictures that get NaN from the network with that fault."""
 _ASLEEP_S = 30.0
 _SETTLE_S = 3.0
 _CHANGE_S = 10.0
