@@ -37,7 +37,7 @@ _GOOD = "good"
 _SCHEME = "end-edge"
 _CANARY = 0.25
 _ENDS = 4
-_JOB_IMAGES = 40
+_JOB_IMAGES = 60
 _WHITE = 0.2
 """Share of the pictures that get NaN from the network with that fault."""
 _ASLEEP_S = 30.0
@@ -55,7 +55,7 @@ class ReleaseOptions(Options):
     """Sizes of the parts."""
 
     trials: int = option(20, "Trials of each kind of release.", quick=1, min=0, max=1000)
-    trial_s: float = option(12.0, "Seconds of a trial.", min=1, max=3600)
+    trial_s: float = option(20.0, "Seconds of a trial.", min=1, max=3600)
     switches: int = option(5, "Switches under load.", quick=1, min=0, max=100)
     before_s: float = option(12.0, "Seconds of load before each.", quick=6.0, min=1, max=3600)
 

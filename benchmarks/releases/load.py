@@ -83,7 +83,7 @@ class Load:
     images: Array
     scheme: str
     lanes: int = 2
-    batch_size: int = 2
+    batch_size: int = 5
     jobs: int = 0
     failed: list[str] = field(default_factory=list)
     """Faults, one sentence for each job or image."""

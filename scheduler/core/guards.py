@@ -328,13 +328,14 @@ def _due(trial: Trial) -> Iterator[Stage]:
 
 
 def _badness(guard: GuardNow) -> tuple[int, float]:
-    """Order: a figure that fails, one with too few samples, one that is worse for another reason than chance, then the
-    larger ratio."""
+    """Order: a figure that fails, one with too few samples, one that is worse for another reason than chance, one that
+    may be beyond its limit, then the larger ratio."""
     if guard.verdict == "fails":
-        return 3, 0.0
+        return 4, 0.0
     if not _enough(guard):
-        return 2, 0.0
-    return int(not _within(guard) and _is_worse(guard)), guard.value or 0.0
+        return 3, 0.0
+    worse = not _within(guard) and _is_worse(guard)
+    return 2 if worse else int(guard.verdict == "open"), guard.value or 0.0
 
 
 def _stage(stage: Stage, tail: float, limit: float, trial: Trial) -> GuardNow:

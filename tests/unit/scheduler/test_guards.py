@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from scheduler.core.guards import FAILED_ENOUGH, ReleaseFigures, Trial, conclude, judge, wilson
 from tierkit.wire.releases import DEFAULT_GUARDS, GuardNow
@@ -364,6 +364,7 @@ def test_errors_are_monotone(attempts, data):
     assert order.index(low.verdict) <= order.index(high.verdict)
 
 
+@example(seed=151, factor=1.5, share=0.5)
 @given(st.integers(0, 2**32), st.floats(1, 10), st.floats(0, 1))
 def test_p99_is_monotone(seed, factor, share):
     chance = random.Random(seed)
@@ -375,8 +376,9 @@ def test_p99_is_monotone(seed, factor, share):
         slower.took("coarse", ms * (factor if chance.random() < share else 1))
     low, high = judge("p99", 1.3, trial(new, old)), judge("p99", 1.3, trial(slower, old))
     order = ["holds", "open", "fails"]
-    assert (low.value or 0) <= (high.value or 0)
     assert order.index(low.verdict) <= order.index(high.verdict)
+    if low.detail.split()[0] == high.detail.split()[0]:  # the same quantile is the worst
+        assert (low.value or 0) <= (high.value or 0)
 
 
 @given(st.integers(1, 10_000), st.data(), st.floats(0.5, 4))
