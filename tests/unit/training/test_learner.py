@@ -134,7 +134,8 @@ def test_workers_step_at_the_rate_of_their_strategy(config: StrategyConfig, peak
         gradient = own.compute(range(step, step + 1), "gradient").values
         total, here = total + gradient, here - np.float32(own.rate(step) * peak / CONFIG.peak_rate) * gradient
     expected = total if config.sends == "gradient" else weights - here
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max()))
+    # As a whole: where an activation is close to 0, the rounding of a processor decides on a few values.
+    assert np.linalg.norm(found - expected) <= 1e-2 * np.linalg.norm(expected)
 
 
 def test_adamw_stays_with_its_worker_between_rounds() -> None:
