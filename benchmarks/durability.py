@@ -124,13 +124,15 @@ class _Null:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if (length := _LENGTH.search(head)) is not None:
                     await reader.readexactly(int(length[1]))
-                body = b""
+                body, status = b"", b"200 OK"
+                if b"/infer " in head:
+                    status = b"404 Not Found"  # it has no network that could answer probe pictures
                 if (task := _TASK.match(head)) is not None:
                     body = self._coarse + (self._fine if _UPSTREAM in head.lower() else b"")
                     body = body.replace(b"TASK", task[1])
                 writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ncontent-length: %d\r\n\r\n%b"
-                    % (len(body), body)
+                    b"HTTP/1.1 %b\r\ncontent-type: application/x-ndjson\r\ncontent-length: %d\r\n\r\n%b"
+                    % (status, len(body), body)
                 )
                 await writer.drain()
         writer.close()
