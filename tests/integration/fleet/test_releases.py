@@ -211,7 +211,8 @@ async def test_a_canary_that_answers_wrongly_is_rolled_back_and_no_other_device_
             over = await until(client, lambda rollout: rollout.state.final, "the roll-back")
         assert (over.state, over.release) == (RolloutState.ROLLED_BACK, "blind@2")
         (guard,) = [guard for guard in over.guards if guard.name == "agreement"]
-        assert (guard.verdict, guard.samples >= guard.needs) == ("fails", True)
+        assert guard.verdict == "fails"
+        assert guard.samples >= 200
         assert guard.new is not None
         assert guard.old is not None
         assert guard.new < 0.5 < guard.old
