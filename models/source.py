@@ -293,7 +293,7 @@ def kept_sets(settings: NodeSettings) -> list[GivenSet]:
 
 
 def read_copy(path: Path) -> Manifest | None:
-    """A manifest in the cache; None if there is none that can be used."""
+    """A manifest in the cache; None if it is missing or cannot be used."""
     try:
         return parse_manifest(path.read_bytes(), f"in {path}")
     except FileNotFoundError:

@@ -100,7 +100,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     name: str = ""
     local: LocalAnswer | None = None
     release: int = 0
-    """Number of the release that gave the local answer; 0 if there is none."""
+    """Number of the release that gave the local answer; 0 on a node that follows none."""
     unsure: bool = False
     reason: str = ""
     margin: float = 0.0

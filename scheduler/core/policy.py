@@ -109,7 +109,7 @@ class JobPolicy(PolicyRequest):
 
 
 class JobRules(Struct, frozen=True, kw_only=True):
-    """The networks that may answer a job, and the forms in which its images may go up."""
+    """Rules of a job: the release whose networks answer it, and the forms of images that may go up."""
 
     privacy: Privacy = Privacy.AUTO
     encode_on: Tier = Tier.END

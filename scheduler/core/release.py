@@ -117,12 +117,12 @@ class NetworkSet:
         self.classes = {*self.fine_classes, classes_digest(hierarchy.coarse)}
 
     def is_of_it(self, offer: ModelOffer) -> bool:
-        """True if an offered model is one of the release, by name, weights and the way in which it reads pictures."""
+        """True if the release has an offered model: the same name, weights and reading of pictures."""
         sha256, reading = self.offered.get(offer.name, ("", ""))
         return offer.sha256 == sha256 and offer.reading in ("", reading)
 
     def offer_of(self, registration: Registration, differing: Collection[str] = ()) -> ModelOffer | None:
-        """The model of the release for which a node is asked: a fine one above the end devices, if it holds one; None
+        """The model of the release that a node is asked for: a fine one above the end devices, if it holds one; None
         if it holds nothing of the release.
 
         Args:
@@ -320,8 +320,8 @@ def state_of(
 # --- probe pictures ---------------------------------------------------------------------------------------------------
 
 _FAR = 0.25
-"""Mean distance of two answers (half the sum of absolute differences) above which they are of other networks. The same
-INT8 network differs by less than 0.1 between processors."""
+"""Mean distance of two answers (half the sum of absolute differences) above which they are of other networks. Below it
+is room for the rounding of other processors."""
 
 
 def differs(answers: Array, known: Array) -> str:
@@ -341,6 +341,6 @@ def differs(answers: Array, known: Array) -> str:
 
 def check_live(numbers: Collection[int]) -> str:
     """Why no other release can be started now; "" if one can."""
-    if len(numbers) >= MOST_LIVE:
-        return f"unfinished jobs belong to {len(numbers)} releases already, and nodes hold {MOST_LIVE} at most"
+    if len(numbers) > MOST_LIVE:
+        return f"unfinished jobs need {len(numbers) - 1} releases already, and nodes hold {MOST_LIVE} at most"
     return ""

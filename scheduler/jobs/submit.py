@@ -144,7 +144,7 @@ def _fingerprint(policy: JobPolicy, release: str | None, sha256: str, facts: Ima
     """A digest of images, labels, names and policy: equal for equal submissions, whatever release is in force.
 
     Args:
-        release: the one that was asked for.
+        release: that the request names; None if it names none.
     """
     policy = policy.model_copy(update={"release": release, "gates": ()})
     digest = hashlib.sha256(sha256.encode())

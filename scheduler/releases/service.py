@@ -71,8 +71,6 @@ class Uses:
     """Let the jobs of a release that have no answers belong to another one."""
     restart: Callable[[str], None] = lambda why: None
     """Start the scheduler again: other classes are in force."""
-    ended: Callable[[ReleaseChange], None] = lambda change: None
-    """A change is over."""
 
 
 class Releases:
@@ -325,12 +323,11 @@ class Releases:
                 continue
             try:
                 answers = await known_answers(release.manifest, self.files)
+                self.prober.learn(release.manifest, answers)
+                if answers:
+                    await self._store.save_probes(release.number, answers)
             except (InvalidInput, NotFound, Unavailable) as exc:
-                _log.warning("no probe pictures for %s: %s", release.ref, exc)
-                continue
-            self.prober.learn(release.manifest, answers)
-            if answers:
-                await self._store.save_probes(release.number, answers)
+                _log.warning("no probe pictures for %s, or they are not stored: %s", release.ref, exc)
 
     # --- what operators want ----------------------------------------------------------------------------------------
 
@@ -574,7 +571,6 @@ class Releases:
         if change.state is not RolloutState.DONE and old is not None:
             self.uses.move_jobs(change.release, old)
         count_rollout(change.state)
-        self.uses.ended(change)
         return change
 
     def _use(self) -> None:
