@@ -1,0 +1,62 @@
+"""Requests of a rank to the others. A rank's program yields them, and whoever runs it answers: `group` with real
+processes, `lockstep` on virtual time. No I/O.
+
+All ranks yield the same kinds of requests in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from training.units import Flat
+
+__all__ = ["Broadcast", "Done", "Gather", "Mean", "Program", "Request", "Swap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step is done. Whoever runs the program may report it, keep a checkpoint, or end the run. Answered by an empty
+    vector."""
+
+    step: int
+    """That was done, counted from 0."""
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """All-reduce: answered by the mean of the ranks' vectors."""
+
+    values: Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Send a vector to one rank and get the vector of another one, which is the answer. A rank may be its own partner:
+    then it gets what it has sent."""
+
+    values: Flat
+    to: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """All-gather of short vectors of the same length: answered by all of them, joined in the order of the ranks."""
+
+    values: Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Answered by the vector of one rank. The others give vectors of the same length, whose content does not count."""
+
+    values: Flat
+    source: int
+
+
+Request = Done | Mean | Swap | Gather | Broadcast
+
+Program = Generator[Request, Flat, None]
+"""What one rank does, from where it stands to the end of the run; its learner then holds the result."""
