@@ -102,6 +102,19 @@ class FlatLearner:
         if not self._keeps:
             self.moments = None
 
+    def joined(self) -> Flat:
+        """Weights and buffers as one vector."""
+        return np.concatenate((self.weights(), self.buffers()))
+
+    def load_joined(self, vector: Flat) -> None:
+        """Go on from such a vector.
+
+        Raises:
+            WeightsError: it is of another network.
+        """
+        values, _ = self.lengths
+        self.load(vector[:values], vector[values:])
+
     def draw_from(self, data: TrainingData) -> None:
         """Take the batches of the steps to come from these images: some segments of the same data set."""
         self._learner.data = data
@@ -145,6 +158,28 @@ class FlatLearner:
             watch(step + 1)
         values = before - self.weights() if before is not None else _flat(total or [])
         return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps))
+
+    def gradient(self, step: int) -> tuple[Flat, float]:
+        """The gradient of a step with weight decay, and its loss."""
+        loss = self._learner.backward(step)
+        gradients = _flat(self._decayed())
+        self._learner.network.zero_grad()
+        return gradients, loss
+
+    def apply(self, gradient: Flat, rate: float) -> None:
+        """A step of SGD with the network's momentum, by a gradient from elsewhere."""
+        given, start = [], 0
+        for each in self._parameters:
+            given.append(torch.from_numpy(gradient[start : start + each.numel()]).view(each.shape).to(each.device))
+            start += each.numel()
+        self._descend(given, rate, self.config.momentum)
+
+    def walk(self, step: int, rate: float) -> float:
+        """One step of SGD with the network's momentum, at this learning rate; its loss."""
+        loss = self._learner.backward(step)
+        self._descend(self._decayed(), rate, self.config.momentum)
+        self._learner.network.zero_grad()
+        return loss
 
     def take_times(self) -> dict[str, float]:
         """Seconds since the last call that `compute` has spent on load, forward, backward and step."""

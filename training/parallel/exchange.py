@@ -58,5 +58,6 @@ class Broadcast:
 
 Request = Done | Mean | Swap | Gather | Broadcast
 
-Program = Generator[Request, Flat, None]
-"""What one rank does, from where it stands to the end of the run; its learner then holds the result."""
+Program = Generator[Request, Flat, dict[str, float]]
+"""What one rank does, from where it stands to the end of the run. Its learner then holds the result, the same at all
+ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result."""

@@ -13,7 +13,7 @@ from training.masking import Masking
 from training.trust.config import TrustConfig
 from training.units import Sends
 
-__all__ = ["BLOCK", "STRATEGIES", "Inner", "OuterConfig", "ServerConfig", "StrategyConfig", "find_strategy"]
+__all__ = ["BLOCK", "STRATEGIES", "ExchangeConfig", "Inner", "OuterConfig", "ServerConfig", "StrategyConfig", "find_strategy"]
 
 BLOCK = "1 - 1/N"
 """Momentum of a block of N updates."""
@@ -135,7 +135,29 @@ class OuterConfig(_Judged):
         return self
 
 
-StrategyConfig = ServerConfig | OuterConfig
+class ExchangeConfig(Strict):
+    """Ranks, without a host: each computes, and exchanges with the others; see `training.parallel`."""
+
+    family: Literal["exchange"] = "exchange"
+    inner: ClassVar[Inner] = "sgd"
+    keeps_moments: ClassVar[bool] = True
+    rule: Literal["allreduce", "gossip", "tournament", "ensemble"]
+    period: Steps = 1
+    """Steps of a rank between two exchanges: 1 for `allreduce`."""
+    scaling: Literal["linear", "none"] = "linear"
+    """Learning rate of `allreduce` with N ranks: N times the network's, since N batches make a step (Goyal et al. 2017,
+    arXiv:1706.02677); or the network's own."""
+    warmup: float = Field(default=0.1, ge=0, le=1)
+    """Share of the steps of `allreduce` in which the rate rises from the network's to the scaled one."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExchangeConfig:
+        if self.rule == "allreduce" and self.period != 1:
+            raise ValueError("allreduce exchanges at each step: leave out period, or use the family outer")
+        return self
+
+
+StrategyConfig = ServerConfig | OuterConfig | ExchangeConfig
 
 STRATEGIES: dict[str, StrategyConfig] = {
     # McMahan et al. 2017, arXiv:1602.05629.
@@ -152,6 +174,10 @@ STRATEGIES: dict[str, StrategyConfig] = {
     "bmuf": OuterConfig(momentum=BLOCK, nesterov=True),
     # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
     "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
+    # ChainerMN: forward, backward, all-reduce, step.
+    "allreduce": ExchangeConfig(rule="allreduce"),
+    # Daily et al. 2018, arXiv:1803.05880.
+    "gossip": ExchangeConfig(rule="gossip"),
 }
 """By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
 
@@ -168,8 +194,8 @@ def find_strategy(name: str) -> StrategyConfig:
     path = Path(name)
     if path.suffix != ".toml":
         raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
-    kinds: dict[str, type[StrategyConfig]] = {"server": ServerConfig, "outer": OuterConfig}
+    kinds: dict[str, type[StrategyConfig]] = {"server": ServerConfig, "outer": OuterConfig, "exchange": ExchangeConfig}
     family = read_toml(path, what="strategy").get("family", "server")
     if family not in kinds:
-        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are server and outer")
+        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are server, outer and exchange")
     return read_document(path, kinds[family], what="strategy")
