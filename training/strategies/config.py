@@ -13,7 +13,16 @@ from training.masking import Masking
 from training.trust.config import TrustConfig
 from training.units import Sends
 
-__all__ = ["BLOCK", "STRATEGIES", "ExchangeConfig", "Inner", "OuterConfig", "ServerConfig", "StrategyConfig", "find_strategy"]
+__all__ = [
+    "BLOCK",
+    "STRATEGIES",
+    "ExchangeConfig",
+    "Inner",
+    "OuterConfig",
+    "ServerConfig",
+    "StrategyConfig",
+    "find_strategy",
+]
 
 BLOCK = "1 - 1/N"
 """Momentum of a block of N updates."""

@@ -8,8 +8,8 @@ from models.manifest import weights_folder
 from tests.integration.end_node.observing import png, said_scheduler
 from tierkit.testing import service_process, wait_for
 
-KILLS = 10
-PICTURES = 400
+KILLS = 6
+PICTURES = 200
 
 
 async def test_kill_9_loses_nothing_of_a_folder_and_repeats_nothing(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ async def test_kill_9_loses_nothing_of_a_folder_and_repeats_nothing(tmp_path: Pa
         for number in range(KILLS):
             async with service_process(command, ready_file=tmp_path / f"{number}.ready") as node:
                 had = len(scheduler.observations)
-                some = had + chance.randrange(1, 30)
+                some = had + chance.randrange(1, 25)
                 await wait_for(lambda some=some: len(scheduler.observations) >= some)  # type: ignore[misc]
                 node.kill()
                 await node.exit_code()
