@@ -13,8 +13,8 @@ from experiments.harness import RECORD
 from tests.postgres import PostgresServer
 
 FEW = [
-    *("--devices", "5", "--seconds", "3", "--interval-s", "0.5", "--rate", "4", "--rows", "2000", "--doomed", "500"),
-    *("--pages", "3", "--readers", "2", "--window-s", "3", "--repeats", "1"),
+    *("--devices", "5", "--seconds", "2", "--interval-s", "0.5", "--rate", "4", "--rows", "2000", "--doomed", "500"),
+    *("--pages", "3", "--readers", "2", "--window-s", "1", "--repeats", "1"),
 ]
 
 
@@ -25,7 +25,7 @@ def test_each_part_is_measured_and_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     (devices,) = (row for row in rows if row["what"] == "devices")
-    assert devices["observations"] == 5 * 3 * 4
+    assert devices["observations"] == 5 * 2 * 4
     assert devices["cores"] > 0
     found = {row["filter"]: row["found"] for row in rows if row["what"] == "pages"}
     assert (found["none"], found["rare class"], found["absent class"]) == (100, 10, 0)
@@ -41,4 +41,4 @@ def test_another_database(postgres: PostgresServer, tmp_path: Path) -> None:
     words = ["observations", *FEW, "--only", "devices", "--database", postgres.database(), "--json"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)[0]["observations"] == 60
+    assert json.loads(done.stdout)[0]["observations"] == 40
