@@ -202,6 +202,14 @@ class FlatLearner:
         loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))
         return float(np.mean(logits.argmax(1) == labels)), float(loss)
 
+    def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]:
+        """As `evaluated`, on the held-out images. Then the learner is as it was before."""
+        kept = self.weights(), self.buffers(), self.moments
+        found = self.evaluated(weights, buffers, self.data.held_out)
+        self.load(*kept[:2])
+        self.moments = kept[2]
+        return found
+
     def keep(self, final: tuple[Flat, Flat], folder: Path, *, dataset: str, seconds: float, fleet: FleetFacts) -> None:
         """Write checkpoint and record of a finished run, for the commands that read such a folder.
 

@@ -13,7 +13,7 @@ from tierkit.errors import InvalidAnswer
 from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
 from training.payloads import Format
-from training.strategies.config import OuterConfig, ServerConfig, Steps
+from training.strategies.config import HostedConfig, Steps
 from training.trust.score import FIRST
 from training.units import UnitLease, Verdict, WorkUnit
 
@@ -93,7 +93,7 @@ class RunSpec(Frozen):
     network: TrainConfig
     choice: Annotated[str, Field(max_length=255)]
     """The strategy as it was asked for: its name, or its file's."""
-    strategy: Annotated[ServerConfig | OuterConfig, Field(discriminator="family")]
+    strategy: Annotated[HostedConfig, Field(discriminator="family")]
     workers: Annotated[int, Field(ge=1, le=1_000_000)]
     """How many are expected."""
     wire: Format

@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -28,6 +28,7 @@ from training.host.run import TrainingRun
 from training.masking import masked
 from training.payloads import Format, format_of_weights, packed_bytes, rounded
 from training.strategies.protocol import Strategy
+from training.strategies.tournament import Tournament
 from training.trust.recheck import Rechecks, Steps, is_sound
 from training.units import Flat, UnitLease, Update, Verdict
 
@@ -143,6 +144,13 @@ class Conditions:
     """By the number of the update that they hit, counted in the order in which updates are ready to be sent."""
 
 
+@runtime_checkable
+class _Measures(Protocol):
+    """A learner that can measure lineages; see `training.learner.FlatLearner`."""
+
+    def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]: ...
+
+
 def simulate(
     strategy: Strategy,
     learner: Steps,
@@ -210,7 +218,8 @@ def simulate(
         while not strategy.finished:
             lease = run.grant(worker.name, worker.name, weights_bytes, loop.time())
             if lease is not None:
-                found = lease, rounded(strategy.weights, format_of_weights(wire)), strategy.buffers.copy()
+                start, buffers = strategy.start_of(lease)
+                found = lease, rounded(start, format_of_weights(wire)), buffers.copy()
                 if waited:
                     await served()
                 await kept(lasting=False)
@@ -252,6 +261,11 @@ def simulate(
                     "learning rate, in the network's configuration or the strategy's"
                 )
             run.believe()
+        if isinstance(strategy, Tournament):  # that costs the host no time here, either
+            assert isinstance(learner, _Measures)
+            while lineages := strategy.to_measure():
+                scores = [learner.measured(*strategy.lineage(each)) for each in lineages]
+                run.met(lineages, scores, loop.time())
         if run.is_news(verdict, before):
             wake()
         await kept(lasting=verdict != "duplicate")

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from training.cheating import Cheat
-from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
 from training.trust.config import TrustConfig
 
 __all__ = [
@@ -41,7 +41,7 @@ host: see the lines that exchange each step, and every 20."""
 _ROUND = 20
 """Steps between two exchanges where the images are shared: units are short, so that the last ones cost little."""
 
-_DILOCO = STRATEGIES["diloco"].model_copy(update={"inner_rate": 0.004})
+_DILOCO = HOSTED["diloco"].model_copy(update={"inner_rate": 0.004})
 _PLAIN = ServerConfig(rule="sgd", momentum=0.0)
 _DOWNPOUR = ServerConfig(rule="adagrad", rate=0.02)
 _DC = ServerConfig(rule="dc-adaptive", delay_compensation=2.0)
@@ -63,7 +63,7 @@ class Case:
     table: str
     name: str
     """Of the strategy, among others in the table."""
-    strategy: StrategyConfig
+    strategy: HostedConfig
     workers: int
     epochs: int = 1
     """Of each worker where scaling is weak, else of all together."""
@@ -115,27 +115,27 @@ _SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
     ("strong", _ROUND, 5, 0),
 )
 """With steps between exchanges, epochs, and epochs of the run without gradients."""
-_DELAYED: tuple[tuple[str, StrategyConfig, int], ...] = (
+_DELAYED: tuple[tuple[str, HostedConfig, int], ...] = (
     ("sgd", _PLAIN, 1),
     ("sgd", _PLAIN, 8),
     ("dc-adaptive", _DC, 8),
     ("adagrad", _DOWNPOUR, 8),
 )
-_SLOWED: tuple[tuple[str, StrategyConfig], ...] = (
+_SLOWED: tuple[tuple[str, HostedConfig], ...] = (
     ("asynchronous", _every(_ROUND, _DOWNPOUR)),
     ("synchronous", OuterConfig(period=_ROUND, quorum=1.0)),
 )
-_CHURNED: tuple[tuple[str, StrategyConfig], ...] = (
+_CHURNED: tuple[tuple[str, HostedConfig], ...] = (
     ("downpour", _every(5, _DOWNPOUR)),
     ("fedavg", OuterConfig(period=5)),
 )
 _STAY_S, _LAPTOP_STEP_S = 20.0, 0.3
 """Each worker is so slow that the run lasts for several stays."""
-_FAULTY: tuple[tuple[str, StrategyConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(period=5)))
+_FAULTY: tuple[tuple[str, HostedConfig], ...] = (("downpour", _DOWNPOUR), ("fedavg", OuterConfig(period=5)))
 _CHEATS: tuple[Cheat | None, ...] = (None, *get_args(Cheat))
 _COLLUDING: tuple[Cheat | None, ...] = ("alie", "ipm")
 """These stay near the honest updates, so the median does not tell who cheats."""
-_CHEATED: tuple[tuple[str, StrategyConfig, tuple[Cheat | None, ...]], ...] = (
+_CHEATED: tuple[tuple[str, HostedConfig, tuple[Cheat | None, ...]], ...] = (
     (_MEAN, OuterConfig(period=_ROUND), _CHEATS),
     ("fedavg, median", OuterConfig(period=_ROUND, trust=TrustConfig(centre="median", recheck=0.05)), _CHEATS),
     (

@@ -19,7 +19,7 @@ from training.learner import FlatLearner
 from training.messages import MOST_LOSS
 from training.payloads import Format, format_of_weights, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import StrategyConfig
+from training.strategies.config import HostedConfig
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Sends, Update
 from training.virtual import Conditions, Link, SimulatedWorker, draw_faults, simulate
@@ -65,7 +65,7 @@ class Machines:
 
 def run_simulation(
     config: TrainConfig,
-    choice: StrategyConfig,
+    choice: HostedConfig,
     images: tuple[TrainingData, ImageSet],
     machines: Machines,
     watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
@@ -165,11 +165,14 @@ class _Still:
     def weights(self) -> Flat:
         return self._nothing
 
+    def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed:
         return Computed(values=self._nothing, buffers=self._buffers, loss=0.0)
 
 
-def _step_s(learner: FlatLearner, choice: StrategyConfig) -> float:
+def _step_s(learner: FlatLearner, choice: HostedConfig) -> float:
     """Median time of a step on this machine."""
 
     def once(step: int) -> float:

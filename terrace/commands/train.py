@@ -378,9 +378,9 @@ def simulate_run(
         from experiments.training.simulation import run_simulation
         from models.training.config import find_config
         from training.learner import read_images
-        from training.strategies.config import find_strategy
+        from training.strategies.config import find_hosted
     try:
-        chosen, network = find_strategy(options.strategy), find_config(name, options.config)
+        chosen, network = find_hosted(options.strategy), find_config(name, options.config)
     except (InvalidInput, SetupError) as error:
         raise typer.BadParameter(str(error)) from error
     changes = {"epochs": options.epochs, "seed": options.seed}

@@ -41,6 +41,7 @@ from training.messages import (
     WorkerStatus,
 )
 from training.payloads import format_of_weights, pack, packed_bytes
+from training.strategies.tournament import Score, Tournament
 from training.trust.recheck import Recheck, Rechecks, is_sound
 from training.units import Flat
 
@@ -112,7 +113,7 @@ class Host:
         self._learning = asyncio.Lock()
         """Of the learner, which computes one thing at a time."""
         self._packed: tuple[int, bytes] | None = None
-        """Version and weights as they are sent, while that is the present version."""
+        """Version and weights as they were sent last."""
         self._accuracy: float | None = None
         self._stopped = self._draining = False
         self.error = ""
@@ -389,6 +390,8 @@ class Host:
                 lifecycle.own(self._drain(lifecycle), name="drain"),
                 *([lifecycle.own(self._recheck(self._checker), name="recheck")] if self._checker is not None else []),
             ]
+            if isinstance(self._run.strategy, Tournament):
+                tasks.append(lifecycle.own(self._meet(self._run.strategy), name="meetings"))
             if self._sharing is not None:
                 tasks.append(lifecycle.own(self._sharing.watch(), name="copies of the data"))
             tasks += [lifecycle.own(loop(), name=name) for name, loop in self.beside.items()]
@@ -480,8 +483,8 @@ class Host:
         self._note("grant", now, name=name, incarnation=incarnation, size=size)
         if lease is None:
             return None
-        if self._packed is None or self._packed[0] != strategy.version:
-            self._packed = strategy.version, pack(strategy.weights, strategy.buffers, form)
+        if self._packed is None or self._packed[0] != lease.unit.version:
+            self._packed = lease.unit.version, pack(*strategy.start_of(lease), form)
         return GrantedLease.of(lease), self._packed[1]
 
     def _now(self) -> float:
@@ -540,6 +543,33 @@ class Host:
     def _drawn(self, segments: tuple[int, ...]) -> TrainingData:
         """What the batches of a unit come from."""
         return self.shared.images_of(segments, self.spec.network) if segments else self.images
+
+    # --- lineages that meet ---
+
+    async def _meet(self, tournament: Tournament) -> None:
+        """Measure the lineages of a tournament when they are to meet, and rank them at the end."""
+
+        def due() -> dict[int, tuple[Flat, Flat]]:
+            return {each: tournament.lineage(each) for each in tournament.to_measure()}
+
+        while True:
+            changed = self._changed
+            lineages = await self._call(due)
+            if not lineages:
+                await changed.wait()
+                continue
+            async with self._learning:
+                scores = [await asyncio.to_thread(self._learner.measured, *each) for each in lineages.values()]
+
+            def call(numbers: list[int] = [*lineages], scores: list[Score] = scores) -> None:  # noqa: B006
+                now = self._now()
+                self._run.met(numbers, scores, now)
+                self._note("met", now, lineages=numbers, scores=scores)
+
+            await self._call(call)
+            found = ", ".join(f"{number}: {right:.4f}" for number, (right, _) in zip(lineages, scores, strict=True))
+            log.info("accuracy of lineages on the held-out images: %s", found)
+            self._tell()
 
     # --- accuracy, and the end ---
 
@@ -624,6 +654,7 @@ class Host:
             "epochs": spec.network.all_epochs,
             "staleness": self._run.staleness,
             **self._run.counted(),
+            **self._run.strategy.results(),
         }
 
     def _keep(self, result: dict[str, Any]) -> None:

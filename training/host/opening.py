@@ -22,7 +22,7 @@ from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images
 from training.messages import RunSpec
 from training.strategies.build import build_strategy
-from training.strategies.config import find_strategy
+from training.strategies.config import find_hosted
 
 __all__ = ["dataset_of", "find_network", "open_host"]
 
@@ -48,7 +48,7 @@ def open_host(settings: HostSettings) -> Host:
         SetupError: the folder, the data or the configuration cannot be used, or it holds another run.
     """
     try:
-        network, strategy = find_network(settings.network or ""), find_strategy(settings.strategy)
+        network, strategy = find_network(settings.network or ""), find_hosted(settings.strategy)
     except InvalidInput as error:
         raise SetupError(str(error)) from error
     changes = {"epochs": settings.epochs, "seed": settings.seed}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from tierkit.types import TOLD_TO_GO, WorkerOrder
 from training.messages import RunSpec, Times, UpdateHead, WorkerStatus, known_times
 from training.payloads import unpack
 from training.strategies.protocol import Strategy
+from training.strategies.tournament import Score, Tournament
 from training.trust.recheck import Rechecks
 from training.units import Computed, Flat, UnitLease, Update, Verdict
 
@@ -289,6 +290,11 @@ class TrainingRun:
         """An update of this worker was computed again by the host."""
         self.strategy.rechecked(name, right)
 
+    def met(self, lineages: Sequence[int], scores: Sequence[Score], now: float) -> None:
+        """Lineages of a tournament have been measured."""
+        assert isinstance(self.strategy, Tournament)
+        self.strategy.met(lineages, scores)
+
     def spend(self, times: Times) -> None:
         """Count time."""
         for name, seconds in times.items():
@@ -373,6 +379,7 @@ class TrainingRun:
                 "drop": self.drop,
                 "order": self.order,
                 "rechecked": self.rechecked,
+                "met": self.met,
             }
             known[call["do"]](**given)
 

@@ -6,12 +6,13 @@ All ranks yield the same kinds of requests in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 
+from models.data import ImageSet
 from training.units import Flat
 
-__all__ = ["Broadcast", "Done", "Gather", "Mean", "Program", "Request", "Swap"]
+__all__ = ["Broadcast", "Done", "Gather", "Mean", "Program", "Request", "Seat", "Swap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Done:
     step: int
     """That was done, counted from 0."""
     loss: float
+    kept: Mapping[str, float] = field(default_factory=dict)
+    """Figures that the program needs to continue after this step, besides what its learner holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,22 @@ class Broadcast:
 
 Request = Done | Mean | Swap | Gather | Broadcast
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Place of a rank in a run."""
+
+    rank: int
+    ranks: int
+    test: ImageSet
+    """Test images, because only the program of some rules can measure accuracies."""
+    start: int = 0
+    """Step to continue with."""
+    kept: Mapping[str, float] = field(default_factory=dict)
+    """The last `Done.kept` before that step."""
+
+
 Program = Generator[Request, Flat, dict[str, float]]
 """What one rank does, from where it stands to the end of the run. Its learner then holds the result, the same at all
-ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result."""
+ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among
+them replaces the one that the learner's weights have."""

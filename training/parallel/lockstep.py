@@ -96,7 +96,7 @@ def answered(asked: Sequence[Request]) -> list[Flat]:
     """The answers to the requests of all ranks, which are of one kind and not `Done`."""
     match asked[0]:
         case Mean():
-            mean = np.mean([each.values for each in asked if isinstance(each, Mean)], axis=0, dtype=np.float32)
+            mean: Flat = np.mean([each.values for each in asked if isinstance(each, Mean)], axis=0, dtype=np.float32)
             return [mean.copy() for _ in asked]
         case Swap():
             return [asked[each.source].values.copy() for each in asked if isinstance(each, Swap)]  # type: ignore[union-attr]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from training.strategies.config import OuterConfig, StrategyConfig
+from training.strategies.config import HostedConfig, OuterConfig, TournamentConfig
 from training.strategies.leases import Leases
 from training.strategies.outer_rules import OuterRules
 from training.strategies.protocol import Schedule, Strategy
 from training.strategies.server_rules import ServerRules
+from training.strategies.tournament import Tournament
 from training.units import Flat, WorkUnit
 
 __all__ = ["build_strategy"]
 
 
 def build_strategy(
-    config: StrategyConfig,
+    config: HostedConfig,
     start: tuple[Flat, Flat],
     learner: Schedule,
     *,
@@ -35,4 +36,6 @@ def build_strategy(
     leases = Leases(steps=(unit or learner).steps, period=config.period, lease_s=lease_s, rate=rate)
     if isinstance(config, OuterConfig):
         return OuterRules(config, start, leases, workers)
+    if isinstance(config, TournamentConfig):
+        return Tournament(config, start, leases, learner, workers)
     return ServerRules(config, start, leases, learner, workers)

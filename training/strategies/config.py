@@ -15,12 +15,17 @@ from training.units import Sends
 
 __all__ = [
     "BLOCK",
+    "HOSTED",
     "STRATEGIES",
     "ExchangeConfig",
+    "HostedConfig",
     "Inner",
     "OuterConfig",
+    "RanksConfig",
     "ServerConfig",
     "StrategyConfig",
+    "TournamentConfig",
+    "find_hosted",
     "find_strategy",
 ]
 
@@ -144,31 +149,60 @@ class OuterConfig(_Judged):
         return self
 
 
+class TournamentConfig(Strict):
+    """Lineages train apart, each at its own learning rate. Pairs of them meet on held-out images now and then, and
+    the winner's weights continue on both sides (LTFB; Jacobs et al. 2017). Each rank, or each worker of a host, has a
+    lineage."""
+
+    sends: ClassVar[Sends] = "change"
+    inner: ClassVar[Inner] = "sgd"
+    keeps_moments: ClassVar[bool] = False
+    trust: ClassVar[TrustConfig | None] = None
+    masking: ClassVar[Masking | None] = None
+    local_rate: ClassVar[float | None] = None
+    family: Literal["tournament"] = "tournament"
+    rule: Literal["tournament"] = "tournament"
+    period: Steps = 50
+    """Steps of a lineage between two meetings."""
+    rates: Annotated[tuple[PositiveFloat, ...], Field(max_length=1_000)] = ()
+    """Grid of learning rates at their highest: those of the lineages, in turn. Default: evenly spaced on a logarithmic
+    scale, from a tenth of the network's to ten times it."""
+    variation: float = Field(default=0.2, ge=0, lt=1)
+    """The loser continues at the winner's rate, changed by this share up or down, as the seed says."""
+
+
 class ExchangeConfig(Strict):
     """Ranks, without a host: each computes, and exchanges with the others; see `training.parallel`."""
 
     family: Literal["exchange"] = "exchange"
+    sends: ClassVar[Sends] = "gradient"
     inner: ClassVar[Inner] = "sgd"
     keeps_moments: ClassVar[bool] = True
-    rule: Literal["allreduce", "gossip", "tournament", "ensemble"]
+    rule: Literal["allreduce", "gossip", "ensemble"]
     period: Steps = 1
-    """Steps of a rank between two exchanges: 1 for `allreduce`."""
+    """Steps of a rank between two exchanges of `gossip`; 1 for the other rules."""
     scaling: Literal["linear", "none"] = "linear"
     """Learning rate of `allreduce` with N ranks: N times the network's, since N batches make a step (Goyal et al. 2017,
     arXiv:1706.02677); or the network's own."""
     warmup: float = Field(default=0.1, ge=0, le=1)
     """Share of the steps of `allreduce` in which the rate rises from the network's to the scaled one."""
+    apart: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the steps of `ensemble` in which the networks train apart; then they are optimised together."""
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
-        if self.rule == "allreduce" and self.period != 1:
-            raise ValueError("allreduce exchanges at each step: leave out period, or use the family outer")
+        if self.rule != "gossip" and self.period != 1:
+            raise ValueError(f"{self.rule} exchanges at each step: leave out period, or use the family outer")
         return self
 
 
-StrategyConfig = ServerConfig | OuterConfig | ExchangeConfig
+HostedConfig = ServerConfig | OuterConfig | TournamentConfig
+"""What a host can run."""
+RanksConfig = ExchangeConfig | TournamentConfig
+"""What ranks can run; see `training.parallel.programs`."""
+StrategyConfig = ServerConfig | OuterConfig | TournamentConfig | ExchangeConfig
 
-STRATEGIES: dict[str, StrategyConfig] = {
+HOSTED: dict[str, HostedConfig] = {
     # McMahan et al. 2017, arXiv:1602.05629.
     "fedavg": OuterConfig(),
     "sgd": ServerConfig(rule="sgd"),
@@ -183,12 +217,21 @@ STRATEGIES: dict[str, StrategyConfig] = {
     "bmuf": OuterConfig(momentum=BLOCK, nesterov=True),
     # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
     "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
+    # Jacobs et al. 2017, LTFB; variations as in Jaderberg et al. 2017, arXiv:1711.09846.
+    "tournament": TournamentConfig(),
+}
+"""By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
+
+STRATEGIES: dict[str, StrategyConfig] = {
+    **HOSTED,
     # ChainerMN: forward, backward, all-reduce, step.
     "allreduce": ExchangeConfig(rule="allreduce"),
     # Daily et al. 2018, arXiv:1803.05880.
     "gossip": ExchangeConfig(rule="gossip"),
+    # Ding et al. 2017.
+    "ensemble": ExchangeConfig(rule="ensemble"),
 }
-"""By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
+"""By name: those of a host, and those of ranks."""
 
 
 def find_strategy(name: str) -> StrategyConfig:
@@ -203,8 +246,31 @@ def find_strategy(name: str) -> StrategyConfig:
     path = Path(name)
     if path.suffix != ".toml":
         raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
-    kinds: dict[str, type[StrategyConfig]] = {"server": ServerConfig, "outer": OuterConfig, "exchange": ExchangeConfig}
     family = read_toml(path, what="strategy").get("family", "server")
-    if family not in kinds:
-        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are server, outer and exchange")
-    return read_document(path, kinds[family], what="strategy")
+    if family not in _FAMILIES:
+        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are {', '.join(_FAMILIES)}")
+    return read_document(path, _FAMILIES[family], what="strategy")
+
+
+def find_hosted(name: str) -> HostedConfig:
+    """The strategy of this name, or in this TOML file, for a host.
+
+    Raises:
+        InvalidInput: there is no such name or family, or it is for ranks.
+        SetupError: see `find_strategy`.
+    """
+    found = find_strategy(name)
+    if isinstance(found, ExchangeConfig):
+        raise InvalidInput(
+            f"the strategy {name!r} is for ranks, which exchange with each other, without a host: start them with "
+            "terrace train run"
+        )
+    return found
+
+
+_FAMILIES: dict[str, type[StrategyConfig]] = {
+    "server": ServerConfig,
+    "outer": OuterConfig,
+    "exchange": ExchangeConfig,
+    "tournament": TournamentConfig,
+}

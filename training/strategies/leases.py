@@ -82,8 +82,12 @@ class Leases:
     def __contains__(self, lease: object) -> bool:
         return isinstance(lease, UnitLease) and lease.number in self._held
 
-    def grant(self, worker: str, version: int, now: float) -> UnitLease | None:
-        """The next unit, steps that were given back first; None while others compute all that is left."""
+    def grant(self, worker: str, version: int, now: float, rate: float | None = None) -> UnitLease | None:
+        """The next unit, steps that were given back first; None while others compute all that is left.
+
+        Args:
+            rate: highest learning rate of its steps. Default: the same for all units.
+        """
         if self._again:
             steps = self._again.popleft()
         elif self._next_step < self._steps:
@@ -96,7 +100,7 @@ class Leases:
             version=version,
             first=steps.start,
             steps=len(steps),
-            rate=self.rate,
+            rate=self.rate if rate is None else rate,
             segments=self.segments.get(worker, ()),
         )
         lease = UnitLease(number=self._number, worker=worker, unit=unit)

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.training.config import TrainConfig
 from tierkit.types import WorkerOrder
-from training.strategies.config import StrategyConfig
+from training.strategies.config import HostedConfig
 from training.strategies.leases import Leases
 from training.strategies.pool import Pool, Pooled
 from training.trust.aggregate import centre_of
@@ -44,7 +44,7 @@ class Strategy(ABC):
 
     def __init__(
         self,
-        config: StrategyConfig,
+        config: HostedConfig,
         start: tuple[Flat, Flat],
         leases: Leases,
         together: int,
@@ -84,6 +84,10 @@ class Strategy(ABC):
         if lease is not None:
             self._granted(lease)
         return lease
+
+    def start_of(self, lease: UnitLease) -> tuple[Flat, Flat]:
+        """Weights and buffers that a unit starts from, when it has just been granted; not copied."""
+        return self.weights, self.buffers
 
     def expire(self, now: float) -> int:
         """Give back the leases whose time is up; how many there were."""
@@ -213,6 +217,10 @@ class Strategy(ABC):
 
     def _release(self, version: int) -> None:  # noqa: B027
         """One update less needs the weights of this version."""
+
+    def results(self) -> dict[str, float]:
+        """Figures of the rule at the end of the run, by their names in the result."""
+        return {}
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
         """All that changes: vectors, which are not copied, and the rest as JSON."""

@@ -20,7 +20,7 @@ from models.training.config import TrainConfig
 from tests.integration.training.conftest import CONFIG
 from training.messages import LEASE_HEADER, RunSpec
 from training.payloads import pack
-from training.strategies.config import find_strategy
+from training.strategies.config import find_hosted
 
 __all__ = ["HIDDEN", "LEASE", "STATUS", "VALUES", "Answer", "Played", "Told", "answer", "played", "told"]
 
@@ -56,7 +56,7 @@ def told(shapes: Path, *, strategy: str = "sgd") -> Told:
         id="a" * 32,
         network=network,
         choice=strategy,
-        strategy=find_strategy(strategy),
+        strategy=find_hosted(strategy),
         workers=1,
         wire="fp32",
         values=VALUES,

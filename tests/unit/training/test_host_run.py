@@ -15,7 +15,7 @@ from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.messages import UpdateHead
 from training.strategies.build import build_strategy
-from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update
 
@@ -24,8 +24,8 @@ LEASE_S = 10.0
 A, B = "a" * 16, "b" * 16
 
 
-KINDS: dict[str, StrategyConfig] = {
-    **STRATEGIES,
+KINDS: dict[str, HostedConfig] = {
+    **HOSTED,
     "sgd, judged": ServerConfig(rule="sgd", trust=TrustConfig(updates=3)),
     "average, judged": ServerConfig(rule="average", period=2, trust=TrustConfig(updates=3, quarantine=0.45)),
     "fedavg, judged": OuterConfig(period=2, workers=3, trust=TrustConfig(centre="trimmed-mean")),

@@ -17,7 +17,7 @@ from models.training.data import TrainingData  # noqa: E402
 from models.training.learner import NetworkLearner, groups_of, set_rate  # noqa: E402
 from training.learner import ADAMW_DECAY, FlatLearner  # noqa: E402
 from training.strategies.build import build_strategy  # noqa: E402
-from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig  # noqa: E402
+from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig  # noqa: E402
 from training.strategies.protocol import Strategy  # noqa: E402
 from training.trust.config import TrustConfig  # noqa: E402
 from training.virtual import Conditions, SimulatedWorker, simulate  # noqa: E402
@@ -54,8 +54,8 @@ def learner(config: TrainConfig = CONFIG) -> FlatLearner:
     return FlatLearner(config, TrainingData(config, DATA, SHAPES))
 
 
-def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: int = 1) -> tuple[Strategy, FlatLearner]:
-    chosen = STRATEGIES[name] if isinstance(name, str) else name
+def trained(name: str | HostedConfig, config: TrainConfig = CONFIG, workers: int = 1) -> tuple[Strategy, FlatLearner]:
+    chosen = HOSTED[name] if isinstance(name, str) else name
     own = FlatLearner(config, TrainingData(config, DATA, SHAPES), strategy=chosen)
     strategy = build_strategy(chosen, (own.weights(), own.buffers()), own, workers=workers, lease_s=60.0)
     crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(workers)]
@@ -90,7 +90,7 @@ def test_a_unit_is_the_same_when_it_is_repeated_whatever_came_between() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "dc-constant", "dc-adaptive"])
 def test_one_worker_is_sequential_training_to_the_bit(name: str) -> None:
-    strategy, own = trained(STRATEGIES[name].model_copy(update={"delay_compensation": 0.0}))
+    strategy, own = trained(HOSTED[name].model_copy(update={"delay_compensation": 0.0}))
     again = learner()
     weights, buffers = again.weights(), again.buffers()
     for step in range(own.steps):
@@ -120,7 +120,7 @@ def test_one_worker_of_sgd_has_the_momentum_of_its_network() -> None:
     ],
     ids=lambda each: getattr(each, "family", str(each)),
 )
-def test_workers_step_at_the_rate_of_their_strategy(config: StrategyConfig, peak: float) -> None:
+def test_workers_step_at_the_rate_of_their_strategy(config: HostedConfig, peak: float) -> None:
     own = learner()
     weights, buffers = own.weights(), own.buffers()
     strategy = build_strategy(config, (weights, buffers), own, workers=1, lease_s=60.0)
@@ -186,7 +186,7 @@ def test_one_worker_of_a_stream_with_label_noise_is_sequential_training() -> Non
     assert strategy.weights.tobytes() != plain.weights.tobytes()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", HOSTED)
 def test_several_workers_learn_with_every_strategy(name: str) -> None:
     strategy, own = trained(name, CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}), workers=3)
     assert own.evaluated(strategy.weights, strategy.buffers, DATA)[0] > 0.9

@@ -12,7 +12,7 @@ from tests.schedules import constant
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
 from training.cheating import Cheat, Cheater, Plot
 from training.strategies.build import build_strategy
-from training.strategies.config import OuterConfig, ServerConfig, StrategyConfig, find_strategy
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig, find_hosted
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends, UnitLease, Update, Verdict
@@ -32,7 +32,7 @@ def server(rule: Any = "sgd", **changes: Any) -> ServerConfig:
     return ServerConfig(rule=rule, trust=TRUST.model_copy(update=changes))
 
 
-def start(config: StrategyConfig, *, steps: int = 100, workers: int = 4, values: int = 3) -> Strategy:
+def start(config: HostedConfig, *, steps: int = 100, workers: int = 4, values: int = 3) -> Strategy:
     zeros = np.zeros(values, np.float32)
     return build_strategy(config, (zeros, NONE), constant(RATE, steps=steps), workers=workers, lease_s=10.0)
 
@@ -55,7 +55,7 @@ def a_round(strategy: Strategy, updates: dict[str, tuple[float, ...]]) -> None:
 
 
 @pytest.mark.parametrize("config", [outer(), server()])
-def test_updates_wait_for_each_other_and_their_centre_counts(config: StrategyConfig) -> None:
+def test_updates_wait_for_each_other_and_their_centre_counts(config: HostedConfig) -> None:
     strategy = start(config)
     leases = [granted(strategy, worker) for worker in "abcd"]
     for lease, value in zip(leases, (1.0, 2.0, 4.0, 900.0), strict=True):
@@ -147,7 +147,7 @@ def test_a_cheater_is_found_told_and_what_it_has_goes_to_others() -> None:
 
 @pytest.mark.parametrize("config", [outer(), server(), ServerConfig(rule="sgd"), OuterConfig(period=1)])
 @pytest.mark.parametrize("word", ["pause", "drop"])
-def test_what_a_worker_has_is_others_when_an_operator_says_so(config: StrategyConfig, word: Any) -> None:
+def test_what_a_worker_has_is_others_when_an_operator_says_so(config: HostedConfig, word: Any) -> None:
     strategy = start(config)
     lost = granted(strategy, "w")
     strategy.order("w", word)
@@ -211,7 +211,7 @@ def test_an_update_of_anothers_lease_or_of_other_steps_is_refused_and_lowers_the
 
 
 @pytest.mark.parametrize("config", [server(), ServerConfig(rule="sgd"), OuterConfig()])
-def test_five_updates_that_are_none_are_the_end_of_a_worker_and_not_of_the_run(config: StrategyConfig) -> None:
+def test_five_updates_that_are_none_are_the_end_of_a_worker_and_not_of_the_run(config: HostedConfig) -> None:
     strategy = start(config)
     for _ in range(5):
         assert take(strategy, granted(strategy, "bad"), np.nan, 1, 1) == "refused"
@@ -237,7 +237,7 @@ def test_updates_that_are_too_old_do_not_wait_with_the_others() -> None:
         (OuterConfig(workers=64, trust=TRUST), 4, 9_000_000),
     ],
 )
-def test_what_cannot_be_judged_together_is_said_at_the_start(config: StrategyConfig, workers: int, values: int) -> None:
+def test_what_cannot_be_judged_together_is_said_at_the_start(config: HostedConfig, workers: int, values: int) -> None:
     with pytest.raises(InvalidInput, match="together"):
         start(config, workers=workers, values=values)
 
@@ -247,7 +247,7 @@ def test_the_page_names_every_setting_and_its_example_is_one(tmp_path: Path) -> 
     example = page.split("[trust]\n")[1].split("```")[0]
     path = tmp_path / "trust.toml"
     path.write_text(f'family = "server"\nrule = "sgd"\n[trust]\n{example}')
-    trust = find_strategy(str(path)).trust
+    trust = find_hosted(str(path)).trust
     assert trust == TrustConfig(recheck=0.05, updates=10)
     assert {line.split(" = ")[0] for line in example.splitlines() if " = " in line} == TrustConfig.model_fields.keys()
 
@@ -335,7 +335,7 @@ class Quadratic:
         return Computed(values=total if sends == "gradient" else before - self.here, buffers=NONE, loss=0.0)
 
 
-def simulated(config: StrategyConfig, cheat: Cheat, *, cheaters: int = 3) -> tuple[float, Strategy, Any]:
+def simulated(config: HostedConfig, cheat: Cheat, *, cheaters: int = 3) -> tuple[float, Strategy, Any]:
     """How far the weights end from the goal."""
     crew = [SimulatedWorker(name=f"w{n}", step_s=0.1, cheat=cheat if n >= 10 - cheaters else None) for n in range(10)]
     strategy = start(config, steps=2_000, workers=10)
@@ -434,7 +434,7 @@ def test_running_statistics_that_are_poisoned_are_left_out_and_put_their_worker_
     [OuterConfig(period=20, trust=TRUST), ServerConfig(rule="average", period=20, trust=TRUST)],
     ids=["outer", "average"],
 )
-def test_a_unit_of_fewer_steps_lowers_nobodys_score(config: StrategyConfig) -> None:
+def test_a_unit_of_fewer_steps_lowers_nobodys_score(config: HostedConfig) -> None:
     strategy = start(config, steps=70)
     leases = [granted(strategy, worker) for worker in "abcd"]
     assert [lease.unit.steps for lease in leases] == [20, 20, 20, 10]

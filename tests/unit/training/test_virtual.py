@@ -13,7 +13,7 @@ from tierkit.errors import InvalidInput, Unavailable
 from training.masking import Masking
 from training.payloads import Format, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig
+from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends
 from training.virtual import Conditions, FaultKind, Link, Simulated, SimulatedWorker, UpdateFault, draw_faults, simulate
@@ -39,6 +39,9 @@ class Quadratic:
 
     moments: Any = None
 
+    def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]:
+        return 0.0, float(np.square(weights - GOAL).sum())
+
     def compute(self, steps: range, sends: Sends, rate: float | None = None) -> Computed:
         before, total = self.here, np.zeros(3, np.float32)
         for step in steps:
@@ -51,7 +54,7 @@ class Quadratic:
 
 
 def run(
-    config: StrategyConfig,
+    config: HostedConfig,
     workers: list[SimulatedWorker],
     *,
     steps: int = 120,
@@ -84,10 +87,10 @@ def test_more_workers_than_a_host_lets_in_can_be_simulated() -> None:
     assert (len(result.spent), result.updates, result.missing) == (1_100, 1_200, 0)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", HOSTED)
 def test_every_strategy_reaches_the_goal_with_four_workers(name: str) -> None:
     # AdaGrad's own rate is made for networks.
-    config = STRATEGIES[name]
+    config = HOSTED[name]
     if config.family == "server" and config.rate is not None:
         config = config.model_copy(update={"rate": 0.5})
     if config.family == "outer":
@@ -137,7 +140,7 @@ def test_weights_are_as_old_as_there_are_other_workers() -> None:
 
 
 def test_a_slow_worker_delays_rounds_and_not_single_updates() -> None:
-    def slowed(config: StrategyConfig) -> float:
+    def slowed(config: HostedConfig) -> float:
         calm, slow = machines(8), [SimulatedWorker(name="slow", step_s=0.4), *machines(7)]
         seconds = [run(config, workers, steps=800)[0].virtual_seconds for workers in (calm, slow)]
         return seconds[1] / seconds[0]
@@ -165,7 +168,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda each: f"{each.family}-{each.period}")
 @pytest.mark.parametrize("kind", get_args(FaultKind))
-def test_faults_lose_no_step_and_apply_none_twice(config: StrategyConfig, kind: FaultKind) -> None:
+def test_faults_lose_no_step_and_apply_none_twice(config: HostedConfig, kind: FaultKind) -> None:
     # A lease has 1 s, and a fault takes up to three times as long: some leases run out.
     drawn = draw_faults(20, updates=600 // config.period, longest_s=3.0, seed=1)
     faults = {number: UpdateFault(kind=kind, seconds=fault.seconds) for number, fault in drawn.items()}
@@ -183,7 +186,7 @@ def test_faults_lose_no_step_and_apply_none_twice(config: StrategyConfig, kind: 
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda each: f"{each.family}-{each.period}")
-def test_workers_that_come_and_go_lose_no_step(config: StrategyConfig) -> None:
+def test_workers_that_come_and_go_lose_no_step(config: HostedConfig) -> None:
     crew = [SimulatedWorker(name=f"w{number}", step_s=0.1, stays_s=2.0) for number in range(4)]
     result, weights, learner = run(config, crew, steps=600, lease_s=1.0)
     calm, _, _ = run(config, machines(4), steps=600, lease_s=1.0)
@@ -243,7 +246,7 @@ def test_faults_are_drawn_from_the_seed_each_kind_as_often() -> None:
 
 
 @pytest.mark.parametrize("config", [ServerConfig(rule="sgd"), OuterConfig(period=5)], ids=lambda each: each.family)
-def test_a_run_outlives_its_workers(config: StrategyConfig) -> None:
+def test_a_run_outlives_its_workers(config: HostedConfig) -> None:
     workers = machines(4)
     workers[1] = SimulatedWorker(name="leaver", step_s=0.1, leaves_after_s=1.25)
     result, _, learner = run(config, workers, steps=200, lease_s=1.0)
@@ -302,8 +305,8 @@ def test_short_numbers_reach_the_goal_all_the_same(wire: Format) -> None:
 
 
 def test_diloco_sends_a_fortieth_of_what_sgd_sends() -> None:
-    every, _, _ = run(STRATEGIES["sgd"], machines(4), steps=2_000)
-    rounds, _, _ = run(STRATEGIES["diloco"], machines(4), steps=2_000, lease_s=60.0)
+    every, _, _ = run(HOSTED["sgd"], machines(4), steps=2_000)
+    rounds, _, _ = run(HOSTED["diloco"], machines(4), steps=2_000, lease_s=60.0)
     assert every.bytes_sent == every.bytes_received == 2_000 * SIZE
     assert 0 < rounds.bytes_sent <= every.bytes_sent / 40
     assert 0 < rounds.bytes_received <= every.bytes_received / 40
