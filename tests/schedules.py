@@ -10,5 +10,5 @@ __all__ = ["constant"]
 
 def constant(rate: float, *, steps: int, momentum: float = 0.0) -> Any:
     """A run in which all steps have the same learning rate."""
-    config = SimpleNamespace(peak_rate=rate, momentum=momentum)
+    config = SimpleNamespace(peak_rate=rate, momentum=momentum, seed=0)
     return SimpleNamespace(config=config, steps=steps, rate=lambda step: rate)

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -20,7 +21,7 @@ from models.dataset import Dataset
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from models.training.learner import NetworkLearner, groups_of, predict, set_rate
+from models.training.learner import Answered, NetworkLearner, groups_of, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import InvalidAnswer, InvalidInput, WeightsError
 from training.measuring import free_bytes
@@ -55,6 +56,7 @@ class FlatLearner:
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
         self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
+        self._answered: Answered | None = None
         self.moments: Any = None
         """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
@@ -181,6 +183,26 @@ class FlatLearner:
         self._learner.network.zero_grad()
         return loss
 
+    def answers(self, step: int) -> Flat:
+        """Logits of a step's batch, one after the other. `walk_together` continues from them."""
+        self._answered = self._learner.forward(step)
+        return _flat([self._answered.output])
+
+    def walk_together(self, mean: Flat, networks: int, rate: float) -> float:
+        """One step of SGD by the loss of an ensemble's answers to the batch of `answers`; that loss.
+
+        Args:
+            mean: logits of all networks, of which this is one.
+        """
+        assert self._answered is not None
+        own = self._answered.output
+        joint = torch.from_numpy(mean).view(own.shape).to(own.device) + (own - own.detach()) / networks
+        loss = self._learner.backward_from(replace(self._answered, output=joint))
+        self._answered = None
+        self._descend(self._decayed(), rate, self.config.momentum)
+        self._learner.network.zero_grad()
+        return loss
+
     def take_times(self) -> dict[str, float]:
         """Seconds since the last call that `compute` has spent on load, forward, backward and step."""
         times, self._learner.times = self._learner.times, {}
@@ -194,13 +216,21 @@ class FlatLearner:
             images: with labels of the configuration's target.
         """
         self.load(weights, buffers)
-        self._calibrate()
-        data = self.data
-        served = self._learner.served()
-        logits = predict(served, images.images, data.batches.statistics, self.config, data.device)
-        labels = images.fine if self.config.target == "fine" else images.coarse
+        logits, labels = self.logits(images), self.labels(images)
         loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))
         return float(np.mean(logits.argmax(1) == labels)), float(loss)
+
+    def logits(self, images: ImageSet) -> NDArray[np.float32]:
+        """Answers `[n, classes]` of the weights that are loaded; running statistics are measured again."""
+        self._calibrate()
+        data = self.data
+        return predict(self._learner.served(), images.images, data.batches.statistics, self.config, data.device)
+
+    def labels(self, images: ImageSet) -> NDArray[np.int64]:
+        """The right answers; `images` have labels of the configuration's target."""
+        found = images.fine if self.config.target == "fine" else images.coarse
+        assert found is not None
+        return found
 
     def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]:
         """As `evaluated`, on the held-out images. Then the learner is as it was before."""

@@ -6,6 +6,7 @@ the batches that an unbroken one would have seen, with no generator state to sav
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,19 @@ class BatchSource:
         self.steps_per_epoch = self._pass_steps // parts
         self._order: tuple[int, Tensor] | None = None
         """The latest pass, and its order."""
+
+    def part(self, number: int, parts: int) -> BatchSource:
+        """The same, with only every `parts`-th training image, from `number` on.
+
+        Raises:
+            DataError: there are fewer images than parts.
+        """
+        found = copy(self)
+        found._train, found._order = self._train[number::parts], None
+        if not len(found._train):
+            raise DataError(f"{len(self._train):,} training images cannot be cut into {parts:,} parts")
+        found._pass_steps = max(1, len(found._train) // self._config.batch_size)
+        return found
 
     def batch(self, step: int) -> Batch:
         """The batch of step `step`, counted from 0 over all epochs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +96,17 @@ class TrainingData:
             membership=membership.to(self.device),
             teacher=None if teacher is None else teacher.to(self.device),
         )
+
+    def part(self, number: int, parts: int) -> TrainingData:
+        """The same, with only every `parts`-th training image, from `number` on.
+
+        Raises:
+            DataError: there are fewer images than parts.
+        """
+        found = copy(self)
+        found.batches = self.batches.part(number, parts)
+        found.train_images = len(range(number, self.train_images, parts))
+        return found
 
 
 def _with_noise(fine: np.ndarray, train: np.ndarray, classes: int, config: TrainConfig) -> np.ndarray:

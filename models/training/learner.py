@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.hierarchy import Hierarchy
-from models.training.batches import Statistics, normalise
+from models.training.batches import Batch, Statistics, normalise
 from models.training.checkpoint import Checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
@@ -38,6 +39,17 @@ __all__ = [
 ]
 
 EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a network answers to a batch."""
+
+    batch: Batch
+    output: Tensor
+    """Logits `[n, classes]`."""
+    auxiliary: Tensor | None
+    """Logits of its second classifier."""
 
 
 class NetworkLearner:
@@ -82,6 +94,10 @@ class NetworkLearner:
 
     def backward(self, step: int) -> float:
         """Add the gradients of a step to those of the network's parameters; its loss."""
+        return self.backward_from(self.forward(step))
+
+    def forward(self, step: int) -> Answered:
+        """The answers to a step's batch."""
         began = time.perf_counter()
         batch = self.data.batches.batch(step)
         loaded = time.perf_counter()
@@ -91,14 +107,23 @@ class NetworkLearner:
         reseed(self.network, self.config.seed * 2_654_435_761 + step)
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
-        loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)
+        self._spend("load", loaded - began)
+        self._spend("forward", time.perf_counter() - loaded)
+        return Answered(batch, output, auxiliary)
+
+    def backward_from(self, answered: Answered) -> float:
+        """Add the gradients of these answers to those of the network's parameters; their loss."""
+        began = time.perf_counter()
+        loss = training_loss(answered.output, answered.auxiliary, answered.batch, self.data.labels, self.config)
         computed = time.perf_counter()
         loss.backward()
         value = float(loss.detach())  # waits for a GPU
-        ended = time.perf_counter()
-        for name, seconds in (("load", loaded - began), ("forward", computed - loaded), ("backward", ended - computed)):
-            self.times[name] = self.times.get(name, 0.0) + seconds
+        self._spend("forward", computed - began)
+        self._spend("backward", time.perf_counter() - computed)
         return value
+
+    def _spend(self, name: str, seconds: float) -> None:
+        self.times[name] = self.times.get(name, 0.0) + seconds
 
     def observe(self, step: int) -> None:
         """Let the running statistics see a step's batch."""

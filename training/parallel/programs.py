@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tierkit.errors import InvalidInput
 from training.learner import FlatLearner
 from training.parallel.allreduce import allreduce
+from training.parallel.ensemble import ensemble
 from training.parallel.exchange import Program, Seat
 from training.parallel.gossip import gossip
+from training.parallel.tournament import tournament
 from training.strategies.config import RanksConfig, TournamentConfig
 
 __all__ = ["make_program"]
@@ -21,7 +22,9 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
     Raises:
         InvalidInput: the rule cannot be used with this number of ranks.
     """
-    if isinstance(config, TournamentConfig) or config.rule == "ensemble":
-        raise InvalidInput(f"{config.rule} is not there yet")
+    if isinstance(config, TournamentConfig):
+        return tournament(learner, config, seat)
+    if config.rule == "ensemble":
+        return ensemble(learner, config, seat)
     program = gossip if config.rule == "gossip" else allreduce
     return program(learner, config, rank=seat.rank, ranks=seat.ranks, start=seat.start)

@@ -15,7 +15,8 @@ from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.messages import UpdateHead
 from training.strategies.build import build_strategy
-from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
+from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig, TournamentConfig
+from training.strategies.tournament import Tournament
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update
 
@@ -26,6 +27,7 @@ A, B = "a" * 16, "b" * 16
 
 KINDS: dict[str, HostedConfig] = {
     **HOSTED,
+    "tournament": TournamentConfig(period=2),
     "sgd, judged": ServerConfig(rule="sgd", trust=TrustConfig(updates=3)),
     "average, judged": ServerConfig(rule="average", period=2, trust=TrustConfig(updates=3, quarantine=0.45)),
     "fedavg, judged": OuterConfig(period=2, workers=3, trust=TrustConfig(centre="trimmed-mean")),
@@ -216,6 +218,7 @@ CALLS = st.lists(
                 "resume",
                 "right",
                 "wrong",
+                "meet",
             ]
         ),
         st.integers(0, 2),
@@ -292,6 +295,10 @@ def test_a_run_from_its_journal_is_the_run_to_the_bit(
                     journal.add({"do": "drop", "name": name, "now": now, "refused": verdict == "refused"})
                 elif verdict == "late":
                     run.totals.faults -= 1  # which is counted, but changes nothing
+            elif kind == "meet" and isinstance(run.strategy, Tournament) and (due := run.strategy.to_measure()):
+                scores = [(which / 2, float(lineage)) for lineage in due]
+                run.met(due, scores, now)
+                journal.add({"do": "met", "lineages": due, "scores": scores, "now": now})
         except (NotFound, Conflict, Forbidden):
             pass
         if kind == "wait":
