@@ -29,7 +29,9 @@ from training.host.__main__ import run as host_command
 from training.worker.idle import NodeWatch, give_way
 
 if TYPE_CHECKING:
+    from experiments.training.ranks import RankMachines
     from experiments.training.simulation import Machines
+    from training.virtual import Link
 
 __all__ = ["app"]
 
@@ -42,7 +44,7 @@ StrategyName = Annotated[
     typer.Option(
         metavar="NAME",
         help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
-        "bmuf, diloco, or a TOML file.",
+        "bmuf, diloco, tournament; for ranks allreduce, gossip, ensemble; or a TOML file.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
@@ -343,7 +345,6 @@ class Simulation:
     def machines(self) -> Machines:
         """Return the simulated workers, host and links."""
         from experiments.training.simulation import Machines
-        from training.virtual import Link
 
         return Machines(
             workers=self.workers,
@@ -355,11 +356,41 @@ class Simulation:
             step_s=None if self.step_ms is None else self.step_ms / 1e3,
             serve_s=None if self.serve_ms is None else self.serve_ms / 1e3,
             sync_s=self.sync_ms / 1e3,
-            link=Link(
-                delay_s=self.delay_ms / 1e3,
-                bytes_per_s=None if self.mbps is None else self.mbps * 1e6 / 8,
-            ),
+            link=self._link,
             wire=self.wire,
+        )
+
+    def rank_machines(self) -> RankMachines:
+        """Return the simulated ranks and links."""
+        from experiments.training.ranks import RankMachines
+
+        given = {
+            "--wire": self.wire != "fp32",
+            "--leave": bool(self.leave),
+            "--stay": self.stay is not None,
+            "--cheaters": self.cheaters > 0,
+            "--serve-ms": self.serve_ms is not None,
+            "--sync-ms": self.sync_ms > 0,
+        }
+        if wrong := [flag for flag, used in given.items() if used]:
+            raise typer.BadParameter(
+                f"{wrong[0]} is for a run with a host. Ranks of {self.strategy} have none: they exchange fp32 with "
+                "each other, and end when one of them is lost."
+            )
+        return RankMachines(
+            ranks=self.workers,
+            slow=self.slow or [],
+            step_s=None if self.step_ms is None else self.step_ms / 1e3,
+            link=self._link,
+        )
+
+    @property
+    def _link(self) -> Link:
+        from training.virtual import Link
+
+        return Link(
+            delay_s=self.delay_ms / 1e3,
+            bytes_per_s=None if self.mbps is None else self.mbps * 1e6 / 8,
         )
 
 
@@ -375,32 +406,35 @@ def simulate_run(
     with training_extra("training on the fleet", "learn"):
         import torch
 
+        from experiments.training.ranks import simulate_ranks
         from experiments.training.simulation import run_simulation
         from models.training.config import find_config
         from training.learner import read_images
-        from training.strategies.config import find_hosted
+        from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
     try:
-        chosen, network = find_hosted(options.strategy), find_config(name, options.config)
+        chosen, network = find_strategy(options.strategy), find_config(name, options.config)
     except (InvalidInput, SetupError) as error:
         raise typer.BadParameter(str(error)) from error
     changes = {"epochs": options.epochs, "seed": options.seed}
     network = network.model_copy(update={key: value for key, value in changes.items() if value is not None})
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    # Before the images, so that a wrong option is found at once.
+    ranks = options.rank_machines() if isinstance(chosen, ExchangeConfig | TournamentConfig) else None
     say("reading the images")
     images = read_images(network, Dataset.open(options.dataset or network.dataset, options.data))
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
-        result = {
-            "strategy": options.strategy,
-            **run_simulation(
-                network,
-                chosen,
-                images,
-                options.machines(),
-                lambda done, steps, now: progress.update(bar, completed=done, total=steps),
-            ),
-        }
+
+        def watch(done: int, steps: int, now: float) -> None:
+            progress.update(bar, completed=done, total=steps)
+
+        if isinstance(chosen, ExchangeConfig | TournamentConfig):
+            assert ranks is not None
+            found = simulate_ranks(network, chosen, images, ranks, watch)
+        else:
+            found = run_simulation(network, chosen, images, options.machines(), watch)
+    result = {"strategy": options.strategy, **found}
     if json:
         print_json(result)
         return
