@@ -164,7 +164,7 @@ class TournamentConfig(Strict):
     rule: Literal["tournament"] = "tournament"
     period: Steps = 50
     """Steps of a lineage between two meetings."""
-    rates: Annotated[tuple[PositiveFloat, ...], Field(max_length=1_000)] = ()
+    rates: list[PositiveFloat] = Field(default_factory=list, max_length=1_000)
     """Grid of learning rates at their highest: those of the lineages, in turn. Default: evenly spaced on a logarithmic
     scale, from a tenth of the network's to ten times it."""
     variation: float = Field(default=0.2, ge=0, lt=1)
