@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
 from training.cheating import Cheat
-from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
+from training.strategies.config import (
+    HOSTED,
+    ExchangeConfig,
+    HostedConfig,
+    OuterConfig,
+    ServerConfig,
+    StrategyConfig,
+    TournamentConfig,
+)
 from training.trust.config import TrustConfig
 
 __all__ = [
+    "APART",
     "CHEATERS",
     "LINK_BYTES_PER_S",
     "LINK_DELAY_S",
+    "ONE_PROCESS",
     "TABLES",
     "Case",
     "Judged",
@@ -29,7 +39,7 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating", "churn")
+TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating", "churn", "exchanges", "strategies")
 
 LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
 """Of the links between workers and host: one region of a data centre, one gigabit a second."""
@@ -63,8 +73,10 @@ class Case:
     table: str
     name: str
     """Of the strategy, among others in the table."""
-    strategy: HostedConfig
+    strategy: StrategyConfig
     workers: int
+    ranks: bool = False
+    """True if the workers exchange with each other, without a host."""
     epochs: int = 1
     """Of each worker where scaling is weak, else of all together."""
     scaling: Literal["strong", "weak"] = "strong"
@@ -79,6 +91,8 @@ class Case:
     """What some of the workers do on purpose."""
     stays_s: float | None = None
     """How long each worker stays on average before another one takes its place; None for ever."""
+    lost: bool = False
+    """True if a worker dies in the middle of the run."""
     step_s: float | None = None
     """What a step takes a worker; what it takes here unless given."""
     timed_epochs: int = 0
@@ -97,7 +111,8 @@ class Case:
         slow = f", one {self.slow[0]:g} times slower" if self.slow else ""
         cheat = f", {self.cheat}" if self.cheat else ""
         stays = "" if self.stays_s is None else f", each stays {self.stays_s:g} s"
-        return f"{self.name}{slow}{', with faults' if self.faulty else ''}{cheat}{stays}"
+        lost = ", one lost" if self.lost else ""
+        return f"{self.name}{slow}{', with faults' if self.faulty else ''}{cheat}{stays}{lost}"
 
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
@@ -144,6 +159,55 @@ _CHEATED: tuple[tuple[str, HostedConfig, tuple[Cheat | None, ...]], ...] = (
         _COLLUDING,
     ),
 )
+
+
+ONE_PROCESS = "one process"
+APART = "lineages apart"
+_ALLREDUCE = ExchangeConfig(rule="allreduce")
+_EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
+    ("allreduce", _ALLREDUCE, 4),
+    ("gossip", ExchangeConfig(rule="gossip"), 4),
+    ("gossip", ExchangeConfig(rule="gossip"), 8),
+    (APART, TournamentConfig(period=10_000), 4),
+    ("tournament", TournamentConfig(), 4),
+    ("ensemble", ExchangeConfig(rule="ensemble"), 4),
+    ("fedavg", HOSTED["fedavg"], 4),
+    ("bmuf", HOSTED["bmuf"], 4),
+    ("diloco", _DILOCO, 4),
+)
+_COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
+    (ONE_PROCESS, _ALLREDUCE, True),
+    ("allreduce", _ALLREDUCE, True),
+    ("gossip", ExchangeConfig(rule="gossip"), True),
+    ("tournament", TournamentConfig(), True),
+    ("ensemble", ExchangeConfig(rule="ensemble"), True),
+    ("fedavg", HOSTED["fedavg"], False),
+    ("fedavg, median", OuterConfig(trust=TrustConfig(centre="median")), False),
+    ("bmuf", HOSTED["bmuf"], False),
+    ("diloco", _DILOCO, False),
+    ("tournament, at a host", TournamentConfig(), False),
+    ("sgd", HOSTED["sgd"], False),
+    ("downpour", _DOWNPOUR, False),
+    ("dc-constant", HOSTED["dc-constant"], False),
+    ("dc-adaptive", HOSTED["dc-adaptive"], False),
+    ("average", HOSTED["average"], False),
+    ("crowdsourced", HOSTED["crowdsourced"], False),
+)
+"""With their names, and True for ranks."""
+
+
+def _compared() -> list[Case]:
+    """Each strategy as it is, with a worker that is lost, and with one that cheats."""
+    found = []
+    for name, strategy, ranks in _COMPARED:
+        plain = Case(table="strategies", name=name, strategy=strategy, workers=4, epochs=2, ranks=ranks)
+        if name == ONE_PROCESS:
+            found.append(replace(plain, workers=1))
+            continue
+        found += [plain, replace(plain, cheat="sign-flip")]
+        if not ranks:
+            found.append(replace(plain, lost=True))
+    return found
 
 
 def cases(tables: Sequence[str] = TABLES) -> list[Case]:
@@ -216,6 +280,18 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
         )
         for (name, strategy), stays_s in product(_CHURNED, (None, _STAY_S))
     ]
+    lines += [
+        Case(
+            table="exchanges",
+            name=name,
+            strategy=strategy,
+            workers=workers,
+            epochs=5,
+            ranks=isinstance(strategy, ExchangeConfig | TournamentConfig),
+        )
+        for name, strategy, workers in _EXCHANGES
+    ]
+    lines += _compared()
     return [line for line in lines if line.table in tables]
 
 
@@ -264,7 +340,7 @@ def judge(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Judged]]:
 def key(row: Row) -> tuple[Any, ...]:
     """The line of a row."""
     kept = tuple(row[name] for name in ("table", "scaling", "strategy", "workers", "slow", "faulty"))
-    return (*kept, row.get("cheat"), row.get("stays_s"))  # older records know of neither
+    return (*kept, row.get("cheat"), row.get("stays_s"), row.get("lost", False))  # older records know none of these
 
 
 Line = Sequence[Row]
@@ -394,6 +470,50 @@ def _churn(line: Line, lines: Lines) -> list[Judged | None]:
     return [_ratio(line, calm, "the calm run", 1.3), _within_a_point(_paired(line, calm, "accuracy"), "it")]
 
 
+def _exchanges(line: Line, lines: Lines) -> list[Judged | None]:
+    row = line[0]
+    if row["strategy"] == "gossip" and row["workers"] == 8:
+        each = [_mean(other, "step_bytes") for other in (_other(line, lines, workers=4), line) if other]
+        words = f"{each[-1]:,.0f} bytes a step of each rank (as with 4 ranks)"
+        return [Judged(words=words, reached=max(each) == min(each))]
+    if row["strategy"] == "gossip":
+        differences = _paired(line, _other(line, lines, strategy="allreduce"), "accuracy")
+        spread = max(row["spread"] for row in line)
+        found = [Judged(words=f"spread {spread:.3f} (at most 0.05)", reached=spread <= 0.05)]
+        if differences:
+            mean = statistics.fmean(differences)
+            words = f"{100 * mean:+.2f} points to allreduce (at least -0.3), {_range(differences)} by seed"
+            found.insert(0, Judged(words=words, reached=mean >= -0.003))
+        return [*found]
+    if row["strategy"] == "tournament":
+        gains = _paired(line, _other(line, lines, strategy=APART), "mean")
+        if not gains:
+            return []
+        words = (
+            f"mean of the lineages {100 * _mean(line, 'mean'):.2f}: {_range(gains)} points above those apart, by seed"
+        )
+        return [Judged(words=f"{words} (at least 1.5 in each)", reached=min(gains) >= 0.015)]
+    if row["strategy"] == APART:
+        return [Judged(words=f"mean of the lineages {100 * _mean(line, 'mean'):.2f}", reached=True)]
+    if row["strategy"] == "ensemble":
+        best = _mean(line, "best_local")
+        found = []
+        for name, words, least in (("combined", "combined", 0.8), ("accuracy", "optimised together", 1.8)):
+            gain = 100 * (_mean(line, name) - best)
+            said = f"{words} {gain:+.2f} points to the best network's {100 * best:.2f} (at least {least})"
+            found.append(Judged(words=said, reached=gain >= least))
+        return [*found]
+    return []
+
+
+def _range(differences: Sequence[float]) -> str:
+    return f"{100 * min(differences):+.2f} to {100 * max(differences):+.2f}"
+
+
+def _no_targets(line: Line, lines: Lines) -> list[Judged | None]:
+    return []
+
+
 _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "scaling": _scaling,
     "delay": _delay,
@@ -402,4 +522,6 @@ _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "faults": _faults,
     "cheating": _cheating,
     "churn": _churn,
+    "exchanges": _exchanges,
+    "strategies": _no_targets,
 }

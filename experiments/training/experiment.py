@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
+from experiments.training.compared import compared
 from tierkit.errors import InvalidInput
 from tierkit.extras import training_extra
 from training.strategies.config import ServerConfig
@@ -39,6 +40,9 @@ class Chosen(Options):
     images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=240, max=60_000)
     faults: int = option(1_000, "Faults in all runs together.", quick=20, min=2, max=100_000)
     exchanges: int = option(1_000, "Exchanges by which the cost of a host is measured.", quick=100, min=4, max=100_000)
+    real: bool = option(
+        False, "Run each line of the table 'strategies' once with processes on this machine as well, for its seconds."
+    )
     data: Path | None = option(None, "Folder that holds mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY")
 
 
@@ -70,7 +74,8 @@ class Training(Experiment):
             "link_delay_s": LINK_DELAY_S,
             "link_bytes_per_s": LINK_BYTES_PER_S,
         }
-        run.expect(3 + len(lines) * len(seeds))
+        plain = sum(line.table == "strategies" and not line.lost and line.cheat is None for line in lines)
+        run.expect(3 + len(lines) * len(seeds) + (plain if chosen.real else 0))
         with run.step("reading the images, and the time of a step"):
             bench = await asyncio.to_thread(Bench, chosen.data, chosen.images, run.folder)
         core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -78,6 +83,11 @@ class Training(Experiment):
         for name in ("downpour", "dc-adaptive"):
             with run.step(f"the cost of a host with {name}"):
                 costs[name] = await serve_s(name, bench.host_flags, exchanges=chosen.exchanges, core=core)
+        real: dict[str, float | None] = {}
+        for line in lines if chosen.real else ():
+            if line.table == "strategies" and not line.lost and line.cheat is None:
+                with run.step(f"{line.name} with processes"):
+                    real[line.name] = await bench.real_seconds(line, run.request.seed)
         stop = threading.Event()
 
         def watch() -> None:
@@ -108,6 +118,8 @@ class Training(Experiment):
                         "slow": list(line.slow),
                         "faulty": line.faulty,
                         "stays_s": line.stays_s,
+                        "lost": line.lost,
+                        "real_seconds": real.get(line.name) if not (line.lost or line.cheat) else None,
                         **found,
                     }
                 )
@@ -131,6 +143,8 @@ class Training(Experiment):
         ]
 
     def table(self, record: Record) -> Table:
+        if record["config"]["only"] == ["strategies"]:
+            return compared(self.rows(record))
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in self.rows(record):
             lines.setdefault(key({**row, "slow": tuple(row["slow"])}), []).append(row)
@@ -156,6 +170,8 @@ def _shown(line: list[dict[str, Any]]) -> list[str]:
         words += f", {row['cheat']}"
     if row.get("stays_s") is not None:
         words += f", each stays {row['stays_s']:g} s"
+    if row.get("lost"):
+        words += ", one lost"
     missed = set(row["missed"])
     return [
         f"{row['table']}, {row['scaling']}" if row["table"] == "scaling" else row["table"],

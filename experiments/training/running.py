@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ import torch
 
 from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from experiments.training.ranks import RankMachines, simulate_ranks
 from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
 from models.training.config import CONFIGS, TrainConfig, find_config
 from models.training.data import TrainingData
-from tierkit.errors import DataError
+from tierkit.errors import DataError, InvalidInput, ServiceFailed
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
 from training.payloads import packed_bytes
+from training.strategies.config import ExchangeConfig, TournamentConfig
 from training.units import Sends
 from training.virtual import Link
 from training.worker.connection import HostConnection
@@ -62,6 +66,7 @@ class Bench:
         self._config = find_config(NETWORK, file)
         self.host_flags = ["--network", str(file), *([] if data is None else ["--data", str(data.absolute())])]
         """Of a host that trains it."""
+        self._folder = folder
         self._data: dict[int, TrainingData] = {}
         torch.set_num_threads(1)
         learner = FlatLearner(self._config, self._drawn(0))
@@ -75,6 +80,13 @@ class Bench:
     ) -> dict[str, Any]:
         """One run of a line; what came of it."""
         step_s = case.step_s or self.step_s[case.strategy.sends]
+        if case.ranks:
+            return self._run_ranks(case, seed, step_s, watch)
+        assert not isinstance(case.strategy, ExchangeConfig)
+        strategy, total = case.strategy, case.passes(case.epochs) * self._drawn(seed).batches.steps_per_epoch
+
+        # Of four or of ten.
+        cheaters = max(1, round(CHEATERS * case.workers / 10))
 
         def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
             config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
@@ -82,7 +94,7 @@ class Bench:
             hit = min(faults, updates // 2) if case.faulty else 0
             found = run_simulation(
                 config,
-                case.strategy,
+                strategy,
                 (self._drawn(seed), self._test),
                 Machines(
                     workers=case.workers,
@@ -93,7 +105,8 @@ class Bench:
                     link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S),
                     faults=hit,
                     cheat=case.cheat or "sign-flip",
-                    cheaters=CHEATERS if case.cheat else 0,
+                    cheaters=cheaters if case.cheat else 0,
+                    leave_after_s=[total * step_s / case.workers / 2] if case.lost else [],
                     stays_s=case.stays_s,
                     gradients=gradients,
                 ),
@@ -102,7 +115,12 @@ class Bench:
             return {**found, "epochs": epochs, "formula_updates": updates}
 
         timed = simulated(case.timed_epochs, gradients=False) if case.timed_epochs else None
-        found = simulated(case.epochs, gradients=True) if case.learns else timed
+        try:
+            found = simulated(case.epochs, gradients=True) if case.learns else timed
+        except InvalidInput:  # the weights have no finite loss any more
+            if case.table != "strategies" or case.cheat is None:
+                raise
+            found = {**simulated(case.epochs, gradients=False), "diverged": True}
         assert found is not None
         clock = timed or found
         if case.scaling == "weak":  # the mean over the workers, as the source has it
@@ -114,6 +132,62 @@ class Bench:
             "epoch_seconds": epoch_seconds,
             "timed_epochs": clock["epochs"],
             "size_bytes": self._size_bytes,
+        }
+
+    async def real_seconds(self, case: Case, seed: int) -> float | None:
+        """Seconds of the same run with processes on this machine; None for a run that `terrace train run` cannot start.
+
+        Raises:
+            ServiceFailed: the run fails.
+        """
+        if case.name == "tournament, at a host":
+            return None
+        file = self._folder / "strategy.toml"
+        file.write_text(_toml(case.strategy.model_dump(mode="json", exclude_none=True)))
+        given = {"--strategy": file, "--workers": case.workers, "--epochs": case.epochs, "--seed": seed}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "terrace", "train", "run", self.host_flags[1], *self.host_flags[2:]),
+            *(str(word) for flag in given.items() for word in flag),
+            "--json",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, error = await process.communicate()
+        except asyncio.CancelledError:
+            process.terminate()
+            await process.wait()
+            raise
+        if process.returncode:
+            raise ServiceFailed(f"{case.name}: {error.decode()[-500:]}", code=process.returncode)
+        return float(json.loads(out)["seconds"])
+
+    def _run_ranks(self, case: Case, seed: int, step_s: float, watch: Callable[[], None]) -> dict[str, Any]:
+        assert isinstance(case.strategy, ExchangeConfig | TournamentConfig)
+        found = simulate_ranks(
+            self._of(seed, epochs=case.epochs),
+            case.strategy,
+            (self._drawn(seed), self._test),
+            RankMachines(
+                ranks=case.workers,
+                slow=case.slow,
+                step_s=step_s,
+                link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S),
+                cheats=case.cheat is not None,
+            ),
+            lambda done, steps, now: watch(),
+        )
+        return {
+            **found,
+            "cheat": case.cheat,
+            "cheaters": 0 if case.cheat is None else 1,
+            "serve_s": 0.0,
+            "epoch_seconds": found["virtual_seconds"] / case.epochs,
+            "timed_epochs": case.epochs,
+            "size_bytes": self._size_bytes,
+            "twice": 0,
+            "missing": 0,
         }
 
     def _of(self, seed: int, **changes: Any) -> TrainConfig:
@@ -134,6 +208,14 @@ class Bench:
             return time.thread_time() - began
 
         return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """As a document; tables come last."""
+    plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    tables = {name: value for name, value in values.items() if isinstance(value, dict)}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
+    return "\n".join([*lines, *(f"[{name}]\n{_toml(value)}" for name, value in tables.items())]) + "\n"
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
