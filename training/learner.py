@@ -21,7 +21,7 @@ from models.dataset import Dataset
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from models.training.learner import Answered, NetworkLearner, groups_of, predict, set_rate
+from models.training.learner import BatchAnswers, NetworkLearner, groups_of, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import InvalidAnswer, InvalidInput, WeightsError
 from training.measuring import free_bytes
@@ -56,7 +56,7 @@ class FlatLearner:
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
         self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
-        self._answered: Answered | None = None
+        self._answered: BatchAnswers | None = None
         self.moments: Any = None
         """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
@@ -233,7 +233,7 @@ class FlatLearner:
         return found
 
     def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]:
-        """As `evaluated`, on the held-out images. Then the learner is as it was before."""
+        """Accuracy and loss of these weights on the held-out images. The learner is then as it was before."""
         kept = self.weights(), self.buffers(), self.moments
         found = self.evaluated(weights, buffers, self.data.held_out)
         self.load(*kept[:2])

@@ -84,11 +84,11 @@ def _faster(line: _Rows, one: _Rows) -> str:
 
 def _of_lost(line: _Rows, lost: _Rows) -> str:
     if lost:
-        times = _mean(lost, "virtual_seconds") / _mean(line, "virtual_seconds")
-        return f"{_points(line, lost)}, {times:.2f} of the time"
+        more_s = _mean(lost, "virtual_seconds") - _mean(line, "virtual_seconds")
+        return f"{_points(line, lost)}, {more_s:+.2f} s"
     if line[0]["workers"] == 1:
         return "the run"
-    return f"the time since the last epoch: {_mean(line, 'epoch_seconds'):.2f} s or less, and a new start"
+    return f"a new start from the last epoch: {_mean(line, 'epoch_seconds'):.2f} s or less"
 
 
 def _of_cheat(line: _Rows, cheated: _Rows) -> str:

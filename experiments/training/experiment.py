@@ -143,7 +143,7 @@ class Training(Experiment):
         ]
 
     def table(self, record: Record) -> Table:
-        if record["config"]["only"] == ["strategies"]:
+        if record["config"].get("only") == ["strategies"]:
             return compared(self.rows(record))
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in self.rows(record):

@@ -37,7 +37,7 @@ class RankMachines:
 
     ranks: int
     slow: Sequence[float] = ()
-    """How many times slower the first ranks are, one number for each."""
+    """Factor of the step time of the first ranks, one number for each."""
     step_s: float | None = None
     """A step of a rank that is not slow. Default: measured here."""
     link: Link = field(default_factory=Link)
@@ -53,11 +53,11 @@ def simulate_ranks(
     machines: RankMachines,
     watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
 ) -> dict[str, Any]:
-    """Train to the end, and return the same figures as `experiments.training.simulation.run_simulation`, with those of
-    the rule. Its `spread` is the largest that was seen in 50 looks during the run.
+    """Train to the end, and return the figures that `experiments.training.simulation.run_simulation` returns, and the
+    rule's own. `spread` is the largest of 50 looks during the run.
 
     Args:
-        watch: called after each step of all ranks with the steps that are done, those of the run, and the virtual time.
+        watch: called after each step of all ranks with the steps done, all steps, and the virtual time.
 
     Raises:
         InvalidInput: there are too few steps or ranks for the rule, or the weights at the end have no finite loss.
@@ -145,7 +145,7 @@ def _flipped(values: Flat) -> Flat:
 
 
 def _claimed(values: Flat) -> Flat:
-    """Of a tournament: weights and score, or accuracy and score."""
+    """The vector of a cheat in a tournament, whose last three numbers are its score and rate."""
     found, score = _flipped(values), np.array([1.0, 0.0], np.float32)
     found[-3:-1], found[-1] = score, values[-1]
     return found

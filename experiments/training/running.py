@@ -211,7 +211,7 @@ class Bench:
 
 
 def _toml(values: Mapping[str, Any]) -> str:
-    """As a document; tables come last."""
+    """A document in TOML, with its tables last."""
     plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
     tables = {name: value for name, value in values.items() if isinstance(value, dict)}
     lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]

@@ -42,8 +42,8 @@ EVALUATION_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What a network answers to a batch."""
+class BatchAnswers:
+    """A batch, and the network's answers to it."""
 
     batch: Batch
     output: Tensor
@@ -96,7 +96,7 @@ class NetworkLearner:
         """Add the gradients of a step to those of the network's parameters; its loss."""
         return self.backward_from(self.forward(step))
 
-    def forward(self, step: int) -> Answered:
+    def forward(self, step: int) -> BatchAnswers:
         """The answers to a step's batch."""
         began = time.perf_counter()
         batch = self.data.batches.batch(step)
@@ -109,10 +109,10 @@ class NetworkLearner:
             output, auxiliary = self.network(batch.images)
         self._spend("load", loaded - began)
         self._spend("forward", time.perf_counter() - loaded)
-        return Answered(batch, output, auxiliary)
+        return BatchAnswers(batch, output, auxiliary)
 
-    def backward_from(self, answered: Answered) -> float:
-        """Add the gradients of these answers to those of the network's parameters; their loss."""
+    def backward_from(self, answered: BatchAnswers) -> float:
+        """Add the gradients of these answers to the parameters' own; return their loss."""
         began = time.perf_counter()
         loss = training_loss(answered.output, answered.auxiliary, answered.batch, self.data.labels, self.config)
         computed = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Requests of a rank to the others. A rank's program yields them, and whoever runs it answers: `group` with real
+"""Requests of a rank to the others. A rank's program yields them, and its runner answers: `group` with real
 processes, `lockstep` on virtual time. No I/O.
 
 All ranks yield the same kinds of requests in the same order.
@@ -17,14 +17,14 @@ __all__ = ["Broadcast", "Done", "Gather", "Mean", "Program", "Request", "Seat", 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step is done. Whoever runs the program may report it, keep a checkpoint, or end the run. Answered by an empty
+    """A step is done. The runner may report it, keep a checkpoint, or end the run. Answered by an empty
     vector."""
 
     step: int
     """That was done, counted from 0."""
     loss: float
     kept: Mapping[str, float] = field(default_factory=dict)
-    """Figures that the program needs to continue after this step, besides what its learner holds."""
+    """Figures that the program needs to continue after this step, in addition to its learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,6 @@ class Seat:
 
 
 Program = Generator[Request, Flat, dict[str, float]]
-"""What one rank does, from where it stands to the end of the run. Its learner then holds the result, the same at all
+"""The work of one rank to the end of the run. Its learner then holds the result, the same at all
 ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among
 them replaces the one that the learner's weights have."""

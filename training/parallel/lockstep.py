@@ -24,7 +24,7 @@ class Ranks:
     """The machines of a simulated run."""
 
     step_s: Sequence[float]
-    """What a step takes each rank."""
+    """Seconds of a step, for each rank."""
     link: Link = field(default_factory=Link)
     """From each rank to each other one, the same both ways."""
     cheat: Callable[[Flat], Flat] | None = None
@@ -33,18 +33,18 @@ class Ranks:
 
 @dataclass(slots=True)
 class Stepped:
-    """What came of a run."""
+    """Outcome of a run."""
 
     virtual_seconds: float = 0.0
     """Until the last rank had done."""
     bytes_sent: int = 0
     """By all ranks."""
     steps: int = 0
-    """Of each rank."""
+    """Steps of each rank."""
     step_bytes: float = 0.0
     """Sent by a rank for a step, on average."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the rule; see `training.parallel.exchange.Program`."""
+    """Figures of the rule; see `training.parallel.exchange.Program`."""
 
 
 def run_ranks(

@@ -165,8 +165,7 @@ class TournamentConfig(Strict):
     period: Steps = 50
     """Steps of a lineage between two meetings."""
     rates: list[PositiveFloat] = Field(default_factory=list, max_length=1_000)
-    """Grid of learning rates at their highest: those of the lineages, in turn. Default: evenly spaced on a logarithmic
-    scale, from a tenth of the network's to ten times it."""
+    """Grid of peak learning rates, which the lineages take in turn. Default: evenly spaced on a logarithmic scale, from a tenth of the network's to ten times it."""
     variation: float = Field(default=0.2, ge=0, lt=1)
     """The loser continues at the winner's rate, changed by this share up or down, as the seed says."""
 
@@ -197,9 +196,9 @@ class ExchangeConfig(Strict):
 
 
 HostedConfig = ServerConfig | OuterConfig | TournamentConfig
-"""What a host can run."""
+"""Strategies of a host."""
 RanksConfig = ExchangeConfig | TournamentConfig
-"""What ranks can run; see `training.parallel.programs`."""
+"""Strategies of ranks; see `training.parallel.programs`."""
 StrategyConfig = ServerConfig | OuterConfig | TournamentConfig | ExchangeConfig
 
 HOSTED: dict[str, HostedConfig] = {
@@ -231,7 +230,7 @@ STRATEGIES: dict[str, StrategyConfig] = {
     # Ding et al. 2017.
     "ensemble": ExchangeConfig(rule="ensemble"),
 }
-"""By name: those of a host, and those of ranks."""
+"""All strategies by name."""
 
 
 def find_strategy(name: str) -> StrategyConfig:

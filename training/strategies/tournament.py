@@ -82,9 +82,9 @@ def rate_after(config: TournamentConfig, winner: float, *, lineage: int, meeting
 
 
 class Tournament(Strategy):
-    """The lineages of a run at its host. `weights` are those of the best one when it was measured last.
+    """The lineages of a run at its host. `weights` belong to the best one when it was measured last.
 
-    A lineage goes on when it has met its opponent. The host asks `to_measure`, measures, and calls `met`.
+    A lineage continues when it has met its opponent. The host asks `to_measure`, measures, and calls `met`.
 
     Args:
         lineages: one for each worker that is expected.
@@ -110,7 +110,7 @@ class Tournament(Strategy):
         self._versions = [0] * lineages
         """When the weights of each have changed last."""
         self._units, self._meetings = [0] * lineages, [0] * lineages
-        """Of each: updates that are in, and those of them that a meeting has followed."""
+        """Updates and meetings of each lineage. One with more updates than meetings waits for its opponent."""
         self._leased: dict[int, int] = {}
         """Lineage by the number of a lease."""
         self._scores: list[Score | None] = [None] * lineages
@@ -142,7 +142,7 @@ class Tournament(Strategy):
         return ()
 
     def met(self, lineages: Sequence[int], scores: Sequence[Score]) -> None:
-        """These lineages, as `to_measure` gave them, have been measured."""
+        """Take the scores of the lineages that `to_measure` has named."""
         if tuple(lineages) != self.to_measure():
             return
         for number, score in zip(lineages, scores, strict=True):

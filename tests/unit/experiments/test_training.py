@@ -43,7 +43,7 @@ def test_every_table_has_lines_that_differ() -> None:
     lines = cases()
     assert {line.table for line in lines} == set(TABLES)
     places = Counter(
-        (line.table, line.name, line.workers, line.scaling, line.slow, line.faulty, line.cheat, line.stays_s)
+        (line.table, line.name, line.workers, line.scaling, line.slow, line.faulty, line.cheat, line.stays_s, line.lost)
         for line in lines
     )
     assert set(places.values()) == {1}
@@ -156,9 +156,59 @@ def test_workers_that_come_and_go_cost_little_time_and_no_point(change: dict[str
     assert [each for _, each in verdicts(calm, {**calm, "stays_s": 20.0, **change})] == reached
 
 
+def test_gossip_is_held_against_allreduce_and_sends_the_same_with_more_ranks() -> None:
+    table = {"table": "exchanges", "scaling": "strong", "spread": 0.02, "step_bytes": 400.0}
+    plain, gossip = {**table, "strategy": "allreduce", "accuracy": 0.95}, {**table, "strategy": "gossip"}
+    for change, reached in (
+        ({"accuracy": 0.9471}, [True, True]),
+        ({"accuracy": 0.9469}, [False, True]),
+        ({"accuracy": 0.95, "spread": 0.051}, [True, False]),
+    ):
+        assert [found for _, found in verdicts(plain, {**gossip, **change})] == reached
+    for size, same in ((400.0, True), (401.0, False)):
+        assert [found for _, found in verdicts(gossip, {**gossip, "workers": 8, "step_bytes": size})] == [same]
+
+
+@pytest.mark.parametrize(("gains", "reached"), [([0.015, 0.03], True), ([0.014, 0.09], False)])
+def test_lineages_that_meet_gain_in_each_seed(gains: list[float], reached: bool) -> None:
+    table = {"table": "exchanges", "scaling": "strong"}
+    apart = [{**table, "strategy": "lineages apart", "seed": seed, "mean": 0.9} for seed in range(2)]
+    met = [{**table, "strategy": "tournament", "seed": seed, "mean": 0.9 + gain} for seed, gain in enumerate(gains)]
+    assert [found for _, found in verdicts(*apart, *met)] == [reached]
+
+
+def test_an_ensemble_is_held_against_its_best_network() -> None:
+    table = {"table": "exchanges", "scaling": "strong", "strategy": "ensemble", "best_local": 0.9}
+    for combined, accuracy, reached in ((0.9081, 0.9181, [True, True]), (0.9079, 0.9179, [False, False])):
+        found = verdicts({**table, "combined": combined, "accuracy": accuracy})
+        assert [each for _, each in found] == reached
+
+
+def test_one_table_over_all_strategies() -> None:
+    point = {**ROW, "table": "strategies", "scaling": "strong", "slow": []}
+    one = {**point, "strategy": "one process", "workers": 1, "virtual_seconds": 10.0, "real_seconds": 5.0}
+    fedavg = {**point, "strategy": "fedavg", "virtual_seconds": 4.0, "real_seconds": 10.0}
+    points = [
+        one,
+        fedavg,
+        {**fedavg, "lost": True, "accuracy": 0.89, "virtual_seconds": 5.0},
+        {**fedavg, "cheat": "sign-flip", "accuracy": 0.5},
+        {**point, "strategy": "allreduce", "epoch_seconds": 2.5},
+        {**point, "strategy": "allreduce", "cheat": "sign-flip", "accuracy": None, "diverged": True},
+    ]
+    table = TRAINING.table({"config": {"quick": False, "only": ["strategies"]}, "points": points})
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [each["strategy"] for each in cells] == ["one process", "fedavg", "allreduce"]
+    faster, lost, cheat = "faster than one process?", "a lost worker costs", "a cheat costs"
+    assert cells[1][faster] == "virtual: 2.5 times; here: no, one process is 2.0 times as fast"
+    assert (cells[1][lost], cells[1][cheat]) == ("-1.0 points, +1.00 s", "-40.0 points")
+    assert "2.50 s" in cells[2][lost]
+    assert "diverge" in cells[2][cheat]
+
+
 def test_rows_tell_what_was_missed_but_for_quick_runs() -> None:
     points = [{**ROW, "slow": []}, {**ROW, "slow": [], "workers": 12, "epoch_seconds": 2.0, "accuracy": None}]
-    record = {"config": {"quick": False}, "points": points}
+    record = {"config": {"quick": False, "only": ["scaling"]}, "points": points}
     rows = TRAINING.rows(record)
     assert [len(row["missed"]) for row in rows] == [0, 1]
     assert [row["runs"] for row in rows] == [1, 1]
@@ -171,5 +221,5 @@ def test_rows_tell_what_was_missed_but_for_quick_runs() -> None:
 
 def test_several_seeds_are_a_mean_and_its_spread() -> None:
     points = [{**ROW, "slow": [], "seed": seed, "accuracy": 0.9 + seed / 100} for seed in range(3)]
-    (row,) = TRAINING.table({"config": {"quick": False}, "points": points}).rows
+    (row,) = TRAINING.table({"config": {"quick": False, "only": ["scaling"]}, "points": points}).rows
     assert row[3:5] == ["3", "91.00 ± 1.00"]

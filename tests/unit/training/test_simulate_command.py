@@ -88,6 +88,9 @@ def test_a_worker_that_dies_is_a_fault_and_no_step_is_lost(shapes: Path, capsys:
         (["--workers", "0"], "--workers"),
         (["--wire", "fp8"], "--wire"),
         (["--config", "none.toml"], "none.toml"),
+        (["--strategy", "gossip", "--cheaters", "1"], "--cheaters"),
+        (["--strategy", "allreduce", "--leave", "3"], "--leave"),
+        (["--strategy", "tournament", "--wire", "int8"], "--wire"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -96,6 +99,17 @@ def test_what_cannot_be_is_refused(
     code, result, error = simulate(shapes, capsys, *flags)
     assert (code, result) == (2, None)
     assert said in error
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "tournament", "ensemble"])
+def test_ranks_exchange_without_a_host(shapes: Path, capsys: pytest.CaptureFixture[str], strategy: str) -> None:
+    fixed = ["--strategy", strategy, "--workers", "2", "--step-ms", "10", "--delay-ms", "5", "--mbps", "100"]
+    code, result, _ = simulate(shapes, capsys, *fixed, "--slow", "4")
+    assert code == 0
+    assert (result["strategy"], result["workers"], result["updates"]) == (strategy, 2, 18)
+    assert result["virtual_seconds"] >= 9 * 0.040
+    assert result["bytes_sent"] == result["bytes_received"] > 0
+    assert 0 <= result["accuracy"] <= 1
 
 
 @pytest.mark.parametrize("name", ["mobilenet-v1-0.5", "resnet-34"])
