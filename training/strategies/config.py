@@ -165,7 +165,8 @@ class TournamentConfig(Strict):
     period: Steps = 50
     """Steps of a lineage between two meetings."""
     rates: list[PositiveFloat] = Field(default_factory=list, max_length=1_000)
-    """Grid of peak learning rates, which the lineages take in turn. Default: evenly spaced on a logarithmic scale, from a tenth of the network's to ten times it."""
+    """Grid of peak learning rates, which the lineages take in turn. Default: evenly spaced on a logarithmic
+    scale, from a tenth of the network's to ten times it."""
     variation: float = Field(default=0.2, ge=0, lt=1)
     """The loser continues at the winner's rate, changed by this share up or down, as the seed says."""
 
