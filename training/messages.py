@@ -18,7 +18,6 @@ from training.trust.score import FIRST
 from training.units import UnitLease, Verdict, WorkUnit
 
 __all__ = [
-    "KEY_HEADER",
     "LEASE_HEADER",
     "MOST_LOSS",
     "RESULT",
@@ -47,9 +46,6 @@ UPDATE_HEADER = "Terrace-Update"
 """With an update: an `UpdateHead` as JSON."""
 VERSION_HEADER = "Terrace-Version"
 """With weights: which these are."""
-
-KEY_HEADER = "Terrace-Data-Key"
-"""With a request for a piece of a segment from a worker: what the host has told those that are in the run."""
 
 RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,20 +13,22 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from models.hierarchy import Hierarchy
+from tierkit.copies.files import FileParts, Sha256
+from tierkit.copies.store import Store
 from tierkit.documents import Frozen
 from tierkit.errors import DataError
 
-__all__ = ["MOST_SEGMENTS", "Piece", "SegmentEntry", "SegmentManifest", "decoded", "sha256_of"]
+__all__ = ["MOST_SEGMENTS", "SEGMENT", "Piece", "SegmentEntry", "SegmentManifest", "decoded", "pieces_in"]
 
 MOST_SEGMENTS = 1_024
+SEGMENT = "a segment of the training images"
+"""What a store of segments calls its files."""
 MOST_CHUNKS = 16_384
 """Of all segments; chunks are larger where there would be more."""
 MOST_CHUNK_BYTES = 64 << 20
 MOST_CLASSES = 4_096
 """A table of classes and superclasses is kept in memory."""
 _MOST_HEADER_BYTES = 4096
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _checked_hierarchy(content: dict[str, Any]) -> dict[str, Any]:
@@ -83,10 +85,13 @@ class SegmentManifest(Frozen):
         """Of the data set."""
         return sum(entry.images for entry in self.segments)
 
-    def chunk(self, segment: int, number: int) -> range:
-        """The bytes of a chunk."""
-        start = number * self.chunk_bytes
-        return range(start, min(start + self.chunk_bytes, self.segments[segment].bytes))
+    @property
+    def files(self) -> tuple[FileParts, ...]:
+        """The segments as files, by their numbers."""
+        return tuple(
+            FileParts(sha256=each.sha256, bytes=each.bytes, chunk_bytes=self.chunk_bytes, chunks=each.chunks)
+            for each in self.segments
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +102,6 @@ class Piece:
     images: NDArray[np.uint8]
     fine: NDArray[np.int64]
     train: NDArray[np.bool_]
-
-
-def sha256_of(content: bytes | memoryview) -> str:
-    """In hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
@@ -132,3 +132,14 @@ def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
     if fine.min() < 0 or fine.max() >= classes or train.max() > 1:
         raise DataError("a segment has labels of no class")
     return Piece(index=index, images=found["images"], fine=fine, train=train.astype(bool))
+
+
+def pieces_in(store: Store, segments: Iterable[int], manifest: SegmentManifest) -> list[Piece]:
+    """The content of whole segments in a store, in this order.
+
+    Raises:
+        NotFound: one of them is not here.
+        DataError: it is damaged.
+        SetupError: it cannot be read.
+    """
+    return [decoded(store.content(number), manifest) for number in segments]

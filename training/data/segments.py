@@ -22,6 +22,7 @@ from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
 from tierkit.atomic import write_atomically
+from tierkit.copies.files import CHUNK_BYTES, sha256_of
 from tierkit.documents import read_json
 from tierkit.errors import DataError, InvalidInput, SetupError
 from training.data.manifest import (
@@ -32,13 +33,11 @@ from training.data.manifest import (
     SegmentEntry,
     SegmentManifest,
     decoded,
-    sha256_of,
 )
 
 __all__ = ["assembled", "cut", "hierarchy_of", "of_segments", "opened", "suits"]
 
 _MANIFEST = "segments.json"
-_CHUNK_BYTES = 256 * 1024
 
 
 def suits(config: TrainConfig) -> None:
@@ -74,7 +73,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
     train[hold_out(data.fine, config.held_out_per_class).train] = 1
     order = np.random.default_rng(config.seed).permutation(len(data))
     total = data.images.nbytes + 17 * len(data)
-    chunk_bytes = _CHUNK_BYTES
+    chunk_bytes = CHUNK_BYTES
     while total / chunk_bytes > MOST_CHUNKS - parts and chunk_bytes < MOST_CHUNK_BYTES:
         chunk_bytes *= 2
     entries = []

@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tierkit.access import CALLER, Caller
+from tierkit.copies.serving import piece_route
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, NotFound
 from tierkit.http.answering import install
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.wire.runs import WorkerWish
-from training.data.serving import segment_route
 from training.host.host import Host
 from training.messages import (
     LEASE_HEADER,
@@ -171,7 +171,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             route("/v1/data", report, "POST"),
             route("/v1/data", spread, "GET"),
             route("/v1/segments", manifest, "GET"),
-            segment_route(read, may_fetch),
+            piece_route("/v1/segments", read, may_fetch),
         ],
         lifespan=lifespan,
     )

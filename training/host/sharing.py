@@ -12,12 +12,12 @@ from pathlib import Path
 
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
+from tierkit.copies.serving import bounded
+from tierkit.copies.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
 from tierkit.errors import NotFound
 from training.data.manifest import SegmentManifest, decoded
 from training.data.placement import SegmentPlacement
 from training.data.segments import of_segments
-from training.data.serving import bounded
-from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Tree
 from training.messages import DataAnswer, DataReport, Keeps, WorkerData
 
 __all__ = ["Sharing", "drawn_from"]
@@ -76,13 +76,13 @@ class Sharing:
             wanted = self._placement.place(name, room=report.room, holds=holds, steps=steps, speeds=self._speeds)
         self._wanted[name], self._urls[name], self._shares[name] = wanted, report.url, report.share
         if report.got is not None:
-            self._on(Got(worker=name, segment=report.got, bytes_per_s=report.bytes_per_s))
+            self._on(Got(worker=name, file=report.got, bytes_per_s=report.bytes_per_s))
         copy = self._tree.copy_of(name)
         # It may have been told of another copy since, whose source is not the one that failed.
         if (
             report.failed is not None
             and copy is not None
-            and (copy.segment, self._urls.get(copy.source)) == (report.failed_segment, report.failed_source)
+            and (copy.file, self._urls.get(copy.source)) == (report.failed_segment, report.failed_source)
         ):
             trusted = self._tree.trusts(copy.source)
             self._on(Failed(worker=name, reason=report.failed))
@@ -112,7 +112,7 @@ class Sharing:
         return DataAnswer(
             key=self._key,
             wanted=self._wanted.get(report.worker, ()),
-            segment=None if copy is None else copy.segment,
+            segment=None if copy is None else copy.file,
             source=None if copy is None or copy.source == HOST else self._urls.get(copy.source),
         )
 
@@ -174,7 +174,7 @@ class Sharing:
                     wanted=self._wanted.get(name, ()),
                     serves=self._urls.get(name) is not None,
                     trusted=self._tree.trusts(name),
-                    segment=None if copy is None else copy.segment,
+                    segment=None if copy is None else copy.file,
                     source=None if copy is None else copy.source,
                     share=0.0 if copy is None else self._shares.get(name, 0.0),
                 )

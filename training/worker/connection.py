@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from tierkit.access import TICKET_HEADER
+from tierkit.copies.serving import KEY_HEADER
 from tierkit.documents import faults
 from tierkit.errors import (
     InvalidAnswer,
@@ -27,7 +28,6 @@ from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from training.data.manifest import SegmentManifest
 from training.messages import (
-    KEY_HEADER,
     LEASE_HEADER,
     UPDATE_HEADER,
     DataAnswer,

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from tierkit.errors import (
-    InvalidAnswer,
-    NotFound,
-    SetupError,
-    TerraceError,
-    Unavailable,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnavailable,
-)
+from tierkit.copies.copier import Outcome, copied, while_wanted
+from tierkit.copies.store import Store
+from tierkit.errors import InvalidAnswer, SetupError
 from training.messages import DataAnswer, DataReport, Keeps
 from training.worker.connection import HostConnection
-from training.worker.store import Store
 
 __all__ = ["Copier"]
 
 log = logging.getLogger(__name__)
 
-_TOLD_S = 2.0
-"""Between two reports to the host while a copy is under way."""
-_AT_ONCE = 2
-"""Chunks that are requested at a time: while one is on its way, the source prepares the next."""
-_CHUNK_S = 60.0
-"""Budget of one chunk over a slow link."""
-_STALLED_S = 20.0
-"""Silence after which a source is given up."""
 _AGAIN_S = 0.2
 _FULL_S = 600.0
 """Time for which a disk that could not keep a segment counts as full, whatever room it reports."""
-
-Outcome = Literal["whole", "wrong", "lacks", "gone", "full", "ended"]
 
 
 class Copier:
@@ -94,7 +75,7 @@ class Copier:
             began, before = time.monotonic(), len(self.store.lacks(answer.segment))
             outcome = await self._copy(answer)
             if outcome == "whole":
-                size = before * self.store.manifest.chunk_bytes
+                size = before * self.store.files[answer.segment].chunk_bytes
                 news = {"got": answer.segment, "bytes_per_s": size / max(1e-6, time.monotonic() - began)}
             elif outcome in ("wrong", "lacks", "gone"):
                 news = {"failed": outcome, "failed_segment": answer.segment, "failed_source": answer.source}
@@ -114,7 +95,7 @@ class Copier:
             **news,
         )
         answer = await self._have(lambda: self._host.data(report))
-        parts = len(self.store.manifest.segments)
+        parts = len(self.store.files)
         if max((*answer.wanted, answer.segment or 0)) >= parts:
             raise InvalidAnswer(f"the host names a segment of the training images that is none of the {parts:,}")
         return answer
@@ -131,82 +112,28 @@ class Copier:
 
     async def _copy(self, answer: DataAnswer) -> Outcome:
         """Copy a segment, and report to the host meanwhile, which may end the copy."""
-        assert answer.segment is not None
-        self.store.begin(answer.segment)
-        copying = asyncio.create_task(self._fetched(answer), name="copy of a segment")
-        try:
-            while True:
-                await asyncio.wait({copying}, timeout=_TOLD_S)
-                if copying.done():
-                    return await copying
-                now = await self._tell({"share": self.store.share(answer.segment)})
-                self.key = now.key
-                if (now.segment, now.source) != (answer.segment, answer.source):
-                    return "ended"
-        finally:
-            copying.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TerraceError):
-                await copying
-
-    async def _fetched(self, answer: DataAnswer) -> Outcome:
-        """The outcome of a copy."""
         segment = answer.segment
         assert segment is not None
-        missing = iter(self.store.lacks(segment))
-        came_at = time.monotonic()
+        self.store.begin(segment)
 
-        async def some() -> None:
-            nonlocal came_at
-            for number in missing:
-                while not await self._one(answer, segment, number, came_at):
-                    pass
-                came_at = time.monotonic()
+        async def wanted() -> bool:
+            now = await self._tell({"share": self.store.share(segment)})
+            self.key = now.key
+            return (now.segment, now.source) == (segment, answer.source)
+
+        return await while_wanted(self._fetched(segment, answer), wanted)
+
+    async def _fetched(self, segment: int, answer: DataAnswer) -> Outcome:
+        async def chunk(sha256: str, span: range, budget_s: float) -> bytes:
+            return await self._host.chunk(answer.source, sha256, span, answer.key, budget_s=budget_s)
 
         try:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(_AT_ONCE):
-                        group.create_task(some())
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        except InvalidAnswer as error:
-            if answer.source is None:
-                raise
-            log.warning("%s has sent a wrong chunk: %s", answer.source, error)
-            return "wrong"
-        except NotFound:
-            if answer.source is None:
-                raise
-            log.warning("%s lacks the segment that it should have", answer.source)
-            return "lacks"
+            outcome = await copied(self.store, segment, chunk, source=answer.source)
         except SetupError as error:  # of this machine
             if self._keeps == "all" or not self.store.holds:
                 raise
             log.warning("%s; this worker goes on with the segments that it has", error)
             self._full_until = time.monotonic() + _FULL_S
             return "full"
-        except TerraceError as error:
-            if answer.source is None and not isinstance(error, Unavailable | UpstreamTimeout | UpstreamError):
-                raise
-            log.warning("%s sends nothing: %s", answer.source or "the host", error)
-            return "gone"
-        self.copied += 1
-        return "whole"
-
-    async def _one(self, answer: DataAnswer, segment: int, number: int, came_at: float) -> bool:
-        """Fetch a chunk and keep it. False if its source does not have it yet."""
-        entry, span = self.store.manifest.segments[segment], self.store.manifest.chunk(segment, number)
-        left_s = came_at + _STALLED_S - time.monotonic()
-        try:
-            content = await self._host.chunk(
-                answer.source, entry.sha256, span, answer.key, budget_s=max(_AGAIN_S, min(_CHUNK_S, left_s))
-            )
-        except UpstreamUnavailable:
-            raise
-        except Unavailable:  # its own copy is under way
-            if time.monotonic() - came_at > _STALLED_S:
-                raise
-            await asyncio.sleep(_AGAIN_S)
-            return False
-        await self.store.put(segment, number, content)
-        return True
+        self.copied += outcome == "whole"
+        return outcome

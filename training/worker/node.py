@@ -12,27 +12,28 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from models.dataset import Dataset
 from models.training.data import TrainingData
 from models.training.run import RunOptions
-from tierkit.errors import (
-    InvalidAnswer,
-    NotFound,
-    TerraceError,
-)
+from tierkit.copies.serving import knows, piece_route
+from tierkit.copies.store import Store
+from tierkit.errors import Forbidden, InvalidAnswer, NotFound, TerraceError
 from tierkit.http.address import reachable_url
+from tierkit.http.answering import install
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import running
 from tierkit.settings import ServiceSettings
+from training.data.manifest import SEGMENT, SegmentManifest, pieces_in
 from training.data.segments import assembled, hierarchy_of, of_segments
-from training.data.serving import create_data_app
 from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
@@ -42,7 +43,6 @@ from training.worker.connection import HostConnection
 from training.worker.copier import Copier
 from training.worker.finding import FindHost
 from training.worker.patience import HostRetry
-from training.worker.store import Store
 
 __all__ = ["SHOWN_SHARE", "Work", "Worker", "WorkerOptions", "work"]
 
@@ -153,11 +153,11 @@ async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:
         raise InvalidAnswer("the segments of the host are not those of its own run: nothing was fetched")
     assert options.fetch is not None
     folder = options.cache.expanduser() / "segments" / spec.id / options.name
-    store = await asyncio.to_thread(Store, folder, manifest)
+    store = await asyncio.to_thread(partial(Store, folder, manifest.files, what=SEGMENT))
     await worker.have(lambda: connection.join(spec.data_sha256, fetches=True))
     copier = Copier(connection, store, worker.have, keeps=options.fetch)
     async with _passing_on(options, connection.url, copier):
-        computing = asyncio.create_task(_compute_on_copies(options, worker, copier), name="computing")
+        computing = asyncio.create_task(_compute_on_copies(options, worker, copier, manifest), name="computing")
         copying = asyncio.create_task(copier.run(), name="copies of the data")
         try:
             await asyncio.wait({computing, copying}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,19 +172,19 @@ async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:
     return done
 
 
-async def _compute_on_copies(options: WorkerOptions, worker: Worker, copier: Copier) -> Work:
+async def _compute_on_copies(options: WorkerOptions, worker: Worker, copier: Copier, manifest: SegmentManifest) -> Work:
     await copier.ready()
     spec, store = worker.spec, copier.store
 
     def built() -> FlatLearner:
         RunOptions(device=options.device, threads=options.threads).prepare()
-        pieces = store.pieces(store.holds)
+        pieces = pieces_in(store, store.holds, manifest)
         with foreign(spec.network.name):
             if options.fetch == "own":
-                data = of_segments(spec.network, pieces, store.manifest, device=options.device)
+                data = of_segments(spec.network, pieces, manifest, device=options.device)
             else:
-                whole = assembled(pieces, store.manifest)
-                data = TrainingData(spec.network, whole, hierarchy_of(store.manifest), device=options.device)
+                whole = assembled(pieces, manifest)
+                data = TrainingData(spec.network, whole, hierarchy_of(manifest), device=options.device)
             return learner_of(spec, data)
 
     learner = await asyncio.to_thread(built)
@@ -196,7 +196,7 @@ async def _compute_on_copies(options: WorkerOptions, worker: Worker, copier: Cop
             return
 
         def prepare() -> TrainingData:
-            return of_segments(spec.network, store.pieces(segments), store.manifest, device=options.device)
+            return of_segments(spec.network, pieces_in(store, segments, manifest), manifest, device=options.device)
 
         copier.in_use |= frozenset(segments)
         learner.draw_from(await asyncio.to_thread(prepare))
@@ -221,9 +221,15 @@ async def _passing_on(options: WorkerOptions, host_url: str, copier: Copier) -> 
     )
     lifecycle = Lifecycle()
 
+    async def may_fetch(request: Request) -> None:
+        if not knows(request, copier.key):
+            raise Forbidden("only workers of the run get its training images here")
+
     def build(lifecycle: Lifecycle) -> Starlette:
         copier.url = options.data_url or reachable_url(lifecycle.url, peer=host_url)
-        return create_data_app(copier.store.read, lambda: copier.key)
+        app = Starlette(routes=[piece_route("/v1/segments", copier.store.read, may_fetch)])
+        install(app)
+        return app
 
     async with running(build, settings, lifecycle=lifecycle, asks=True):  # for the run's key
         yield

@@ -27,23 +27,24 @@ from terrace.cli import run
 from tests.integration.access.conftest import Certificates, certificates
 from tests.integration.training.conftest import RunningHost, StartHost
 from tierkit.access import client_context
+from tierkit.copies.files import sha256_of
+from tierkit.copies.serving import KEY_HEADER, piece_route
+from tierkit.copies.store import Store
 from tierkit.errors import NotFound, SetupError, UpstreamUnavailable
 from tierkit.http.answering import install
 from tierkit.testing import serve_app, service_process, wait_for
-from training.data.manifest import SegmentManifest, decoded, sha256_of
+from training.data.manifest import SegmentManifest, decoded, pieces_in
 from training.data.segments import of_segments
-from training.data.serving import segment_route
 from training.host.chief import compute_as_chief
 from training.host.reporting import copies_of
 from training.learner import FlatLearner
-from training.messages import KEY_HEADER, LEASE_HEADER, DataAnswer, DataReport, GrantedLease
+from training.messages import LEASE_HEADER, DataAnswer, DataReport, GrantedLease
 from training.payloads import unpack
 from training.units import Flat
 from training.worker.connection import HostConnection
 from training.worker.copier import Copier
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
-from training.worker.store import Store
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
 
@@ -184,7 +185,7 @@ async def lying(answer: Callable[[range | None], bytes]) -> AsyncIterator[tuple[
     async def allow(request: Request) -> None:
         """Everyone."""
 
-    app = Starlette(routes=[segment_route(read, allow)])
+    app = Starlette(routes=[piece_route("/v1/segments", read, allow)])
     install(app)
     async with serve_app(app) as lifecycle:
         yield lifecycle.url, asked
@@ -264,7 +265,7 @@ async def test_a_source_that_is_lost_in_mid_copy_is_replaced_and_what_is_there_i
                 ),
             }
         )
-        store = Store(tmp_path / "store", small)
+        store = Store(tmp_path / "store", small.files)
         fetched: list[tuple[str, int]] = []
 
         class Sources:
@@ -298,7 +299,7 @@ async def test_a_source_that_is_lost_in_mid_copy_is_replaced_and_what_is_there_i
     assert {start for _, start in fetched} == set(starts)
     assert len(fetched) <= len(starts) + 1  # one may have been on its way
     assert {source for source, _ in fetched} == {"http://lost:1", "host"}
-    assert store.pieces([number])[0].index.size == entry.images
+    assert pieces_in(store, [number], small)[0].index.size == entry.images
 
 
 async def test_a_worker_process_that_is_killed_in_mid_run_costs_nobody_his_data(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import errno
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,11 +19,11 @@ from models.dataset import Dataset
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from tests.shapes import SHAPES, shape_images
-from tierkit.errors import DataError, InvalidAnswer, InvalidInput, NotFound, SetupError, TooLarge
-from training.data.manifest import Piece, SegmentManifest, decoded, sha256_of
+from tierkit.copies.store import Store
+from tierkit.errors import DataError, InvalidInput, NotFound, TooLarge
+from training.data.manifest import Piece, SegmentManifest, decoded, pieces_in
 from training.data.placement import SegmentPlacement, moved, share, that_fit
 from training.data.segments import assembled, cut, of_segments, opened
-from training.worker.store import Store
 
 pytestmark = pytest.mark.train
 
@@ -63,16 +58,6 @@ def contents(folder: Path, manifest: SegmentManifest) -> list[bytes]:
 
 def pieces(folder: Path, manifest: SegmentManifest) -> list[Piece]:
     return [decoded(content, manifest) for content in contents(folder, manifest)]
-
-
-def in_chunks(manifest: SegmentManifest, folder: Path, size: int = 500) -> SegmentManifest:
-    """The same with small chunks."""
-    entries = []
-    for entry, content in zip(manifest.segments, contents(folder, manifest), strict=True):
-        chunks = tuple(sha256_of(content[at : at + size]) for at in range(0, len(content), size))
-        entries.append(entry.model_copy(update={"chunks": chunks}))
-    changed = manifest.model_copy(update={"chunk_bytes": size, "segments": tuple(entries)})
-    return SegmentManifest.model_validate_json(changed.model_dump_json())
 
 
 def test_all_segments_together_are_the_data_set_and_have_its_classes_mixed(tmp_path: Path) -> None:
@@ -178,123 +163,14 @@ def test_the_same_segment_twice_is_refused() -> None:
         SegmentManifest.model_validate({**told, "segments": [told["segments"][0]] * 2})
 
 
-# --- the files of a worker ---
-
-
-async def test_a_segment_has_its_name_when_all_of_it_is_there(tmp_path: Path) -> None:
-    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
-    content = contents(tmp_path / "host", manifest)[0]
-    store = Store(tmp_path / "w", manifest)
-    store.begin(0)
-    chunks = [content[at : at + 500] for at in range(0, len(content), 500)]
-    for number, chunk in enumerate(chunks[:-1]):
-        await store.put(0, number, chunk)
-    assert store.holds == ()
-    assert not (tmp_path / "w" / manifest.segments[0].sha256).exists()
+async def test_segments_are_read_from_a_store(tmp_path: Path) -> None:
+    manifest = cut_into(tmp_path / "host")
+    content = contents(tmp_path / "host", manifest)[1]
+    store = Store(tmp_path / "w", manifest.files)
+    await store.put(1, 0, content)
+    assert pieces_in(store, [1], manifest)[0].index.tolist() == decoded(content, manifest).index.tolist()
     with pytest.raises(NotFound):
-        store.pieces([0])
-    # What is there is passed on; what comes meanwhile is waited for.
-    first, size = await store.read(manifest.segments[0].sha256, range(500))
-    assert (first, size) == (chunks[0], len(content))
-    waiting = asyncio.create_task(store.read(manifest.segments[0].sha256, None))
-    await asyncio.sleep(0)
-    await store.put(0, len(chunks) - 1, chunks[-1])
-    assert (await waiting)[0] == content
-    assert 0 in store.holds
-    assert store.lacks(0) == []
-
-
-async def test_an_interrupted_copy_goes_on_with_the_chunks_that_are_right(tmp_path: Path) -> None:
-    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
-    content = contents(tmp_path / "host", manifest)[0]
-    store = Store(tmp_path / "w", manifest)
-    for number in (0, 2):
-        await store.put(0, number, content[number * 500 : number * 500 + 500])
-    half = next((tmp_path / "w").glob("*.part"))
-    damaged = bytearray(half.read_bytes())
-    damaged[3] ^= 1
-    half.write_bytes(damaged)
-    again = Store(tmp_path / "w", manifest)
-    assert 2 not in again.lacks(0)
-    assert {0, 1} < set(again.lacks(0))
-
-
-async def test_wrong_chunks_are_not_kept(tmp_path: Path) -> None:
-    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
-    store = Store(tmp_path / "w", manifest)
-    with pytest.raises(InvalidAnswer):
-        await store.put(0, 0, bytes(500))
-    assert 0 in store.lacks(0)
-    assert list((tmp_path / "w").iterdir()) == []
-
-
-async def test_a_full_disk_leaves_nothing_of_the_segment(tmp_path: Path) -> None:
-    manifest = in_chunks(cut_into(tmp_path / "host"), tmp_path / "host")
-    content, writes = contents(tmp_path / "host", manifest)[0], [0]
-
-    def write(file: int, piece: bytes, at: int) -> int:
-        writes[0] += 1
-        if writes[0] > 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return os.pwrite(file, piece[:300], at)  # a write may be cut short
-
-    store = Store(tmp_path / "w", manifest, write=write)
-    await store.put(0, 0, content[:500])
-    with pytest.raises(SetupError, match=r"No space left.*--cache"):
-        await store.put(0, 1, content[500:1000])
-    assert list((tmp_path / "w").iterdir()) == []
-    assert 0 in store.lacks(0)
-
-
-async def test_what_is_damaged_on_disk_is_copied_again(tmp_path: Path) -> None:
-    manifest = cut_into(tmp_path / "host")
-    content = contents(tmp_path / "host", manifest)[0]
-    await Store(tmp_path / "w", manifest).put(0, 0, content)
-    path = tmp_path / "w" / manifest.segments[0].sha256
-    assert Store(tmp_path / "w", manifest).holds == (0,)
-    path.write_bytes(content[:-1] + b"?")
-    assert Store(tmp_path / "w", manifest).holds == ()
-
-
-async def test_a_segment_that_is_not_needed_is_passed_on_for_some_seconds_more(tmp_path: Path) -> None:
-    manifest = cut_into(tmp_path / "host")
-    whole = contents(tmp_path / "host", manifest)
-    store = Store(tmp_path / "w", manifest)
-    for number in (0, 1, 2):
-        await store.put(number, 0, whole[number])
-    store.keep_only({1, 2}, now=100.0)
-    assert store.holds == (1, 2)
-    assert (await store.read(manifest.segments[0].sha256, None))[0] == whole[0]
-    store.keep_only({0, 1}, now=109.0)  # it is needed again
-    assert store.holds == (0, 1)
-    store.keep_only({0, 1}, now=119.0)
-    with pytest.raises(NotFound):
-        await store.read(manifest.segments[2].sha256, None)
-    assert len(list((tmp_path / "w").iterdir())) == 2
-
-
-async def test_room_is_what_is_left_beside_segments_that_are_about_to_be_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = cut_into(tmp_path / "host")
-    whole = contents(tmp_path / "host", manifest)
-    store = Store(tmp_path / "w", manifest)
-    capacity = 3 * max(map(len, whole)) + 10
-
-    def usage(folder: Path) -> SimpleNamespace:
-        return SimpleNamespace(free=capacity - sum(path.stat().st_size for path in folder.iterdir()))
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    assert store.room() == 3
-    for number in (0, 1, 2):
-        await store.put(number, 0, whole[number])
-    assert store.room() == 3
-    store.keep_only({1, 2}, now=100.0)
-    assert store.room() == 2
-    store.keep_only({1, 2}, now=111.0)
-    assert store.room() == 3
-    store.begin(3)
-    assert store.room() >= 3
+        pieces_in(store, [1, 0], manifest)
 
 
 # --- who holds what ---

@@ -1,4 +1,4 @@
-"""How pieces of segments are asked for and sent over HTTP, by a host and by workers that pass them on."""
+"""How pieces of files are asked for and sent over HTTP, by a host and by workers that pass them on."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import hmac
 import re
 from collections.abc import Awaitable, Callable
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tierkit.errors import Forbidden, InvalidInput
-from tierkit.http.answering import install
-from training.messages import KEY_HEADER
+from tierkit.errors import InvalidInput
 
-__all__ = ["Read", "bounded", "create_data_app", "segment_route"]
+__all__ = ["KEY_HEADER", "Read", "bounded", "knows", "piece_route"]
+
+KEY_HEADER = "Terrace-Data-Key"
+"""With a request for a piece of a file from a worker: what the host has told those that may have it."""
 
 Read = Callable[[str, range | None], Awaitable[tuple[bytes, int]]]
-"""Gives some bytes of the segment with this sha256, or all; and how many there are in all."""
+"""Gives some bytes of the file with this sha256, or all; and how many there are in all."""
 
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
 _WHOLE_BYTES = 1 << 20
-"""A segment of no more bytes is sent whole; else a chunk is the most."""
+"""A file of no more bytes is sent whole; else a chunk is the most."""
 
 
-def segment_route(read: Read, allow: Callable[[Request], Awaitable[None]]) -> Route:
-    """`GET /v1/segments/{sha256}`, with `Range: bytes=A-B`."""
+def piece_route(path: str, read: Read, allow: Callable[[Request], Awaitable[None]]) -> Route:
+    """`GET PATH/{sha256}`, with `Range: bytes=A-B`."""
 
-    async def segment(request: Request) -> Response:
+    async def piece(request: Request) -> Response:
         await allow(request)
         span = _span(request.headers.get("range"))
         body, size = await read(request.path_params["sha256"], span)
@@ -37,20 +37,12 @@ def segment_route(read: Read, allow: Callable[[Request], Awaitable[None]]) -> Ro
             headers["Content-Range"] = f"bytes {span.start}-{span.start + len(body) - 1}/{size}"
         return Response(body, 200 if span is None else 206, media_type="application/octet-stream", headers=headers)
 
-    return Route("/v1/segments/{sha256}", segment, methods=["GET"])
+    return Route(path + "/{sha256}", piece, methods=["GET"])
 
 
-def create_data_app(read: Read, key: Callable[[], str]) -> Starlette:
-    """The service of a worker that passes segments on to those that know the run's key."""
-
-    async def allow(request: Request) -> None:
-        known = key()
-        if not known or not hmac.compare_digest(request.headers.get(KEY_HEADER, "").encode(), known.encode()):
-            raise Forbidden("only workers of the run get its training images here")
-
-    app = Starlette(routes=[segment_route(read, allow)])
-    install(app)
-    return app
+def knows(request: Request, key: str) -> bool:
+    """True if a request shows this key; an empty key opens nothing."""
+    return bool(key) and hmac.compare_digest(request.headers.get(KEY_HEADER, "").encode(), key.encode())
 
 
 def bounded(span: range | None, *, size: int, chunk_bytes: int) -> range:
@@ -63,7 +55,7 @@ def bounded(span: range | None, *, size: int, chunk_bytes: int) -> range:
     most = max(chunk_bytes, _WHOLE_BYTES)
     if not 0 < len(asked) <= most:
         raise InvalidInput(
-            f"an answer has from 1 to {most:,} of the {size:,} bytes of the segment: ask for Range: bytes=A-B"
+            f"an answer has from 1 to {most:,} of the {size:,} bytes of the file: ask for Range: bytes=A-B"
         )
     return asked
 

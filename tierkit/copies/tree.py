@@ -1,11 +1,13 @@
-"""How segments spread over the workers of a run: who copies which one from whom. No I/O; time is passed in.
+"""How files spread over machines: who copies which one from whom. No I/O; time is passed in.
 
 In the volunteers' platform of 2018 (section 4.2) holder i sends to the machine i + 2^(k - 1) in step k, so that each
 step doubles the holders. Here the same comes of one rule: whenever a source is free, it takes the first machine that
 waits for something that the source has. A machine that is still receiving passes on the chunks that it has, in a chain
 of at most D machines, so that each step makes D + 1 holders of one; with D = 1 it is the tree of 2018.
 
-Words: a *source* is the host, or a worker that others can reach; a *copy* is one segment on its way to one worker.
+Words: the *host* has all files (the host of a training run, or a scheduler); the other machines are its *workers*. A
+*source* is the host, or a worker that others can reach; a *copy* is one file on its way to one worker. Files are known
+by their numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Came:
     wanted: frozenset[int]
     """Segments that it is to have in the end."""
     holds: frozenset[int]
-    """Whole segments that it has, as it says."""
+    """Whole files that it has, as it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Got:
     """A copy is whole."""
 
     worker: str
-    segment: int
+    file: int
     bytes_per_s: float
     """At which it came; fast workers are served first, since others get it from them."""
 
@@ -92,16 +94,16 @@ Event = Came | Got | Failed | Left | Passed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The worker is to copy a segment from this source; what it has of it already, it keeps."""
+    """The worker is to copy a file from this source; what it has of it already, it keeps."""
 
     worker: str
-    segment: int
+    file: int
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The worker is to end its copy: its source is gone or not trusted any more, or it needs the segment no longer."""
+    """The worker is to end its copy: its source is gone or not trusted any more, or it needs the file no longer."""
 
     worker: str
 
@@ -110,7 +112,7 @@ class Stop:
 class Copy:
     """Under way."""
 
-    segment: int
+    file: int
     source: str
     since: float
 
@@ -145,7 +147,7 @@ class _Worker:
 
 
 class Tree:
-    """All copies of a run.
+    """All copies from one host.
 
     Args:
         silent_s: a worker that was not heard for so long is gone; `busy_s` one that is copying.
@@ -178,8 +180,8 @@ class Tree:
                 return []  # most of what a host hears
             case Came():
                 effects += self._came_in(event, now)
-            case Got() if worker is not None and worker.copy is not None and worker.copy.segment == event.segment:
-                worker.holds.add(event.segment)
+            case Got() if worker is not None and worker.copy is not None and worker.copy.file == event.file:
+                worker.holds.add(event.file)
                 worker.bytes_per_s, worker.turns = event.bytes_per_s, 0
                 self._end(event.worker)
             case Failed() if worker is not None and worker.copy is not None:
@@ -197,7 +199,7 @@ class Tree:
         return None if known is None else known.copy
 
     def holds(self, worker: str) -> frozenset[int]:
-        """Whole segments of a worker, as it says."""
+        """Whole files of a worker, as it says."""
         known = self._workers.get(worker)
         return frozenset() if known is None else frozenset(known.holds)
 
@@ -224,7 +226,7 @@ class Tree:
             self._sends[event.worker] = {}
         worker.wanted, worker.holds = event.wanted, set(event.holds)
         effects: list[Stop] = []
-        if worker.copy is not None and worker.copy.segment not in worker.lacks:
+        if worker.copy is not None and worker.copy.file not in worker.lacks:
             self._end(event.worker)
             effects.append(Stop(worker=event.worker))
         if worker.serves and not event.serves:
@@ -275,10 +277,10 @@ class Tree:
         return effects
 
     def _unserved(self, source: str) -> list[Stop]:
-        """End the copies of a source that has their segments no longer, and is not receiving them either."""
+        """End the copies of a source that has their files no longer, and is not receiving them either."""
         worker = self._workers[source]
-        has = worker.holds | ({worker.copy.segment} if worker.copy is not None else set())
-        return self._orphaned(source, [name for name, copy in self._sends[source].items() if copy.segment not in has])
+        has = worker.holds | ({worker.copy.file} if worker.copy is not None else set())
+        return self._orphaned(source, [name for name, copy in self._sends[source].items() if copy.file not in has])
 
     def _end(self, name: str) -> None:
         worker = self._workers[name]
@@ -300,13 +302,13 @@ class Tree:
             for source in self._free(now):
                 found = self._first(source, line)
                 if found is not None:
-                    name, segment = found
+                    name, file = found
                     if len(self._sends[source]) >= _MOST_AT_ONCE:
                         effects += self._set_back(source)
                     worker = self._workers[name]
-                    worker.copy = self._sends[source][name] = Copy(segment=segment, source=source, since=now)
+                    worker.copy = self._sends[source][name] = Copy(file=file, source=source, since=now)
                     worker.orphan = False
-                    effects.append(Start(worker=name, segment=segment, source=source))
+                    effects.append(Start(worker=name, file=file, source=source))
                     line.remove(name)
                     effects += self._unserved(name)
                     begun = True  # and it can pass on what comes
@@ -342,7 +344,7 @@ class Tree:
         )
 
     def _first(self, source: str, line: list[str]) -> tuple[str, int] | None:
-        """The first in the line that this source can serve, and the rarest segment that it lacks, so that workers have
+        """The first in the line that this source can serve, and the rarest file that it lacks, so that workers have
         something to exchange; None where there is none."""
         offered: frozenset[int] | set[int] | None = None
         chain: list[str] = []
@@ -353,7 +355,7 @@ class Tree:
             offered = set(sender.holds)
             chain = self._chain(source)
             if sender.copy is not None and len(chain) < self._deepest:
-                offered.add(sender.copy.segment)
+                offered.add(sender.copy.file)
             if not offered:
                 return None
         for name in line:
@@ -371,21 +373,21 @@ class Tree:
         return None
 
     def _chain(self, name: str) -> list[str]:
-        """A worker and those before it whose chunks it passes on, back to one that has the whole segment."""
+        """A worker and those before it whose chunks it passes on, back to one that has the whole file."""
         chain: list[str] = []
         copy = self._workers[name].copy
-        segment = None if copy is None else copy.segment
-        while name != HOST and (copy := self._workers[name].copy) is not None and copy.segment == segment:
+        file = None if copy is None else copy.file
+        while name != HOST and (copy := self._workers[name].copy) is not None and copy.file == file:
             if name in chain:
                 break  # none ever waits for itself; a host must not hang if one does
             chain.append(name)
             name = copy.source
-        if name == HOST or segment in self._workers[name].holds:
+        if name == HOST or file in self._workers[name].holds:
             return chain
         return [*chain, name]  # an orphan: it has no source now, but some chunks
 
-    def _copies(self, segment: int) -> int:
+    def _copies(self, file: int) -> int:
         return sum(
-            segment in worker.holds or (worker.copy is not None and worker.copy.segment == segment)
+            file in worker.holds or (worker.copy is not None and worker.copy.file == file)
             for worker in self._workers.values()
         )

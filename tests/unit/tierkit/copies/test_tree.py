@@ -1,4 +1,4 @@
-"""The tree along which segments spread: tables, whole spreads in steps, and random orders of events."""
+"""The tree along which files spread: tables, whole spreads in steps, and random orders of events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from training.data.tree import HOST, Came, Event, Failed, Got, Left, Passed, Start, Stop, Tree
+from tierkit.copies.tree import HOST, Came, Event, Failed, Got, Left, Passed, Start, Stop, Tree
 
 NONE: frozenset[int] = frozenset()
 ALL = frozenset({0})
@@ -23,8 +23,8 @@ def came(
     ]
 
 
-def got(tree: Tree, name: str, segment: int = 0, now: float = 0.0, bytes_per_s: float = 1.0) -> list[Start | Stop]:
-    return tree.on(Got(worker=name, segment=segment, bytes_per_s=bytes_per_s), now)
+def got(tree: Tree, name: str, file: int = 0, now: float = 0.0, bytes_per_s: float = 1.0) -> list[Start | Stop]:
+    return tree.on(Got(worker=name, file=file, bytes_per_s=bytes_per_s), now)
 
 
 def failed(tree: Tree, name: str, reason: Literal["wrong", "lacks", "gone"], now: float = 0.0) -> list[Start | Stop]:
@@ -37,7 +37,7 @@ def source(tree: Tree, name: str) -> str | None:
 
 
 def spread_steps(receivers: int, *, deepest: int, serves: int | None = None) -> int:
-    """Steps in which all receivers get a segment, when each copy that is under way ends with the step."""
+    """Steps in which all receivers get a file, when each copy that is under way ends with the step."""
     tree = Tree(deepest=deepest)
     for number in range(receivers):
         came(tree, f"w{number}", serves=serves is None or number < serves)
@@ -103,11 +103,11 @@ def test_a_worker_gets_what_it_is_to_have_and_nothing_else() -> None:
     tree.on(Came(worker="a", serves=True, wanted=frozenset({1, 2}), holds=frozenset({1})), 0)
     assert got(tree, "a", 2) == []
     tree.on(Came(worker="b", serves=True, wanted=frozenset({2, 3}), holds=NONE), 0)
-    segments = set()
+    files = set()
     while (copy := tree.copy_of("b")) is not None:
-        segments.add(copy.segment)
-        got(tree, "b", copy.segment)
-    assert segments == {2, 3}
+        files.add(copy.file)
+        got(tree, "b", copy.file)
+    assert files == {2, 3}
 
 
 def test_the_rarest_segment_comes_first() -> None:
@@ -116,7 +116,7 @@ def test_the_rarest_segment_comes_first() -> None:
     came(tree, "b", serves=False, wanted=frozenset({0, 1}))
     copy = tree.copy_of("b")
     assert copy is not None
-    assert copy.segment == 1
+    assert copy.file == 1
 
 
 @pytest.mark.parametrize("reason", ["wrong", "lacks"])
@@ -199,7 +199,7 @@ def test_a_copy_that_takes_long_does_not_hold_up_the_others() -> None:
     assert source(tree, "b") is None
     tree.on(Passed(), 4)
     assert source(tree, "b") is None
-    assert tree.on(Passed(), 5) == [Start(worker="b", segment=0, source=HOST)]
+    assert tree.on(Passed(), 5) == [Start(worker="b", file=0, source=HOST)]
 
 
 @pytest.mark.parametrize("slow", [4, 5, 8])
@@ -257,11 +257,11 @@ def test_a_worker_that_needs_the_segment_no_longer_ends_its_copy() -> None:
     tree = Tree()
     came(tree, "a", wanted=frozenset({1}))
     effects = came(tree, "a", wanted=frozenset({2}))
-    assert effects == [Stop(worker="a"), Start(worker="a", segment=2, source=HOST)]
+    assert effects == [Stop(worker="a"), Start(worker="a", file=2, source=HOST)]
 
 
 NAMES = st.sampled_from([f"w{number}" for number in range(6)])
-SEGMENTS = st.frozensets(st.integers(0, 3))
+FILES = st.frozensets(st.integers(0, 3))
 
 
 class Spread(RuleBasedStateMachine):
@@ -275,17 +275,17 @@ class Spread(RuleBasedStateMachine):
     def on(self, event: Event) -> None:
         for effect in self.tree.on(event, self.now):
             copy = self.tree.copy_of(effect.worker)
-            if isinstance(effect, Start) and copy is not None and copy.segment == effect.segment:
+            if isinstance(effect, Start) and copy is not None and copy.file == effect.file:
                 assert effect.worker != effect.source
 
-    @rule(name=NAMES, serves=st.booleans(), wanted=SEGMENTS, holds=SEGMENTS)
+    @rule(name=NAMES, serves=st.booleans(), wanted=FILES, holds=FILES)
     def come(self, name: str, serves: bool, wanted: frozenset[int], holds: frozenset[int]) -> None:
         self.on(Came(worker=name, serves=serves, wanted=wanted, holds=holds))
 
     @rule(name=NAMES)
     def get(self, name: str) -> None:
         copy = self.tree.copy_of(name)
-        self.on(Got(worker=name, segment=0 if copy is None else copy.segment, bytes_per_s=1.0))
+        self.on(Got(worker=name, file=0 if copy is None else copy.file, bytes_per_s=1.0))
 
     @rule(name=NAMES, reason=st.sampled_from(["wrong", "lacks", "gone"]))
     def fail(self, name: str, reason: Literal["wrong", "lacks", "gone"]) -> None:
@@ -308,16 +308,16 @@ class Spread(RuleBasedStateMachine):
                 continue
             assert copy.source in self.tree
             assert self.tree.trusts(copy.source)
-            assert copy.segment not in self.tree.holds(name)
-            # A source has the segment, is receiving it, or waits for another source with some of its chunks.
+            assert copy.file not in self.tree.holds(name)
+            # A source has the file, is receiving it, or waits for another source with some of its chunks.
             theirs = self.tree.copy_of(copy.source)
-            assert copy.segment in self.tree.holds(copy.source) or theirs is None or theirs.segment == copy.segment
+            assert copy.file in self.tree.holds(copy.source) or theirs is None or theirs.file == copy.file
 
     @invariant()
     def nobody_waits_for_itself(self) -> None:
         for name in self.tree:
             copy, seen = self.tree.copy_of(name), {name}
-            while copy is not None and copy.source != HOST and copy.segment not in self.tree.holds(copy.source):
+            while copy is not None and copy.source != HOST and copy.file not in self.tree.holds(copy.source):
                 assert copy.source not in seen
                 seen.add(copy.source)
                 copy = self.tree.copy_of(copy.source)
@@ -329,7 +329,7 @@ class Spread(RuleBasedStateMachine):
             for name in list(self.tree):
                 copy = self.tree.copy_of(name)
                 if copy is not None:
-                    self.on(Got(worker=name, segment=copy.segment, bytes_per_s=1.0))
+                    self.on(Got(worker=name, file=copy.file, bytes_per_s=1.0))
         assert all(self.tree.copy_of(name) is None for name in self.tree)
 
 
