@@ -17,6 +17,7 @@ from benchmarks.road.experiment import ROAD
 from benchmarks.shares import SHARES
 from benchmarks.sites import SITES
 from benchmarks.sources import SOURCES
+from benchmarks.spreading import SPREADING
 from experiments.harness import Experiment
 
 __all__ = ["BENCHMARKS"]
@@ -39,5 +40,6 @@ BENCHMARKS: dict[str, Experiment] = {
         SHARES,
         SITES,
         SOURCES,
+        SPREADING,
     )
 }

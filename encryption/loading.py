@@ -41,7 +41,7 @@ async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded 
         if offer_of(encoder) in loaded.encoders:
             continue
         try:
-            path = await obtain_weights(store, encoder.weights("head"), settings, patient=False)
+            path = await obtain_weights(store, encoder.weights("head"), settings, patient=False, copies=loaded.copies)
         except (SetupError, Unavailable, DeadlineExceeded, UpstreamError) as exc:
             if loaded.serving and not isinstance(exc, WeightsError):
                 raise  # a later try may bring it
@@ -149,7 +149,7 @@ async def load_served(
             continue
         load: Callable[[], NetworkPart] | None
         if loader is None:
-            load = await _local_tail(encoder, manifest, settings, patient=not loaded.serving)
+            load = await _local_tail(encoder, manifest, settings, loaded)
         else:
             load = await loader.tail(encoder)
         if load is None:
@@ -193,9 +193,10 @@ def tail_key(encoder: EncoderEntry) -> ModelKey:
 
 
 async def _local_tail(
-    encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings, *, patient: bool
+    encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings, loaded: Loaded
 ) -> Callable[[], NetworkPart]:
-    path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings, patient=patient)
+    store, tail = open_store(settings), encoder.weights("tail")
+    path = await obtain_weights(store, tail, settings, patient=not loaded.serving, copies=loaded.copies)
     return _loader(encoder, manifest, "tail", path, settings)
 
 

@@ -14,6 +14,7 @@ from models.source import chosen_entries, fetch_from, from_scheduler, pause
 from models.store import ModelStore
 from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
 from tierkit.inference.background import in_background
+from tierkit.inference.copies import NetworkCopies
 from tierkit.inference.runner import examine
 from tierkit.inference.served import NOTHING_LOADED, Loaded, ModelKey
 from tierkit.settings import NodeSettings
@@ -44,7 +45,7 @@ async def load_models(
     for entry in chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda"):
         if key_of(entry) in loaded.models:
             continue
-        path = await obtain_weights(store, entry, settings, patient=not loaded.serving)
+        path = await obtain_weights(store, entry, settings, patient=not loaded.serving, copies=loaded.copies)
         load = partial(
             load_model,
             entry,
@@ -86,16 +87,26 @@ def open_store(settings: NodeSettings) -> ModelStore:
 
 
 async def obtain_weights(
-    store: ModelStore, entry: WeightsFile, settings: NodeSettings, *, patient: bool = True
+    store: ModelStore,
+    entry: WeightsFile,
+    settings: NodeSettings,
+    *,
+    patient: bool = True,
+    copies: NetworkCopies | None = None,
 ) -> Path:
     """The path of a weights file, fetched from the scheduler where it is missing; see `load_models`.
 
     Args:
+        copies: gets it from other nodes; None for a node that is not on the device list yet.
         patient: whether to go on trying while the scheduler cannot be reached; else that is raised.
 
     Raises:
         TerraceError: as `load_models`.
     """
+    if copies is not None and await anyio.to_thread.run_sync(store.find, entry) is None:
+        path = await copies.obtain(entry.name, entry.sha256, fetch_from(settings))
+        if path is not None:
+            await anyio.to_thread.run_sync(store.adopt, entry, path)
     failures = 0
     while True:
         try:

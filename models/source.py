@@ -13,18 +13,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import anyio
 
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest
-from models.store import Fetch
 from tierkit.atomic import write_atomically
 from tierkit.errors import (
     DeadlineExceeded,
     Forbidden,
+    InvalidAnswer,
     NotFound,
     NotTerrace,
     SetupError,
@@ -47,6 +47,7 @@ from tierkit.types import Tier
 from tierkit.wire.messages import RELEASES_HEADER
 
 __all__ = [
+    "FetchFrom",
     "GivenSet",
     "chosen_entries",
     "fetch_from",
@@ -65,6 +66,13 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class FetchFrom(Protocol):
+    """Yields the bytes of a weights file, from `start` on."""
+
+    def __call__(self, name: str, sha256: str, start: int = 0) -> AsyncIterator[bytes]: ...
+
 
 _STALL_S = 10.0
 """A download that brings nothing for this long is started again."""
@@ -308,17 +316,21 @@ async def pause(failures: int) -> None:
     await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
 
-def fetch_from(settings: NodeSettings) -> Fetch:
-    """Return a function that fetches weights from the scheduler."""
+def fetch_from(settings: NodeSettings) -> FetchFrom:
+    """Return a function that fetches weights from the scheduler, all or those from a byte on."""
 
-    async def fetch(name: str, sha256: str) -> AsyncIterator[bytes]:
+    async def fetch(name: str, sha256: str, start: int = 0) -> AsyncIterator[bytes]:
         if settings.scheduler is None:
             raise WeightsError(
                 f"the weights of model '{name}' are not here; give the folder that has them with --models, or a "
                 "scheduler to fetch them from with --scheduler"
             )
         path, what = f"/v1/models/{quote(name, safe='')}/file", f"the weights of model '{name}' ({sha256})"
-        async with _asked(settings, path, what=what, params={"sha256": sha256}) as (scheduler, answer):
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        asked = _asked(settings, path, what=what, params={"sha256": sha256}, headers=headers)
+        async with asked as (scheduler, answer):
+            if start and answer.status != 206:
+                raise InvalidAnswer(f"the scheduler at {scheduler} sends no part of a file")
             log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
             async for block in answer.content.iter_any():
                 yield block
@@ -377,7 +389,7 @@ async def _ask(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
             allow_redirects=False,
         )
-        if answer.status == 304 or (answer.status == 200 and answer.content_type in _CONTENT_TYPES):
+        if answer.status == 304 or (answer.status in (200, 206) and answer.content_type in _CONTENT_TYPES):
             return answer
         async with answer:
             said = await read_at_most(answer, _REFUSAL_BYTES)

@@ -98,6 +98,20 @@ class ModelStore:
                 await anyio.to_thread.run_sync(write_atomically, path, kept)
         return path
 
+    def adopt(self, entry: WeightsFile, path: Path) -> None:
+        """Move a file that was fetched otherwise into the cache, if it is the entry's.
+
+        Raises:
+            WeightsError: it cannot be read.
+            NoRoom: the cache cannot be written.
+        """
+        cached = self._cached(entry)
+        if path == cached or _digest(path) != entry.sha256:
+            return
+        with _keeping():
+            made_folder(cached.parent)
+            path.replace(cached)
+
     def _cached(self, entry: WeightsFile) -> Path:
         # One folder per digest: two versions of a network never overwrite each other.
         return self._cache / entry.sha256 / entry.file

@@ -30,6 +30,7 @@ __all__ = [
     "GUARD_LIMITS",
     "JOBS",
     "LEADS",
+    "NETWORK_BYTES",
     "OBSERVATION_BYTES",
     "OUTSTANDING",
     "REFUSED",
@@ -91,6 +92,14 @@ RELEASE_NODES = Gauge(
 LAGGING = Gauge(
     "terrace_scheduler_release_lagging_nodes", "Live nodes that hold nothing of the release in force, and get no work."
 )
+NETWORK_BYTES = Counter(
+    "terrace_scheduler_network_bytes_total",
+    "Bytes of networks that nodes have fetched, from the scheduler, or from other nodes as the receivers say; sender: "
+    "scheduler or nodes.",
+    ["sender"],
+)
+for _sender in ("scheduler", "nodes"):
+    NETWORK_BYTES.labels(_sender)
 ROLLOUTS = Counter(
     "terrace_scheduler_rollouts_total",
     "Changes of the release in force that ended: done, rolled_back (a guard failed, or it could not be used), stopped.",

@@ -30,6 +30,7 @@ from scheduler.metrics import REFUSED
 from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, OtherNetworks
 from tierkit.wire.api import Device, DeviceList
+from tierkit.wire.copies import CopyAnswer, CopyReport
 from tierkit.wire.messages import RELEASES_HEADER, ROUTE_HEADER, DeviceRoute, Heartbeat, Lease, NodeId, Registration
 
 __all__ = ["devices"]
@@ -149,6 +150,21 @@ async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> 
     if caller is not None:
         caller.check_claim(node_id)
     return scheduler.route_of_sources(node_id)
+
+
+@devices.post(
+    "/v1/devices/{node_id}/copies",
+    response_model=CopyAnswer,
+    responses={**MISSING, 409: {"description": "Another process has this id now."}},
+    summary="From whom a node gets the file of a network",
+    dependencies=NODES,
+)
+async def copies(scheduler: Service, caller: CallerOf, node_id: NodeName, report: CopyReport) -> CopyAnswer:
+    """A node that lacks a file says how far it is, and hears from which node to copy it, or from the scheduler. 404 as
+    well if no release has the file."""
+    if caller is not None:
+        caller.check_claim(node_id)
+    return await scheduler.spreading.told(node_id, report)
 
 
 @devices.post(

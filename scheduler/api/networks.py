@@ -18,6 +18,7 @@ from scheduler.api.routing import (
     Service,
     SmallBody,
 )
+from scheduler.metrics import NETWORK_BYTES
 from tierkit.errors import InvalidInput, NotFound
 from tierkit.wire.messages import RELEASES_HEADER
 
@@ -40,6 +41,8 @@ class _File(FileResponse):
             if status == 416:
                 length = Headers(raw=message["headers"])["Content-Range"]
                 raise HTTPException(416, "Range names no bytes that the file has", {"Content-Range": length})
+            if message["type"] == "http.response.body":
+                NETWORK_BYTES.labels("scheduler").inc(len(message.get("body", b"")))
             await send(message)
 
         await super().__call__(scope, receive, checked)

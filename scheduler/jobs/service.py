@@ -41,6 +41,7 @@ from scheduler.observations.service import Observations
 from scheduler.placement.own_pictures import route_of_sources
 from scheduler.placement.routes import Placement
 from scheduler.releases.service import Releases
+from scheduler.releases.spreading import Spreading
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.copies import FileCopies
@@ -70,6 +71,7 @@ class Scheduler:
 
     settings: SchedulerSettings
     releases: Releases
+    spreading: Spreading
     devices: Ledger
     operators: Operators
     placement: Placement

@@ -45,6 +45,7 @@ from scheduler.placement.routes import Placement
 from scheduler.releases.files import NetworkFiles
 from scheduler.releases.probes import Prober
 from scheduler.releases.service import Releases, Uses
+from scheduler.releases.spreading import Spreading
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
@@ -129,6 +130,7 @@ async def open_scheduler(
             clock=time.monotonic,
             wall=time.time,
         )
+        spreading = Spreading(devices, releases.file, releases.files.find, secret, clock=time.monotonic)
         await releases.load(manifest, _tuning(settings.models, manifest), settings.models, settings.state / "models")
         hierarchy = releases.current.manifest.hierarchy
         pilot = Pilot(
@@ -168,9 +170,11 @@ async def open_scheduler(
         dispatcher.follow(operators.node_changed)
         dispatcher.follow(watch.node_changed)
         dispatcher.follow(prober.node_changed)
+        dispatcher.follow(spreading.node_changed)
         scheduler = Scheduler(
             settings=settings,
             releases=releases,
+            spreading=spreading,
             devices=devices,
             operators=operators,
             placement=placement,
@@ -230,6 +234,7 @@ async def _loops(
             lifecycle.own(watch.run(), name="watch"),
             lifecycle.own(scheduler.releases.run(), name="releases"),
             lifecycle.own(scheduler.releases.prober.run(), name="probe pictures"),
+            lifecycle.own(scheduler.spreading.run(), name="copies of networks"),
             lifecycle.own(_purge(scheduler), name="purge"),
             lifecycle.own(_purge_observations(scheduler), name="purge of observations"),
             lifecycle.own(note_elapsed(elapsed, commit), name="elapsed time"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -93,7 +94,7 @@ class Store:
             InvalidAnswer: it has another hash than the manifest says; nothing is kept of it.
             SetupError: the disk is full, or fails; nothing is left of the file, so that there is room again.
         """
-        if sha256_of(content) != self.files[file].chunks[number]:
+        if await asyncio.to_thread(sha256_of, content) != self.files[file].chunks[number]:
             raise InvalidAnswer(f"chunk {number} of {self._what} is not what the manifest says")
         start = self.files[file].chunk(number).start
         async with self._writing:
@@ -126,7 +127,7 @@ class Store:
             chunks = range(wanted.start // each, (wanted.stop - 1) // each + 1)
             if number in self._whole or self._here[number].issuperset(chunks):
                 # A copy that has just ended has its last name a moment before this is known here.
-                paths = (self._path(number),) if number in self._whole else (self._half(number), self._path(number))
+                paths = (self.path(number),) if number in self._whole else (self._half(number), self.path(number))
                 return await asyncio.to_thread(_read, paths, wanted), size
             try:
                 async with asyncio.timeout_at(deadline):
@@ -150,9 +151,9 @@ class Store:
         if file not in self._whole:
             raise NotFound(f"{self._what} is not here: number {file}")
         try:
-            return self._path(file).read_bytes()
+            return self.path(file).read_bytes()
         except OSError as exc:
-            raise SetupError(f"cannot read {self._path(file)}: {exc.strerror}") from exc
+            raise SetupError(f"cannot read {self.path(file)}: {exc.strerror}") from exc
 
     def keep_only(self, files: Collection[int], now: float) -> None:
         """Offer all other files no longer, and drop them some seconds later."""
@@ -165,10 +166,11 @@ class Store:
                 del self._retired[number]
                 self._whole.discard(number)
                 self._here.pop(number, None)
-                self._path(number).unlink(missing_ok=True)
+                self.path(number).unlink(missing_ok=True)
                 self._half(number).unlink(missing_ok=True)
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Where a file is once it is whole."""
         return self.folder / self.files[number].sha256
 
     def _half(self, number: int) -> Path:
@@ -179,16 +181,20 @@ class Store:
         number = self._numbers.get(path.name.removesuffix(".part"))
         if number is None or not path.is_file():
             return
-        entry, content = self.files[number], path.read_bytes()
+        entry = self.files[number]
         if path.suffix:
-            chunks = enumerate(entry.chunks)
-            spans = ((each, entry.chunk(each), sha256) for each, sha256 in chunks)
-            here = {each for each, span, sha256 in spans if sha256_of(content[span.start : span.stop]) == sha256}
+            with path.open("rb") as content:
+                chunks = iter(lambda: content.read(entry.chunk_bytes), b"")
+                here = {
+                    each
+                    for each, (chunk, sha256) in enumerate(zip(chunks, entry.chunks, strict=False))
+                    if sha256_of(chunk) == sha256
+                }
             if len(here) < len(entry.chunks):
                 self._here[number] = here
             else:
                 path.unlink()  # it would be whole, but for its name: rare enough to copy it once more
-        elif sha256_of(content) == entry.sha256:
+        elif _digest(path) == entry.sha256:
             self._whole.add(number)
         else:
             path.unlink()
@@ -209,15 +215,14 @@ class Store:
     def _finish(self, number: int) -> None:
         path = self._half(number)
         try:
-            content = path.read_bytes()
-            if sha256_of(content) != self.files[number].sha256:
+            if _digest(path) != self.files[number].sha256:
                 raise SetupError(f"{path} is not what was written to it: check the disk")
             file = os.open(path, os.O_RDWR)
             try:
                 os.fsync(file)
             finally:
                 os.close(file)
-            path.replace(self._path(number))
+            path.replace(self.path(number))
         except OSError as exc:
             raise self._given_up(number, exc) from exc
 
@@ -229,6 +234,11 @@ class Store:
             f"cannot keep {self._what} in {self.folder}: {error.strerror}; nothing of it is left. "
             "Make room there, or name another folder with --cache"
         )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(paths: Sequence[Path], span: range) -> bytes:

@@ -12,7 +12,8 @@ by their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,6 +58,9 @@ class Came:
     """Segments that it is to have in the end."""
     holds: frozenset[int]
     """Whole files that it has, as it says."""
+    group: str = ""
+    """Workers copy from those of their group and from the host, which sends to each group as if it were the only
+    one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,7 @@ class _Worker:
     number: int
     """In the order in which workers came."""
     heard_at: float
+    group: str
     serves: bool = False
     wanted: frozenset[int] = frozenset()
     holds: set[int] = field(default_factory=set)
@@ -139,7 +144,8 @@ class _Worker:
 
     def says(self, event: Came) -> bool:
         """True if this is what it has said before."""
-        return self.serves == event.serves and self.wanted == event.wanted and frozenset(self.holds) == event.holds
+        same = (self.serves, self.wanted, self.group) == (event.serves, event.wanted, event.group)
+        return same and self.holds == event.holds
 
     @property
     def lacks(self) -> frozenset[int]:
@@ -151,16 +157,29 @@ class Tree:
 
     Args:
         silent_s: a worker that was not heard for so long is gone; `busy_s` one that is copying.
-        turn_s: a source whose copies all take longer takes one more, in place of the oldest where there are many: a
-            slow machine holds nobody up for ever.
+        turn_s: a source whose copies of a file all take longer takes one more, in place of the oldest where there are
+            many: a slow machine holds nobody up for ever.
+        hurries_s: a machine that receives for longer passes nothing new on meanwhile. A copy from it that takes longer
+            moves to one that has the whole file, if one is free. Default: neither.
         deepest: D, the machines of a chain; a long chain is fast, and many wait when one of its machines is lost.
     """
 
     def __init__(
-        self, *, silent_s: float = 20.0, busy_s: float = 6.0, turn_s: float = 30.0, deepest: int = DEEPEST
+        self,
+        *,
+        silent_s: float = 20.0,
+        busy_s: float = 6.0,
+        turn_s: Callable[[int], float] = lambda file: 30.0,
+        hurries_s: float = math.inf,
+        deepest: int = DEEPEST,
     ) -> None:
-        self._silent_s, self._busy_s, self._turn_s, self._deepest = silent_s, busy_s, turn_s, deepest
+        self._silent_s, self._busy_s = silent_s, busy_s
+        self._turn_s, self._hurries_s, self._deepest = turn_s, hurries_s, deepest
+        self.spares_host = False
+        """True if the host comes after the workers that receive nothing."""
         self._workers: dict[str, _Worker] = {}
+        self._groups: dict[str, dict[str, None]] = {}
+        """Workers of each group, in the order in which they came."""
         self._sends: dict[str, dict[str, Copy]] = {HOST: {}}
         """By source: its copies, by their workers."""
         self._remembered: dict[str, tuple[bool, int]] = {}
@@ -172,6 +191,7 @@ class Tree:
     def on(self, event: Event, now: float) -> list[Start | Stop]:
         """What is to be done now that this has happened. Events of workers that are not known change nothing."""
         worker = None if isinstance(event, Passed) else self._workers.get(event.worker)
+        groups = list(self._groups) if worker is None else [worker.group]
         if worker is not None:
             worker.heard_at = now
         effects: list[Start | Stop] = []
@@ -180,6 +200,7 @@ class Tree:
                 return []  # most of what a host hears
             case Came():
                 effects += self._came_in(event, now)
+                groups = [event.group]
             case Got() if worker is not None and worker.copy is not None and worker.copy.file == event.file:
                 worker.holds.add(event.file)
                 worker.bytes_per_s, worker.turns = event.bytes_per_s, 0
@@ -191,7 +212,7 @@ class Tree:
             case Passed():
                 for name in [name for name, each in self._workers.items() if self._silent(each, now)]:
                     effects += self._lost(name)
-        return effects + self._assigned(now)
+        return effects + [effect for group in groups for effect in self._assigned(group, now)]
 
     def copy_of(self, worker: str) -> Copy | None:
         """What a worker is copying."""
@@ -202,6 +223,11 @@ class Tree:
         """Whole files of a worker, as it says."""
         known = self._workers.get(worker)
         return frozenset() if known is None else frozenset(known.holds)
+
+    def wanted(self, worker: str) -> frozenset[int]:
+        """Files that a worker is to have."""
+        known = self._workers.get(worker)
+        return frozenset() if known is None else known.wanted
 
     def trusts(self, worker: str) -> bool:
         """True if a worker may be a source."""
@@ -218,14 +244,18 @@ class Tree:
 
     def _came_in(self, event: Came, now: float) -> list[Stop]:
         worker = self._workers.get(event.worker)
+        effects: list[Stop] = []
+        if worker is not None and worker.group != event.group:
+            effects += self._lost(event.worker)
+            worker = None
         if worker is None:
             self._came += 1
             distrusted, accusations = self._remembered.pop(event.worker, (False, 0))
-            worker = _Worker(self._came, now, distrusted=distrusted, accusations=accusations)
+            worker = _Worker(self._came, now, event.group, distrusted=distrusted, accusations=accusations)
             self._workers[event.worker] = worker
+            self._groups.setdefault(event.group, {})[event.worker] = None
             self._sends[event.worker] = {}
         worker.wanted, worker.holds = event.wanted, set(event.holds)
-        effects: list[Stop] = []
         if worker.copy is not None and worker.copy.file not in worker.lacks:
             self._end(event.worker)
             effects.append(Stop(worker=event.worker))
@@ -259,12 +289,16 @@ class Tree:
         effects = self._orphaned(name)
         worker = self._workers.pop(name)
         del self._sends[name]
+        group = self._groups[worker.group]
+        del group[name]
+        if not group:
+            del self._groups[worker.group]
         if worker.distrusted or worker.accusations:
             self._remembered[name] = worker.distrusted, worker.accusations
             if len(self._remembered) > _REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]
-        for each in self._workers.values():
-            each.avoids.discard(name)  # one that comes again under this name gets another chance
+        for each in group:
+            self._workers[each].avoids.discard(name)  # one that comes again under this name gets another chance
         return effects
 
     def _orphaned(self, source: str, whom: Collection[str] | None = None) -> list[Stop]:
@@ -290,33 +324,77 @@ class Tree:
 
     # --- who gets what from whom ---
 
-    def _assigned(self, now: float) -> list[Start | Stop]:
+    def _assigned(self, group: str, now: float) -> list[Start | Stop]:
+        members = self._groups.get(group, {})
         line = sorted(
-            (name for name, worker in self._workers.items() if worker.copy is None and worker.lacks),
+            (name for name in members if (worker := self._workers[name]).copy is None and worker.lacks),
             key=lambda name: self._place(self._workers[name]),
         )
         effects: list[Start | Stop] = []
         begun = True
         while line and begun:
             begun = False
-            for source in self._free(now):
-                found = self._first(source, line)
+            for source in self._free(group, now):
+                found = self._first(source, line, now)
                 if found is not None:
                     name, file = found
-                    if len(self._sends[source]) >= _MOST_AT_ONCE:
-                        effects += self._set_back(source)
-                    worker = self._workers[name]
-                    worker.copy = self._sends[source][name] = Copy(file=file, source=source, since=now)
-                    worker.orphan = False
-                    effects.append(Start(worker=name, file=file, source=source))
+                    if len(self._to(source, group)) >= _MOST_AT_ONCE:
+                        effects += self._set_back(source, group)
+                    effects += self._begun(source, name, file, now)
                     line.remove(name)
-                    effects += self._unserved(name)
                     begun = True  # and it can pass on what comes
+        if not line and self._hurries_s < math.inf:
+            effects += self._hurried(group, now)
         return effects
 
-    def _set_back(self, source: str) -> list[Stop]:
+    def _begun(self, source: str, name: str, file: int, now: float) -> list[Start | Stop]:
+        worker = self._workers[name]
+        worker.copy = self._sends[source][name] = Copy(file=file, source=source, since=now)
+        worker.orphan = False
+        return [Start(worker=name, file=file, source=source), *self._unserved(name)]
+
+    def _hurried(self, group: str, now: float) -> list[Start | Stop]:
+        """Move copies that take long behind a slow machine to sources that are free and have the whole file."""
+        slow = [
+            name
+            for name in self._groups.get(group, {})
+            if (copy := self._workers[name].copy) is not None
+            and now - copy.since >= self._hurries_s
+            and copy.source != HOST
+            and copy.file not in self._workers[copy.source].holds
+        ]
+        effects: list[Start | Stop] = []
+        for source in self._free(group, now) if slow else ():
+            for name in slow:
+                copy = self._workers[name].copy
+                assert copy is not None
+                whole = source == HOST or copy.file in self._workers[source].holds
+                if whole and self._may_send(source, name) and not self._to(source, group):
+                    self._end(name)
+                    effects += self._begun(source, name, copy.file, now)
+                    slow.remove(name)
+                    break
+        return effects
+
+    def _may_send(self, source: str, name: str) -> bool:
+        """True if neither knows anything against the other."""
+        if source == HOST:
+            return True
+        sender, worker = self._workers[source], self._workers[name]
+        usable = sender.serves and not sender.distrusted and source not in worker.avoids
+        return usable and worker.accusations < _MOST_ACCUSATIONS and name != source
+
+    def _to(self, source: str, group: str) -> dict[str, Copy]:
+        """The copies from a source to workers of a group."""
+        sends = self._sends[source]
+        if source != HOST:
+            return sends
+        return {name: copy for name, copy in sends.items() if self._workers[name].group == group}
+
+    def _set_back(self, source: str, group: str) -> list[Stop]:
         """End the oldest copy of a source; its worker keeps what it has, and waits for another turn."""
-        name = min(self._sends[source], key=lambda each: self._sends[source][each].since)
+        sends = self._to(source, group)
+        name = min(sends, key=lambda each: sends[each].since)
         self._end(name)
         self._workers[name].turns += 1
         return [Stop(worker=name), *self._unserved(name)]
@@ -326,24 +404,23 @@ class Tree:
         who came first."""
         return worker.turns, not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
 
-    def _free(self, now: float) -> list[str]:
-        """Sources that may take a worker: those that need not end a copy for it, the host first, then those that
-        receive nothing, in the order they came."""
+    def _free(self, group: str, now: float) -> list[str]:
+        """Sources that may take a worker of a group: those that need not end a copy for it, the host first, then those
+        that receive nothing, in the order they came."""
         free = [
             name
-            for name, sends in self._sends.items()
-            if all(now - copy.since >= self._turn_s for copy in sends.values())
+            for name in (HOST, *self._groups.get(group, {}))
+            if all(now - copy.since >= self._turn_s(copy.file) for copy in self._to(name, group).values())
         ]
-        return sorted(
-            free,
-            key=lambda name: (
-                len(self._sends[name]) >= _MOST_AT_ONCE,
-                name != HOST,
-                name != HOST and self._workers[name].copy is not None,
-            ),
-        )
 
-    def _first(self, source: str, line: list[str]) -> tuple[str, int] | None:
+        def rank(name: str) -> int:
+            if name == HOST:
+                return 1
+            return 3 if self._workers[name].copy is not None else 0 if self.spares_host else 2
+
+        return sorted(free, key=lambda name: (len(self._to(name, group)) >= _MOST_AT_ONCE, rank(name)))
+
+    def _first(self, source: str, line: list[str], now: float) -> tuple[str, int] | None:
         """The first in the line that this source can serve, and the rarest file that it lacks, so that workers have
         something to exchange; None where there is none."""
         offered: frozenset[int] | set[int] | None = None
@@ -354,18 +431,18 @@ class Tree:
                 return None
             offered = set(sender.holds)
             chain = self._chain(source)
-            if sender.copy is not None and len(chain) < self._deepest:
+            brisk = sender.copy is not None and now - sender.copy.since < self._hurries_s
+            if sender.copy is not None and brisk and len(chain) < self._deepest:
                 offered.add(sender.copy.file)
             if not offered:
                 return None
         for name in line:
             worker = self._workers[name]
             able = worker.lacks if offered is None else worker.lacks & offered
-            if source != HOST:
-                if source in worker.avoids or worker.accusations >= _MOST_ACCUSATIONS or name == source:
-                    continue
-                if name in chain:  # it would wait for itself
-                    able = able & self._workers[source].holds
+            if not self._may_send(source, name):
+                continue
+            if name in chain:  # it would wait for itself
+                able = able & self._workers[source].holds
             if able:
                 return name, min(able, key=lambda each: (self._copies(each), each)) if len(able) > 1 else next(
                     iter(able)

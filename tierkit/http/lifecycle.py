@@ -38,6 +38,8 @@ class Lifecycle:
         by its name."""
         self.authenticator: Authenticator | None = None
         """Asks callers for their tokens; None where none is asked for."""
+        self.keyed_path = ""
+        """Requests below this path need no token: their route asks for a key."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
         """Called for each request that the authenticator refuses."""
         self.standby: Callable[[], str | None] = lambda: None

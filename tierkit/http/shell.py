@@ -197,7 +197,12 @@ class Shell:
         try:
             if self._own_names is not None:
                 check_host(headers, self._own_names)
-            if authenticator is None or (authenticator.sessions is not None and needs_no_token(scope["path"])):
+            keyed = self._lifecycle.keyed_path
+            if (
+                authenticator is None
+                or (authenticator.sessions is not None and needs_no_token(scope["path"]))
+                or (keyed and scope["path"].startswith(keyed) and method in READS)
+            ):
                 if b"origin" in fields_of(scope):  # else it passes
                     check_origin(method, scope["scheme"], headers, hosts=hosts)
             else:

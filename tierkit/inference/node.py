@@ -20,6 +20,7 @@ from tierkit.http.answering import Answering, install
 from tierkit.http.client import Meter, open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.shell import Direct, answer_directly
+from tierkit.inference.copies import COPIES_PATH, NetworkCopies
 from tierkit.inference.endpoints import InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
@@ -54,6 +55,9 @@ _RUNTIME_WARM_UP_S = 0.05
 
 _MOST_OFFERS = 64
 """Models in a registration."""
+
+_COPIES_BUDGET_S = 30.0
+"""The scheduler may keep a node waiting for a source."""
 
 _ANNOUNCE_BUDGET_S = 10.0
 """For the schedulers to hear that a model is not offered any more, before it is unloaded."""
@@ -114,6 +118,8 @@ class InferenceNode:
         for version in self._made(served, keys):
             self.versions.add(version)
         self.versions.arrange(keys)
+        self.copies: NetworkCopies | None = None
+        """Gets networks from other nodes, and passes them on; None if the networks are the node's own."""
         self.holding: Holding | None = None
         """Follows the releases of the scheduler; None if the networks are the node's own."""
         self._releases = {UNKNOWN: _Release(keys, () if encoders is None else encoders.offers)}
@@ -167,12 +173,22 @@ class InferenceNode:
         if releases is not None:
             self.holding = Holding(self, releases, self.lifecycle)
             self.rename(UNKNOWN, releases.started_with)
+            self.copies = NetworkCopies(self.settings, self.incarnation, self._ask_for_copies, lambda: self.http)
+            self.lifecycle.keyed_path = f"{COPIES_PATH}/"
+
+    async def _ask_for_copies(self, report: bytes) -> bytes:
+        assert self.scheduler is not None
+        target = f"/v1/devices/{self.settings.node_id}/copies"
+        return await self.scheduler.ask("POST", target, budget_s=_COPIES_BUDGET_S, body=report)
 
     @property
     def loaded(self) -> Loaded:
         """Models and encoders that it has loaded."""
         encoders = () if self.encoders is None else self.encoders.offers
-        return Loaded(models=frozenset(self.versions.held), encoders=frozenset(encoders), serving=True)
+        # The scheduler tells only nodes of its list from whom to copy.
+        copies = self.copies if self.scheduler is not None and self.scheduler.registered else None
+        held = frozenset(self.versions.held)
+        return Loaded(models=held, encoders=frozenset(encoders), serving=True, copies=copies)
 
     async def hold(self, number: int, parts: ReleaseParts) -> None:
         """Serve a release next to the others, once its models have proved that they work.
@@ -486,7 +502,8 @@ def node_app(
         version=node.version,
         server_name=f"terrace-{node.tier}",
     )
-    app = Starlette(routes=[*routes, *oip], lifespan=lifespan)
+    copies = [] if node.copies is None else [node.copies.route()]
+    app = Starlette(routes=[*routes, *copies, *oip], lifespan=lifespan)
     install(app)
     # One layer instead of the framework's three: `Answering` handles what they would.
     app.middleware_stack = Answering(app.router)

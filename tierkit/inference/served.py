@@ -11,6 +11,7 @@ import aiohttp
 
 from tierkit.errors import Unavailable
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.copies import NetworkCopies
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.model import Model
 from tierkit.inference.thread import InferenceThread
@@ -132,6 +133,8 @@ class Loaded:
     encoders: frozenset[EncoderOffer] = frozenset()
     serving: bool = False
     """True if the node serves meanwhile. The load then gives way to other work, and an absent scheduler is an error."""
+    copies: NetworkCopies | None = None
+    """Gets files from other nodes of the fleet."""
 
 
 NOTHING_LOADED = Loaded()

@@ -52,11 +52,12 @@ class Fleet:
         return self.scheduler
 
     async def join(self, *names: str) -> None:
-        await asyncio.gather(*map(self._join, names))
+        await asyncio.gather(*map(self.join_with, names))
 
-    async def _join(self, name: str) -> None:
+    async def join_with(self, name: str, *flags: str) -> None:
         tier, cache = name.split("-")[0], str(self.folder / f"cache-{name}")
         command = ["-m", "terrace", tier, "--port", "0", "--scheduler", self.url, "--node-id", name, "--cache", cache]
+        command += flags
         process = service_process(command, ready_file=self.folder / name)
         self.nodes[name] = await self.stack.enter_async_context(process)
 

@@ -193,7 +193,7 @@ def test_a_silent_worker_is_lost_and_one_that_is_heard_is_not() -> None:
 
 
 def test_a_copy_that_takes_long_does_not_hold_up_the_others() -> None:
-    tree = Tree(turn_s=5, deepest=1)
+    tree = Tree(turn_s=lambda file: 5, deepest=1)
     came(tree, "slow", serves=False)
     came(tree, "b")
     assert source(tree, "b") is None
@@ -229,7 +229,7 @@ def test_receivers_that_never_end_take_turns_with_those_who_wait(slow: int) -> N
 
 
 def test_who_waits_for_itself_would_wait_for_ever() -> None:
-    tree = Tree(deepest=3, turn_s=5)
+    tree = Tree(deepest=3, turn_s=lambda file: 5)
     came(tree, "a", "b", "c")
     came(tree, "d", serves=False)
     assert [source(tree, name) for name in "abcd"] == [HOST, "a", "b", None]
@@ -269,7 +269,7 @@ class Spread(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree, self.now = Tree(silent_s=30, turn_s=5, deepest=3), 0.0
+        self.tree, self.now = Tree(silent_s=30, turn_s=lambda file: 5, deepest=3), 0.0
         self.liars: set[str] = set()
 
     def on(self, event: Event) -> None:

@@ -1,0 +1,64 @@
+"""Messages by which a node finds out from whom it gets the file of a network: POST /v1/devices/{node_id}/copies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tierkit.wire.messages import Incarnation, ModelName, NodeUrl, Sha256
+
+__all__ = ["MOST_CHUNKS", "CopyAnswer", "CopyReport"]
+
+MOST_CHUNKS = 512
+"""Most chunks of one file: a large file has larger ones."""
+
+Rate = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CopyReport(_Message):
+    """The state of a node that lacks the file of a network. Sent when something has changed, and every two
+    seconds while a copy is under way."""
+
+    incarnation: Incarnation
+    name: ModelName
+    """The name of the network, or of the part of an encoder."""
+    sha256: Sha256
+    holds: Annotated[tuple[Sha256, ...], Field(max_length=64)] = ()
+    """Whole files that it passes on."""
+    plan: bool = False
+    """True if the answer is to have the hashes of the chunks."""
+    got: bool = False
+    """It has the file now."""
+    bytes_per_s: Rate = 0.0
+    """At which the last copy came."""
+    bytes_from_nodes: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """Bytes of the file that other nodes have sent, with `got`."""
+    ended: bool = False
+    """It needs the file no longer, or fetches it from the scheduler outside the tree."""
+    failed: Literal["wrong", "lacks", "gone"] | None = None
+    """Why a copy ended early: the source sent wrong bytes, lacks what it said that it had, or is gone."""
+    failed_source: NodeUrl | None = None
+    """The source of that copy; null for the scheduler."""
+    waits: bool = True
+    """True if the answer may wait until there is a source."""
+
+
+class CopyAnswer(_Message):
+    """From whom the node gets the file."""
+
+    key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$", repr=False)]
+    """Opens the files of networks at nodes that pass them on to this one, and is asked for by this one."""
+    go: bool = False
+    """False: it has to wait; it asks again."""
+    source: NodeUrl | None = None
+    """URL of the node to copy from; null for the scheduler."""
+    bytes: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """The size of the file, with `chunks`."""
+    chunk_bytes: Annotated[int, Field(ge=0, le=2**26)] = 0
+    chunks: Annotated[tuple[Sha256, ...], Field(max_length=MOST_CHUNKS)] = ()
+    """Hash of each chunk, where the report asks for the plan."""
