@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from terrace.console import screen
 from tierkit import access
 from tierkit.access import checked_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
-from tierkit.commandline import Json
+from tierkit.commandline import Json, show_to_typer, with_options
 from tierkit.plaintext import one_line
 from tierkit.types import Tier
 
@@ -154,27 +154,6 @@ Scheduler = Annotated[
 OnlySite = Annotated[str | None, typer.Option("--site", metavar="SITE", help="Only this site.")]
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give typer a flat signature: each parameter that is a dataclass of options becomes one option per field."""
-    signature = inspect.signature(command, eval_str=True)
-    taken = {name: each.annotation for name, each in signature.parameters.items()}
-    groups = {name: kind for name, kind in taken.items() if isinstance(kind, type) and is_dataclass(kind)}
-    fields = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
-
-    @functools.wraps(command)
-    def call(**given: Any) -> None:
-        made = {name: group(**{field: given.pop(field) for field in fields[name]}) for name, group in groups.items()}
-        command(**given, **made)
-
-    flat = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in signature.parameters.items()
-        for each in (fields[name].values() if name in fields else [parameter])
-    ]
-    _show_to_typer(call, flat)
-    return call
-
-
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a connection to a command, whose first argument is the client."""
 
@@ -188,13 +167,8 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     *options, _ = inspect.signature(call, eval_str=True).parameters.values()
     functools.update_wrapper(call, command)
-    _show_to_typer(call, [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *options])
+    show_to_typer(call, [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *options])
     return with_options(call)
-
-
-def _show_to_typer(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 def on_command_line(context: typer.Context, name: str) -> bool:

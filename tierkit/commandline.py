@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +14,7 @@ from typer.core import TyperOption
 
 from tierkit.errors import DataError, InvalidInput, NotFound, ProviderUnavailable, SetupError, WeightsError
 
-__all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly"]
+__all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly", "show_to_typer", "with_options"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
 
@@ -43,3 +47,30 @@ def asked_wrongly(error: BaseException) -> bool:
         return False
     wrong = InvalidInput | NotFound | DataError | ProviderUnavailable | WeightsError
     return isinstance(error, wrong) or type(error) is SetupError
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give typer a flat signature: each parameter that is a dataclass of options becomes one option per field."""
+    signature = inspect.signature(command, eval_str=True)
+    taken = {name: each.annotation for name, each in signature.parameters.items()}
+    groups = {name: kind for name, kind in taken.items() if isinstance(kind, type) and is_dataclass(kind)}
+    fields = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        made = {name: group(**{field: given.pop(field) for field in fields[name]}) for name, group in groups.items()}
+        command(**given, **made)
+
+    flat = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        for each in (fields[name].values() if name in fields else [parameter])
+    ]
+    show_to_typer(call, flat)
+    return call
+
+
+def show_to_typer(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    """Have typer read these parameters as the command's options."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -176,6 +176,29 @@ class FlatLearner:
             start += each.numel()
         self._descend(given, rate, self.config.momentum)
 
+    @contextmanager
+    def spread(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Iterator[None]:
+        """Meanwhile, steps compute through what `wrap` makes of the network."""
+        network = self._learner.network
+        self._learner.network = wrap(network)
+        try:
+            yield
+        finally:
+            self._learner.network = network
+
+    def momentum(self) -> Flat:
+        """Momentum of SGD; empty before the first step."""
+        return _flat(self.moments or [])
+
+    def load_momentum(self, values: Flat) -> None:
+        """Continue with such a vector.
+
+        Raises:
+            WeightsError: it is of another network.
+        """
+        self.moments = [torch.zeros_like(each) for each in self._parameters] if len(values) else None
+        _fill(self.moments or [], values, self.config.name)
+
     def walk(self, step: int, rate: float) -> float:
         """One step of SGD with the network's momentum, at this learning rate; its loss."""
         loss = self._learner.backward(step)
@@ -325,8 +348,11 @@ class FlatLearner:
             layer.momentum = momentum
 
 
-def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
+def read_images(config: TrainConfig, dataset: Dataset, *, device: str = "cpu") -> tuple[TrainingData, ImageSet]:
     """The images to train on, and those of the test set.
+
+    Args:
+        device: that keeps the former.
 
     Raises:
         InvalidInput: the configuration has a teacher, or starts from another run: neither is known to the fleet.
@@ -334,7 +360,8 @@ def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, Im
     """
     if config.teacher is not None or config.initial is not None:
         raise InvalidInput(f"{config.name!r} needs another run (a teacher, or weights to start from): train it alone")
-    return TrainingData(config, dataset.read("train"), dataset.hierarchy), dataset.read("test")
+    images = TrainingData(config, dataset.read("train"), dataset.hierarchy, device=device)
+    return images, dataset.read("test")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from tierkit.orphan import PARENT_VARIABLE
 from training.messages import RESULT, RunStatus
 from training.worker.connection import HostConnection
 
-__all__ = ["LocalRun", "run_here"]
+__all__ = ["LocalRun", "Started", "flags_of", "run_here", "started_processes"]
 
 _TERRACE = (sys.executable, "-P", "-m", "terrace", "train")
 """-P, or a foreign folder models/ in the current directory would be imported."""
@@ -48,7 +49,9 @@ class LocalRun:
 
 
 @dataclass(slots=True)
-class _Process:
+class Started:
+    """A process that was started here."""
+
     name: str
     arguments: list[str]
     process: asyncio.subprocess.Process
@@ -59,7 +62,8 @@ class _Process:
     def failure(self) -> ServiceFailed:
         """Of one that has ended by itself."""
         code = self.process.returncode or 0
-        said = self.last_lines[-1].removeprefix("terrace host: ") if self.last_lines else "it said nothing"
+        last = self.last_lines[-1] if self.last_lines else "it said nothing"
+        said = re.sub(r"^terrace (host|rank \d+): ", "", last)
         return ServiceFailed(f"{self.name} stopped with exit code {code}: {said}", code=code)
 
 
@@ -77,14 +81,20 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
     """
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         ready = Path(folder) / "host.ready"
-        async with _processes(run) as start, open_client() as http:
+        async with started_processes(run.on_line, run.on_start) as start, open_client() as http:
             host = await start(
                 "host",
-                [*_TERRACE, "host", *_flags({"port": 0, "folder": folder, **run.host}), "--ready-file", str(ready)],
+                [
+                    *_TERRACE,
+                    "host",
+                    *flags_of({"port": 0, **run.host, "folder": run.host.get("folder") or folder}),
+                    "--ready-file",
+                    str(ready),
+                ],
             )
             killed = 0
 
-            async def again(each: _Process) -> bool:
+            async def again(each: Started) -> bool:
                 """Start a process again if it was killed."""
                 nonlocal killed
                 if (each.process.returncode or 0) >= 0 or killed >= _MOST_RESTARTS:
@@ -102,7 +112,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
             # One that is started again is to be found where it was.
             host.arguments += ["--port", url.rpartition(":")[2]]
             count = range(1, run.workers + 1)
-            command = [*_TERRACE, "work", url, *_flags(run.worker)]
+            command = [*_TERRACE, "work", url, *flags_of(run.worker)]
             workers = [await start(f"worker-{n}", [*command, "--name", f"worker-{n}"]) for n in count]
             connection = HostConnection("observer", "0" * 16, http, url=url)
             while True:
@@ -121,7 +131,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                 await asyncio.sleep(_LOOK_S)
 
 
-def _result(host: _Process, killed: int) -> dict[str, Any]:
+def _result(host: Started, killed: int) -> dict[str, Any]:
     """What a host that has ended has left in its folder."""
     kept = Path(host.arguments[host.arguments.index("--folder") + 1]) / RESULT
     if host.process.returncode != 0 or not kept.exists():
@@ -139,24 +149,28 @@ def _written_url(ready: Path) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def _processes(run: LocalRun) -> AsyncIterator[Callable[..., Any]]:
-    """Starts processes, and ends all of them on the way out: workers first, so that they can say farewell."""
-    started: dict[str, _Process] = {}
+async def started_processes(
+    on_line: Callable[[str, str], None], on_start: Callable[[str, int], None]
+) -> AsyncIterator[Callable[..., Any]]:
+    """Starts processes, and ends all of them on the way out: the first one last, so that others can say farewell."""
+    started: dict[str, Started] = {}
 
-    async def start(name: str, arguments: list[str], again: _Process | None = None) -> _Process:
+    async def start(
+        name: str, arguments: list[str], again: Started | None = None, environment: Mapping[str, str] | None = None
+    ) -> Started:
         process = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
-        running = again or _Process(name, arguments, process, asyncio.ensure_future(asyncio.sleep(0, 0)))
+        running = again or Started(name, arguments, process, asyncio.ensure_future(asyncio.sleep(0, 0)))
         running.process = process
-        running.watcher = asyncio.create_task(_watch(running, run.on_line), name=f"watch {name}")
+        running.watcher = asyncio.create_task(_watch(running, on_line), name=f"watch {name}")
         started[name] = running
-        run.on_start(name, process.pid)
+        on_start(name, process.pid)
         return running
 
     try:
@@ -170,7 +184,7 @@ async def _processes(run: LocalRun) -> AsyncIterator[Callable[..., Any]]:
             raise
 
 
-async def _end(processes: Sequence[_Process]) -> None:
+async def _end(processes: Sequence[Started]) -> None:
     for chosen in (processes[1:], processes[:1]):
         for number in (signal.SIGTERM, signal.SIGKILL):
             going = [each for each in chosen if each.process.returncode is None]
@@ -180,7 +194,7 @@ async def _end(processes: Sequence[_Process]) -> None:
                 await asyncio.wait([each.watcher for each in going], timeout=_STOP_S)
 
 
-async def _watch(running: _Process, on_line: Callable[[str, str], None]) -> int:
+async def _watch(running: Started, on_line: Callable[[str, str], None]) -> int:
     output = running.process.stdout
     assert output is not None
     while line := await output.readline():
@@ -190,6 +204,7 @@ async def _watch(running: _Process, on_line: Callable[[str, str], None]) -> int:
     return await running.process.wait()
 
 
-def _flags(settings: Mapping[str, object]) -> list[str]:
+def flags_of(settings: Mapping[str, object]) -> list[str]:
+    """Words of a command line, without settings that are None."""
     given = ((name, value) for name, value in settings.items() if value is not None)
     return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -61,6 +61,8 @@ class Wanting:
 
 def unfit(wants: RunWants, offer: WorkerOffer) -> str:
     """Why a worker is none for a run; "" where it is one."""
+    if wants.workers == 0:
+        return "takes no workers: its ranks are all there"
     for what, least, has, unit in (
         ("speed", wants.min_gflops, offer.gflops, "GFLOP/s"),
         ("memory", _mb(wants.min_memory_bytes), _mb(offer.memory_bytes), "MB"),

@@ -44,7 +44,7 @@ StrategyName = Annotated[
     typer.Option(
         metavar="NAME",
         help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
-        "bmuf, diloco, tournament; for ranks allreduce, gossip, ensemble; or a TOML file.",
+        "bmuf, diloco, tournament; for ranks allreduce, elastic, gossip, ensemble; or a TOML file.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
@@ -71,9 +71,16 @@ class LocalTraining:
     seed: Seed = None
     data: Data = None
     dataset: OtherDataset = None
-    device: Annotated[Processor, typer.Option(help="What the workers compute on.")] = Processor.CPU
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What the workers compute on: cpu or cuda; ranks also take cuda:N."),
+    ] = "cpu"
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show what host and workers log.")] = False
+    patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long a rank waits for the others.")] = 120.0
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Report the run to this scheduler; of several, all.")
+    ] = None
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what host, workers and ranks log.")] = False
 
 
 @app.command(name="run")
@@ -83,36 +90,53 @@ def run_local(
         str, typer.Argument(help="A bundled configuration, such as mnist-100, or a TOML file.", show_default=False)
     ],
     options: LocalTraining,
+    credentials: Credentials,
     json: Json = False,
 ) -> None:
-    """Train with a host and workers on this machine, each a process of its own."""
+    """Train with a host and workers on this machine, or with ranks; each is a process."""
     with training_extra("training on the fleet", "learn"):
         from training.host.opening import find_network
         from training.local import LocalRun, run_here
-        from training.strategies.config import find_strategy
+        from training.parallel.starting import LocalRanks, run_ranks_here
+        from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
     try:
-        network, _ = find_network(config), find_strategy(options.strategy)
+        network, strategy = find_network(config), find_strategy(options.strategy)
     except (InvalidInput, SetupError) as error:
         raise typer.BadParameter(str(error)) from error
+    ranks = isinstance(strategy, ExchangeConfig | TournamentConfig)
+    if not ranks and options.device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device is cpu or cuda for {options.strategy}, not {options.device!r}.")
+    if ranks and options.wire != "fp32":
+        raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
+    common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}
+    common |= {"scheduler": options.scheduler, "token_file": credentials.token_file, "tls_ca": credentials.tls_ca}
     images = {"data": options.data, "dataset": options.dataset}
-    host: dict[str, Any] = {"network": config, "strategy": options.strategy, "wire": options.wire, **images}
-    host |= {"workers": options.workers, "epochs": options.epochs, "seed": options.seed}
-    if options.folder is not None:
-        host["folder"] = options.folder
+    worker: dict[str, Any] = {**images, "device": options.device, "threads": options.threads}
+    common |= images
     notes = screen(stderr=True)
 
     def show(name: str, line: str) -> None:
         if options.verbose:
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    worker = {**images, "device": options.device, "threads": options.threads}
-    plan = LocalRun(host=host, worker=worker, workers=options.workers, on_line=show)
+    host = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
-        try:
-            result = run_stoppable(
-                lambda: run_here(plan, lambda status: progress.update(bar, completed=status.done, total=status.steps))
+
+        async def train() -> dict[str, Any]:
+            if ranks:
+                return await run_ranks_here(
+                    LocalRanks(network=config, settings=ranked, ranks=options.workers, on_line=show),
+                    lambda now: progress.update(bar, completed=now["step"], total=now["steps"]),
+                )
+            return await run_here(
+                LocalRun(host=host, worker=worker, workers=options.workers, on_line=show),
+                lambda status: progress.update(bar, completed=status.done, total=status.steps),
             )
+
+        try:
+            result = run_stoppable(train)
         except ServiceFailed as error:  # with the code of the process that could not go on
             typer.echo(harmless(f"terrace train run: {error}"), err=True)
             raise typer.Exit(max(1, error.code)) from error

@@ -98,8 +98,8 @@ class _Value(BaseModel):
 class RunWants(_Message):
     """The workers that a run is for."""
 
-    workers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """How many; null for any number."""
+    workers: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """How many; null for any number, 0 for a run of ranks, because it takes none."""
     min_gflops: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second that each must do at least."""
     min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None

@@ -28,7 +28,7 @@ def start(settings: HostSettings) -> int:
         from training.host.app import create_app, largest_body
         from training.host.chief import compute_as_chief
         from training.host.opening import open_host
-        from training.host.reporting import report_to_scheduler
+        from training.host.reporting import HostReports, report_to_scheduler
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
@@ -42,7 +42,14 @@ def start(settings: HostSettings) -> int:
             tickets = Tickets(host.spec.id)
             if lifecycle.authenticator is not None:
                 lifecycle.authenticator.tickets = tickets
-            reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url, tickets), name="reports")
+            reports = report_to_scheduler(
+                HostReports(host, settings, lifecycle.url, tickets),
+                settings.scheduler,
+                token=settings.own_token(),
+                tls_ca=settings.tls_ca,
+                tickets=tickets,
+            )
+            reporting = lifecycle.own(reports, name="reports")
             host.farewell = lambda: asyncio.shield(reporting)
         if settings.work:
             host.beside["worker 0"] = lambda: compute_as_chief(host, host.images)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -16,12 +18,13 @@ from tierkit.client import AsyncClient, Backoff
 from tierkit.documents import faults
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, TerraceError, Unauthenticated
 from tierkit.http.address import reachable_url
+from tierkit.types import WorkerOrder
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerCopies, WorkerReport
 from training.host.host import Host
 from training.host.settings import HostSettings
 from training.messages import WorkerData
 
-__all__ = ["copies_of", "report_to_scheduler", "spans"]
+__all__ = ["HostReports", "Reported", "copies_of", "report_to_scheduler", "spans"]
 
 log = logging.getLogger(__name__)
 
@@ -34,37 +37,66 @@ _MOST_SPANS = 8
 """Of the numbers of segments that a worker has."""
 
 
-async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: str, tickets: Tickets) -> None:
+class Reported(Protocol):
+    """A run that a scheduler hears of."""
+
+    over: asyncio.Event
+    """Set when there is nothing left to wait for."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def state(self) -> Literal["running", "finished", "stopped", "failed"]: ...
+
+    def start(self, incarnation: str) -> RunStart:
+        """First report of the run."""
+
+    async def report(self, incarnation: str) -> RunReport:
+        """Report of the present state."""
+
+    async def order(self, name: str, order: WorkerOrder) -> object:
+        """Do what an operator wants with a worker. Raises NotFound or Overloaded where it cannot."""
+
+    def stop(self) -> None:
+        """End the run in its present state."""
+
+
+async def report_to_scheduler(
+    run: Reported,
+    urls: Sequence[str],
+    *,
+    token: Callable[[], str] | None = None,
+    tls_ca: Path | None = None,
+    tickets: Tickets,
+) -> None:
     """Report until the run has ended and the scheduler knows of it. A scheduler that is away is tried again.
 
     Args:
-        listens_at: the host's own address.
+        urls: of the scheduler and its standbys.
         tickets: of workers, by which the host authenticates them.
     """
-    assert settings.scheduler is not None
     async with AsyncClient(
-        ",".join(settings.scheduler),
+        ",".join(urls),
         timeout_s=_BUDGET_S,
         backoff=Backoff(attempts=1, failover_s=0.0),
-        token=settings.own_token(),
-        tls_ca=settings.tls_ca,
+        token=token,
+        tls_ca=tls_ca,
     ) as client:
-        reporter = _Reporter(host, settings, client, listens_at, tickets)
+        reporter = _Reporter(run, client, tickets)
         while not await reporter.said_all():
-            if host.over.is_set():
+            if run.over.is_set():
                 await asyncio.sleep(_PERIOD_S)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_S):
-                    await host.over.wait()
+                    await run.over.wait()
 
 
 @dataclass(slots=True)
 class _Reporter:
-    _host: Host
-    _settings: HostSettings
+    _run: Reported
     _client: AsyncClient
-    _listens_at: str
     _tickets: Tickets
     _incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     _known: bool = False
@@ -76,14 +108,14 @@ class _Reporter:
 
     async def said_all(self) -> bool:
         """Report once; whether there is nothing more to say."""
-        host, ended = self._host, self._host.over.is_set()
-        if host.state == "stopped" and not self._told_to_stop:
+        run, ended = self._run, self._run.over.is_set()
+        if run.state == "stopped" and not self._told_to_stop:
             return True  # the run can go on; to the scheduler it is interrupted
         try:
             if not self._known:
-                self._tickets.secret = (await self._client.begin_run(self._start())).secret
+                self._tickets.secret = (await self._client.begin_run(run.start(self._incarnation))).secret
                 self._known = True
-            orders = await self._client.report_run(host.spec.id, await self._report())
+            orders = await self._client.report_run(run.id, await run.report(self._incarnation))
         except NotFound:
             self._known = False
             return False
@@ -103,15 +135,40 @@ class _Reporter:
         self._coming = set(orders.coming)
         for name, order in orders.workers.items():
             with contextlib.suppress(NotFound, Overloaded):  # it has left; or it is asked for again
-                await host.order(name, order)
+                await run.order(name, order)
         if orders.stop and not ended:
             log.info("stopped from the scheduler")
             self._told_to_stop = True
-            host.stop()
+            run.stop()
             return False
         return ended
 
-    def _start(self) -> RunStart:
+    def _tell(self, news: str) -> None:
+        """Log what has changed since the last time."""
+        if news != self._news:
+            self._news = news
+            log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
+
+
+class HostReports:
+    """A host's run, as a scheduler hears of it.
+
+    Args:
+        listens_at: the host's own address.
+        tickets: of workers, by which the host authenticates them.
+    """
+
+    def __init__(self, host: Host, settings: HostSettings, listens_at: str, tickets: Tickets) -> None:
+        self._host, self._settings, self._listens_at, self._tickets = host, settings, listens_at, tickets
+        self.over = host.over
+        self.id, self.order, self.stop = host.spec.id, host.order, host.stop
+
+    @property
+    def state(self) -> Literal["running", "finished", "stopped", "failed"]:
+        return self._host.state
+
+    def start(self, incarnation: str) -> RunStart:
+        """First report of the run."""
         spec, settings = self._host.spec, self._settings
         assert settings.scheduler is not None
         url, *more = settings.advertise_url or [reachable_url(self._listens_at, peer=settings.scheduler[0])]
@@ -138,14 +195,15 @@ class _Reporter:
                 min_memory_bytes=None if settings.min_memory_mb is None else round(1e6 * settings.min_memory_mb),
             ),
             steps=self._host.steps,
-            incarnation=self._incarnation,
+            incarnation=incarnation,
         )
 
-    async def _report(self) -> RunReport:
+    async def report(self, incarnation: str) -> RunReport:
+        """Report of the present state."""
         status = await self._host.status()
         copies = {each.name: copies_of(each) for each in self._host.copies()}
         least = RunReport(
-            incarnation=self._incarnation,
+            incarnation=incarnation,
             state="finished" if status.state == "stopped" else status.state,
             done=status.done,
             version=status.version,
@@ -162,12 +220,6 @@ class _Reporter:
         except ValidationError as error:
             log.warning("the scheduler is told only how far the run is: %s", faults(error, RunReport)[:_MOST_ERROR])
             return least
-
-    def _tell(self, news: str) -> None:
-        """Log what has changed since the last time."""
-        if news != self._news:
-            self._news = news
-            log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
 
 
 def copies_of(data: WorkerData) -> WorkerCopies:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from torch.nn.parallel import DistributedDataParallel
+
 from training.learner import FlatLearner
 from training.parallel.exchange import Done, Mean, Program
+from training.parallel.group import Group
 from training.strategies.config import ExchangeConfig
 
-__all__ = ["allreduce", "scaled_rate"]
+__all__ = ["allreduce", "allreduce_by_torch", "computed_by_torch", "scaled_rate"]
 
 
 def scaled_rate(config: ExchangeConfig, rate: float, *, ranks: int, step: int, steps: int) -> float:
@@ -25,8 +33,7 @@ def scaled_rate(config: ExchangeConfig, rate: float, *, ranks: int, step: int, s
 
 
 def allreduce(learner: FlatLearner, config: ExchangeConfig, *, rank: int, ranks: int, start: int = 0) -> Program:
-    """One rank's program, with plain vectors. Real processes leave the mean to torch's `DistributedDataParallel`, which
-    overlaps it with the backward pass.
+    """One rank's program, with plain vectors.
 
     Args:
         start: step to go on with.
@@ -37,6 +44,32 @@ def allreduce(learner: FlatLearner, config: ExchangeConfig, *, rank: int, ranks:
         gradient, loss = learner.gradient(number)
         mean = yield Mean(gradient)
         learner.apply(mean, scaled_rate(config, learner.rate(step * ranks), ranks=ranks, step=step, steps=steps))
+        yield Done(step, loss)
+    if learner.lengths[1]:
+        learner.load(learner.weights(), (yield Mean(learner.buffers())))
+    return {}
+
+
+@contextmanager
+def computed_by_torch(learner: FlatLearner, *, start: int) -> Iterator[None]:
+    """Meanwhile, torch's `DistributedDataParallel` takes the mean of gradients, overlapped with the backward pass."""
+    # Each rank has running statistics of its own batches; their mean is taken at the end.
+    wrap = partial(DistributedDataParallel, broadcast_buffers=False, init_sync=start == 0)
+    with ExitStack() as stack:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer torch has another name for it
+            stack.enter_context(learner.spread(wrap))
+        yield
+
+
+def allreduce_by_torch(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start: int = 0) -> Program:
+    """The same program for a learner that is `computed_by_torch`."""
+    ranks, steps = group.ranks, learner.steps // group.ranks
+    share = 2 * (ranks - 1) * 4 * learner.lengths[0] // ranks
+    for step in range(start, steps):
+        rate = scaled_rate(config, learner.rate(step * ranks), ranks=ranks, step=step, steps=steps)
+        with group.with_others():
+            loss = learner.walk(step * ranks + group.rank, rate)
+        group.count(share, share)
         yield Done(step, loss)
     if learner.lengths[1]:
         learner.load(learner.weights(), (yield Mean(learner.buffers())))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from tierkit.errors import UpstreamUnavailable
 from training.parallel.exchange import Broadcast, Done, Gather, Mean, Program, Request, Swap
 from training.units import Flat
 
-__all__ = ["Group", "run_program"]
+__all__ = ["Group", "first_line", "run_program"]
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Group:
     bytes_sent: int = field(default=0, init=False)
     """By this rank, as the usual algorithms need: all-reduce around a ring."""
     bytes_received: int = field(default=0, init=False)
+    waited_s: float = field(default=0.0, init=False)
+    """Spent in exchanges."""
 
     def answer(self, request: Request) -> Flat:
         """Exchange with the others.
@@ -37,12 +41,27 @@ class Group:
         """
         if isinstance(request, Done):
             return np.zeros(0, np.float32)
+        began = time.perf_counter()
+        with self.with_others():
+            found = self._exchanged(request)
+        self.waited_s += time.perf_counter() - began
+        return found
+
+    @contextmanager
+    def with_others(self) -> Iterator[None]:
+        """Names the errors of torch that come from the other ranks.
+
+        Raises:
+            UpstreamUnavailable: one of them does not answer, or has ended.
+        """
         try:
-            return self._exchanged(request)
-        except (RuntimeError, ValueError) as error:  # of gloo, whose errors have no class
+            yield
+        except RuntimeError as error:
+            # Errors of gloo have no class.
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+                raise
             raise UpstreamUnavailable(
-                f"rank {self.rank} lost another one of {self.ranks} in the middle of an exchange: "
-                f"{str(error).splitlines()[0][:200]}"
+                f"rank {self.rank} lost another one of {self.ranks} in the middle of an exchange: {first_line(error)}"
             ) from error
 
     def _exchanged(self, request: Mean | Swap | Gather | Broadcast) -> Flat:
@@ -50,7 +69,7 @@ class Group:
         match request:
             case Mean():
                 dist.all_reduce(own)
-                self._count(2 * others * size // self.ranks, 2 * others * size // self.ranks)
+                self.count(2 * others * size // self.ranks, 2 * others * size // self.ranks)
                 return _flat(own / self.ranks)
             case Swap(to=to, source=source):
                 if to == self.rank and source == self.rank:
@@ -60,19 +79,20 @@ class Group:
                     [dist.P2POp(dist.isend, own, to), dist.P2POp(dist.irecv, came, source)]
                 ):
                     each.wait()
-                self._count(size, size)
+                self.count(size, size)
                 return _flat(came)
             case Gather():
                 parts = [torch.empty_like(own) for _ in range(self.ranks)]
                 dist.all_gather(parts, own)
-                self._count(others * size, others * size)
+                self.count(others * size, others * size)
                 return _flat(torch.cat(parts))
             case Broadcast(source=source):
                 dist.broadcast(own, source)
-                self._count(others * size if source == self.rank else 0, 0 if source == self.rank else size)
+                self.count(others * size if source == self.rank else 0, 0 if source == self.rank else size)
                 return _flat(own)
 
-    def _count(self, sent: int, received: int) -> None:
+    def count(self, sent: int, received: int) -> None:
+        """Count bytes."""
         self.bytes_sent += sent
         self.bytes_received += received
 
@@ -104,3 +124,8 @@ def run_program(
 def _flat(tensor: Tensor) -> Flat:
     found: Flat = tensor.cpu().numpy()
     return found
+
+
+def first_line(error: Exception) -> str:
+    """Message of an error of torch, without its stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -188,9 +188,13 @@ class ExchangeConfig(Strict):
     """Share of the steps of `allreduce` in which the rate rises from the network's to the scaled one."""
     apart: float = Field(default=0.5, gt=0, lt=1)
     """Share of the steps of `ensemble` in which the networks train apart; then they are optimised together."""
+    elastic: bool = False
+    """Members of `allreduce` may come and go: the others compute on, and one that comes back gets their weights."""
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
+        if self.elastic and self.rule != "allreduce":
+            raise ValueError("elastic is for allreduce: leave it out")
         if self.rule != "gossip" and self.period != 1:
             raise ValueError(f"{self.rule} exchanges at each step: leave out period, or use the family outer")
         return self
@@ -226,6 +230,7 @@ STRATEGIES: dict[str, StrategyConfig] = {
     **HOSTED,
     # ChainerMN: forward, backward, all-reduce, step.
     "allreduce": ExchangeConfig(rule="allreduce"),
+    "elastic": ExchangeConfig(rule="allreduce", elastic=True),
     # Daily et al. 2018, arXiv:1803.05880.
     "gossip": ExchangeConfig(rule="gossip"),
     # Ding et al. 2017.

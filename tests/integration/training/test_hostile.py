@@ -20,7 +20,7 @@ from tierkit.errors import SetupError, TerraceError
 from tierkit.testing import serve_app
 from training.host.aggregator import open_aggregator
 from training.host.app import create_app
-from training.host.reporting import report_to_scheduler
+from training.host.reporting import HostReports, report_to_scheduler
 from training.host.settings import HostSettings
 from training.messages import LEASE_HEADER
 from training.payloads import compress, pack
@@ -251,9 +251,9 @@ async def test_a_report_that_is_too_large_says_how_far_the_run_is(start_host: St
         )
         scheduler.instead[f"PUT /v1/runs/{running.host.spec.id}/report"] = answer({"stop": False})
         settings = HostSettings(network="mnist-100", scheduler=(scheduler.url,), port=0)
-        await asyncio.wait_for(
-            report_to_scheduler(running.host, settings, running.url, Tickets(running.host.spec.id)), 30
-        )
+        tickets = Tickets(running.host.spec.id)
+        reports = HostReports(running.host, settings, running.url, tickets)
+        await asyncio.wait_for(report_to_scheduler(reports, (scheduler.url,), tickets=tickets), 30)
     assert scheduler.seen[-1].endswith("/report")
 
 

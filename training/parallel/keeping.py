@@ -1,0 +1,107 @@
+"""Checkpoints of ranks: each keeps its own two newest, so that there is a step that all of them have."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from tierkit.atomic import made_folder, write_atomically
+from tierkit.errors import SetupError, WeightsError
+from training.learner import FlatLearner
+from training.units import Flat
+
+__all__ = ["Checkpoints", "Totals"]
+
+_NEWEST = 2
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted by one rank since the run began."""
+
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Id under which a scheduler knows the run."""
+    updates: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+    times: dict[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    """Mean of the last steps."""
+
+
+class Checkpoints:
+    """The checkpoints of one rank in the folder of a run; nothing is kept without a folder.
+
+    Args:
+        facts: of the run; a folder with other ones is refused.
+    """
+
+    def __init__(self, folder: Path | None, rank: int, facts: Mapping[str, object]) -> None:
+        self._folder, self._rank, self._facts = folder, rank, dict(facts)
+        if folder is not None:
+            made_folder(folder)
+
+    def steps(self) -> list[int]:
+        """From which this rank can continue."""
+        return sorted(int(path.stem.rpartition("-")[2]) for path in self._paths())
+
+    def save(self, step: int, learner: FlatLearner, totals: Totals, figures: Mapping[str, float]) -> None:
+        """Keep the state before a step.
+
+        Args:
+            figures: of the rule; the learner does not hold them.
+        """
+        if self._folder is None:
+            return
+        said = {
+            "facts": json.dumps(self._facts),
+            "totals": json.dumps(asdict(totals)),
+            "figures": json.dumps({**figures}),
+        }
+        vectors = {"joined": learner.joined(), "momentum": learner.momentum()}
+        write_atomically(self._path(step), save(vectors, said))
+        for old in self.steps()[:-_NEWEST]:
+            self._path(old).unlink(missing_ok=True)
+
+    def load(self, step: int, learner: FlatLearner) -> tuple[Totals, dict[str, float]]:
+        """Continue from there; what was counted until then, and the figures of the rule.
+
+        Raises:
+            SetupError: the folder holds another run.
+            WeightsError: the file is damaged.
+        """
+        path = self._path(step)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                said = file.metadata() or {}
+                facts, totals, figures = (json.loads(said[name]) for name in ("facts", "totals", "figures"))
+                joined, momentum = (_vector(file.get_tensor(name)) for name in ("joined", "momentum"))
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise WeightsError(f"{path} is damaged: bring it back from a copy, or remove the folder") from error
+        if different := [name for name, value in self._facts.items() if facts.get(name) != value]:
+            raise SetupError(
+                f"{self._folder} holds another run, with another value of {', '.join(different)}: give the same as "
+                "before, or another --folder"
+            )
+        learner.load_joined(joined)
+        learner.load_momentum(momentum)
+        return Totals(**totals), figures
+
+    def _path(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"rank-{self._rank}-{step}.safetensors"
+
+    def _paths(self) -> list[Path]:
+        return [] if self._folder is None else list(self._folder.glob(f"rank-{self._rank}-*.safetensors"))
+
+
+def _vector(values: np.ndarray) -> Flat:
+    return np.ascontiguousarray(values, np.float32)
