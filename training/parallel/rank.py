@@ -116,6 +116,7 @@ class RankRun:
             "network": _digest(network.model_dump(mode="json", exclude={"seed", "epochs"})),
             "strategy": _digest(self.strategy.model_dump(mode="json")),
             "data set": self.learner.data.sha256[:16],
+            "folder": "kept" if self.options.folder is not None else "none",
         }
 
     @contextmanager
@@ -139,8 +140,12 @@ class RankRun:
         """The first step begins."""
         self._stepped_at = time.monotonic()
 
-    def stepped(self, done: Done) -> None:
-        """Count a step, tell of it, and keep a checkpoint after each epoch."""
+    def stepped(self, done: Done, together: Callable[[], object] = lambda: None) -> None:
+        """Count a step, tell of it, and keep a checkpoint after each epoch.
+
+        Args:
+            together: waits for the other ranks, so that none is more than a checkpoint ahead.
+        """
         now = time.monotonic()
         took, self._stepped_at = now - self._stepped_at, now
         self.totals.seconds += took
@@ -151,7 +156,8 @@ class RankRun:
         self.progress.step, self.progress.loss = done.step + 1, self.totals.loss
         self.progress.bytes_sent, self.progress.bytes_received = self.totals.bytes_sent, self.totals.bytes_received
         self._on_progress(self.progress)
-        if (done.step + 1) % self._every == 0 or done.step + 1 == self.steps:
+        if self.options.folder is not None and ((done.step + 1) % self._every == 0 or done.step + 1 == self.steps):
+            together()
             self.kept.save(done.step + 1, self.learner, self.totals, done.kept)
             self._stepped_at = time.monotonic()
 

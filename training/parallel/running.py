@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from tierkit.errors import Conflict, TerraceError, Unavailable
 from training.parallel.allreduce import allreduce_by_torch, computed_by_torch
 from training.parallel.elastic import run_member
-from training.parallel.exchange import Done, Seat
+from training.parallel.exchange import Done, Mean, Seat
 from training.parallel.group import Group, run_program
 from training.parallel.keeping import Totals
 from training.parallel.meeting import Meeting, RankPlace, common_step
@@ -84,7 +86,7 @@ def _train(
     def done(done: Done) -> None:
         nonlocal looked_at
         run.spend(group)
-        run.stepped(done)
+        run.stepped(done, lambda: group.answer(Mean(np.zeros(1, np.float32))))
         if time.monotonic() > looked_at + _LOOK_S:
             looked_at = time.monotonic()
             if meeting.stopped():
