@@ -32,7 +32,7 @@ LIGHTHOUSE_VARIABLE = "TORCHFT_LIGHTHOUSE"
 """URL of the lighthouse, which knows what members there are."""
 _EXCHANGE_S = 10.0
 """Budget of an exchange; then the member that is missing is left out."""
-_DEAD_MS, _JOIN_MS, _TICK_MS = 600, 100, 20
+_DEAD_MS, _JOIN_MS, _TICK_MS = 600, 10_000, 20
 _LOOK_S = 0.05
 
 
@@ -106,9 +106,10 @@ class _Member:
         budget = timedelta(seconds=run.options.patience_s)
         start = max(run.kept.steps(), default=0)
         run.continue_from(start)
+        group = torchft.process_group.ProcessGroupGloo(timeout=timedelta(seconds=_EXCHANGE_S))
         try:
             self._manager = torchft.Manager(
-                pg=torchft.process_group.ProcessGroupGloo(timeout=timedelta(seconds=_EXCHANGE_S)),
+                pg=group,
                 load_state_dict=self._load,
                 state_dict=self._state,
                 min_replica_size=1,
@@ -130,6 +131,7 @@ class _Member:
         try:
             yield self
         finally:
+            group.abort()  # or the others wait for this member until the budget is spent
             self._manager.shutdown(wait=False)
 
     def stop(self) -> None:
@@ -145,10 +147,6 @@ class _Member:
         self._wait_for_all()
         run.begin()
         while (step := manager.current_step()) < run.steps and not self.stopped:
-            self._agree()
-            step = manager.current_step()
-            if step >= run.steps:
-                break
             gradient, loss = learner.gradient(step * ranks + run.place.rank)
             # Buffers too, so that all members are the same after each step.
             given = np.concatenate((gradient, learner.buffers(), [np.float32(self._wants_stop)]))
@@ -156,6 +154,7 @@ class _Member:
             manager.allreduce(tensor).wait()
             if not manager.should_commit():
                 self.repeated += 1
+                self._agree()
                 continue
             mean, present = tensor.numpy(), manager.num_participants()
             rate = scaled_rate(config, learner.rate(step * ranks), ranks=present, step=step, steps=run.steps)
@@ -170,9 +169,13 @@ class _Member:
             run.spend_times()
             run.stepped(Done(step, loss))
             self.stopped = bool(mean[-1] > 0)
+            self._agree()  # after the last step as well: one that is behind gets the final weights
+        if run.progress.step < (step := manager.current_step()):
+            run.progress.step = step
+            run.kept.save(step, learner, run.totals, {})
 
     def _wait_for_all(self) -> None:
-        """Before the first step; for a while, then it begins with those that are there."""
+        """Agree on the members of the first step; after the budget, it begins with those that are there."""
         run, manager = self._run, self._manager
         deadline = time.monotonic() + run.options.patience_s
         while True:
@@ -180,13 +183,10 @@ class _Member:
             present = manager.num_participants()
             if manager.current_step() or present >= run.place.ranks:
                 return
-            if time.monotonic() > deadline:
-                log.warning(
-                    "%d of %d ranks came within %g s: the run begins without the others",
-                    present,
-                    run.place.ranks,
-                    run.options.patience_s,
-                )
+            spent = torch.tensor([float(time.monotonic() > deadline)])  # all begin when one has waited for so long
+            manager.allreduce(spent).wait()
+            if spent.item() > 0 and manager.errored() is None:
+                log.warning("%d of %d ranks came: the run begins without the others", present, run.place.ranks)
                 return
             time.sleep(_LOOK_S)
 
@@ -208,6 +208,7 @@ class _Member:
         return {name: torch.from_numpy(each) for name, each in vectors.items()} | {
             "facts": dict(self._run.facts),
             "totals": counted,
+            "stopped": self.stopped,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -219,6 +220,7 @@ class _Member:
         learner.load_momentum(_vector(state["momentum"]))
         for name, value in state["totals"].items():
             setattr(totals, name, value)
+        self.stopped = state["stopped"]
         log.info("got the weights of the others")
 
 

@@ -1,0 +1,98 @@
+"""Members of an all-reduce that come and go, by torchft."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+pytest.importorskip("torchft", reason="needs the extra 'elastic' (torchft)")
+
+from tests.integration.training.test_ranks import changed, network, options, vectors
+from tests.rank_processes import RankProcess, place_of, start_rank
+from tierkit.errors import SetupError, UpstreamUnavailable
+from training.parallel.elastic import LIGHTHOUSE_VARIABLE, lighthouse
+from training.parallel.rank import RankOptions
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+
+__all__ = ["network", "options"]  # the fixtures
+
+RANKS = 3
+Start = Callable[..., RankProcess]
+
+
+@pytest.fixture
+def start(options: RankOptions) -> Iterator[Start]:
+    """Starts a member of a run."""
+    started: list[RankProcess] = []
+    with lighthouse() as url:
+
+        def member(rank: int, **changes: object) -> RankProcess:
+            own = changed(options, strategy="elastic", **changes)
+            started.append(start_rank(own, place_of(rank, RANKS, 1) | {LIGHTHOUSE_VARIABLE: url}))
+            return started[-1]
+
+        yield member
+        for each in started:
+            each.kill()
+
+
+def test_a_member_is_killed_and_comes_back_and_no_step_is_lost(start: Start, tmp_path: Path) -> None:
+    given = {"folder": tmp_path, "epochs": 75, "patience_s": 20.0}  # 200 steps
+    members = [start(rank, **given) for rank in range(RANKS)]
+    while not members[2].progress or members[2].progress[-1][1] < 60:
+        assert members[2].next() is not None
+    killed_at = time.monotonic()
+    members[2].kill()
+    back = start(2, **given)
+    results = [each.ended() for each in (*members[:2], back)]
+    assert isinstance(results[0], dict), results
+
+    seen = members[0].progress
+    steps = [step for _, step, _ in seen]
+    assert steps == sorted(set(steps))
+    assert {*steps, *(step for _, step, _ in members[1].progress)} == {*range(1, 201)}
+    found = [vectors(tmp_path, rank, 200)["joined"].tobytes() for rank in range(RANKS)]
+    assert found[1:] == found[:1] * 2
+    longest_s = max(after - before for (before, _, _), (after, _, _) in itertools.pairwise(seen))
+    back_at, first, ranks = back.progress[0]
+    print(f"longest step {longest_s:.2f} s, back after {back_at - killed_at:.1f} s")
+    assert longest_s < 1
+    assert back_at - killed_at < 10
+    assert (first > 60, ranks) == (True, RANKS)
+
+
+def test_a_member_with_old_weights_gets_those_of_the_others(start: Start, tmp_path: Path) -> None:
+    """Its folder has a checkpoint of an earlier step."""
+    folders = [tmp_path / str(rank) for rank in range(RANKS)]
+    members = [start(rank, folder=folder, epochs=75) for rank, folder in enumerate(folders)]
+    while not members[1].progress or members[1].progress[-1][1] < 50:
+        assert members[1].next() is not None
+    members[1].kill()
+    old = max(int(path.stem.rpartition("-")[2]) for path in folders[1].glob("rank-1-*"))
+    back = start(1, folder=folders[1], epochs=75)
+    results = [each.ended() for each in (members[0], back, members[2])]
+    assert isinstance(results[0], dict), results
+    assert back.progress[0][1] > old + 1
+    found = [vectors(folder, rank, 200) for rank, folder in enumerate(folders)]
+    assert all(each["joined"].tobytes() == found[0]["joined"].tobytes() for each in found)
+
+
+def test_members_that_are_too_few_begin_after_the_budget(start: Start) -> None:
+    members = [start(rank, epochs=1, patience_s=1.0) for rank in range(2)]
+    assert isinstance(members[0].ended(), dict)
+    assert {ranks for _, _, ranks in members[0].progress} == {2}
+
+
+def test_without_a_lighthouse_it_is_told(options: RankOptions) -> None:
+    own = changed(options, strategy="elastic", patience_s=1.0)
+    error = start_rank(own, place_of(0, RANKS, 1)).ended()
+    assert isinstance(error, SetupError)
+    assert "torchft_lighthouse" in str(error)
+    error = start_rank(own, place_of(0, RANKS, 1) | {LIGHTHOUSE_VARIABLE: "http://127.0.0.1:9"}).ended()
+    assert isinstance(error, UpstreamUnavailable)
