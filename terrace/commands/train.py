@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -104,8 +105,8 @@ def run_local(
     except (InvalidInput, SetupError) as error:
         raise typer.BadParameter(str(error)) from error
     ranks = isinstance(strategy, ExchangeConfig | TournamentConfig)
-    if not ranks and options.device not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"--device is cpu or cuda for {options.strategy}, not {options.device!r}.")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?" if ranks else "cpu|cuda", options.device):
+        raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda, for ranks also cuda:N.")
     if ranks and options.wire != "fp32":
         raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}

@@ -107,6 +107,7 @@ def _print(value: dict[str, Any]) -> None:
 def main() -> None:
     """Exit code 2 where a person must act, 75 where another rank is missing and a later start may work, else 1."""
     die_with_parent()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or it shows its own stack for each rank that is lost
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(rank)
     try:

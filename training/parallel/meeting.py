@@ -26,6 +26,7 @@ from training.parallel.group import Group, first_line
 __all__ = ["Meeting", "RankPlace", "address_towards", "choose_interface", "common_step", "differences"]
 
 _LOOK_S = 0.05
+_CONNECT_S = 5.0
 _FAREWELL_S = 3.0
 """For the other ranks to read what rank 0 keeps, before that ends."""
 _SIOCGIFADDR = 0x8915
@@ -147,6 +148,7 @@ class Meeting:
         """
         own = not dist.is_initialized()
         if own:
+            self._check_ways()
             backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
             choose_interface(self.place.address)
             try:
@@ -160,14 +162,33 @@ class Meeting:
             except RuntimeError as error:
                 raise UpstreamUnavailable(
                     f"rank {self.place.rank} cannot connect to all of the other {self.place.ranks - 1} within "
-                    f"{self._patience_s:g} s; each must reach each other one, on any TCP port, so look for a firewall "
-                    f"between them: {first_line(error)}"
+                    f"{self._patience_s:g} s: {first_line(error)}"
                 ) from error
         try:
             yield Group(self.place.rank, self.place.ranks, device)
         finally:
             if own:
                 dist.destroy_process_group()
+
+    def _check_ways(self) -> None:
+        """Raises UpstreamUnavailable with the pairs of ranks that cannot connect; gloo would name none, and later."""
+        own = self.place.rank
+        here = address_towards(f"http://{self.place.address}")
+        family = socket.AF_INET6 if ":" in here else socket.AF_INET
+        with socket.create_server((here, 0), family=family, backlog=self.place.ranks) as door:
+            self.tell("door", door.getsockname()[:2])
+            doors, budget_s = self.all_told("door"), min(_CONNECT_S, self._patience_s / 2)
+            lost = []
+            for other, (host, port) in list(enumerate(doors))[own + 1 :]:
+                try:
+                    socket.create_connection((host, port), timeout=budget_s).close()
+                except OSError:
+                    lost.append(f"rank {own} cannot reach rank {other} at {host}")
+            self.tell("lost", lost)
+            if all_lost := [each for found in self.all_told("lost") for each in found]:
+                raise UpstreamUnavailable(
+                    f"{'; '.join(all_lost)}: each must reach each other one, on any TCP port; look for a firewall"
+                )
 
     @contextlib.contextmanager
     def _keeper(self) -> Iterator[None]:

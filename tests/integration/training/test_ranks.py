@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,15 @@ from models.dataset import Dataset
 from safetensors.numpy import load_file
 from tests.rank_processes import RankProcess, place_of, rank_processes, start_rank
 from tests.shapes import write_shapes
-from tierkit.errors import Conflict, DeadlineExceeded, PortInUse, SetupError, UpstreamUnavailable
+from tierkit.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    PortInUse,
+    ProviderUnavailable,
+    SetupError,
+    UpstreamUnavailable,
+)
 from tierkit.http.address import free_port
 from training.host.opening import find_network
 from training.learner import FlatLearner, read_images
@@ -228,6 +235,17 @@ def test_a_member_with_old_weights_and_a_folder_of_another_run_are_refused(
             assert "rank 0 16, rank 1 4" in str(error)
 
 
+def test_more_ranks_than_steps_and_a_missing_gpu_are_refused(options: RankOptions) -> None:
+    for changes, kind, said in (
+        ({"epochs": 1}, InvalidInput, "9 ranks are more than the 8 steps"),
+        ({"device": "cuda"}, ProviderUnavailable, "torch finds 0 on this machine"),
+        ({"strategy": "sgd"}, InvalidInput, "needs a host"),
+    ):
+        error = start_rank(changed(options, **changes), place_of(8, 9, 1)).ended()
+        assert isinstance(error, kind)
+        assert said in str(error)
+
+
 def test_a_place_that_cannot_be_is_refused(options: RankOptions) -> None:
     with rank_processes(options, 1, {"RANK": "1"}) as ranks:
         [error] = ended(ranks)
@@ -235,4 +253,3 @@ def test_a_place_that_cannot_be_is_refused(options: RankOptions) -> None:
     assert "counted from 0" in str(error)
 
 
-TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
