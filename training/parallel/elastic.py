@@ -104,8 +104,8 @@ class _Member:
         choose_interface(here)
         store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
         budget = timedelta(seconds=run.options.patience_s)
-        start = max(run.kept.steps(), default=0)
-        run.continue_from(start)
+        start, rank = run.kept.newest()  # all are the same
+        run.continue_from(start, rank)
         group = torchft.process_group.ProcessGroupGloo(timeout=timedelta(seconds=_EXCHANGE_S))
         try:
             self._manager = torchft.Manager(
@@ -170,9 +170,9 @@ class _Member:
             run.stepped(Done(step, loss))
             self.stopped = bool(mean[-1] > 0)
             self._agree()  # after the last step as well: one that is behind gets the final weights
-        if run.progress.step < (step := manager.current_step()):
-            run.progress.step = step
-            run.kept.save(step, learner, run.totals, {})
+        run.progress.step = manager.current_step()
+        if run.progress.step not in run.kept.steps():  # it was behind
+            run.kept.save(run.progress.step, learner, run.totals, {})
 
     def _wait_for_all(self) -> None:
         """Agree on the members of the first step; after the budget, it begins with those that are there."""

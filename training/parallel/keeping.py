@@ -53,6 +53,12 @@ class Checkpoints:
         """From which this rank can continue."""
         return sorted(int(path.stem.rpartition("-")[2]) for path in self._paths())
 
+    def newest(self) -> tuple[int, int]:
+        """The newest step that any rank has kept here, and that rank; step 0 of this rank if there is none."""
+        paths = [] if self._folder is None else self._folder.glob("rank-*-*.safetensors")
+        found = [(int(step), int(rank)) for _, rank, step in (path.stem.split("-") for path in paths)]
+        return max(found, default=(0, self._rank))
+
     def save(self, step: int, learner: FlatLearner, totals: Totals, figures: Mapping[str, float]) -> None:
         """Keep the state before a step.
 
@@ -71,14 +77,17 @@ class Checkpoints:
         for old in self.steps()[:-_NEWEST]:
             self._path(old).unlink(missing_ok=True)
 
-    def load(self, step: int, learner: FlatLearner) -> tuple[Totals, dict[str, float]]:
+    def load(self, step: int, learner: FlatLearner, *, rank: int | None = None) -> tuple[Totals, dict[str, float]]:
         """Continue from there; what was counted until then, and the figures of the rule.
+
+        Args:
+            rank: that has kept it. Default: this one.
 
         Raises:
             SetupError: the folder holds another run.
             WeightsError: the file is damaged.
         """
-        path = self._path(step)
+        path = self._path(step, rank)
         try:
             with safe_open(path, framework="numpy") as file:
                 said = file.metadata() or {}
@@ -95,9 +104,9 @@ class Checkpoints:
         learner.load_momentum(momentum)
         return Totals(**totals), figures
 
-    def _path(self, step: int) -> Path:
+    def _path(self, step: int, rank: int | None = None) -> Path:
         assert self._folder is not None
-        return self._folder / f"rank-{self._rank}-{step}.safetensors"
+        return self._folder / f"rank-{self._rank if rank is None else rank}-{step}.safetensors"
 
     def _paths(self) -> list[Path]:
         return [] if self._folder is None else list(self._folder.glob(f"rank-{self._rank}-*.safetensors"))

@@ -128,11 +128,11 @@ class RankRun:
                 stack.enter_context(alone_in(folder, otherwise=busy))
             yield
 
-    def continue_from(self, step: int) -> dict[str, float]:
-        """Load the checkpoint before this step; the figures of the rule."""
+    def continue_from(self, step: int, rank: int | None = None) -> dict[str, float]:
+        """Load the checkpoint before this step, of this rank or another one; the figures of the rule."""
         figures: dict[str, float] = {}
         if step:
-            self.totals, figures = self.kept.load(step, self.learner)
+            self.totals, figures = self.kept.load(step, self.learner, rank=rank)
         self.progress.step, self.progress.loss = step, self.totals.loss
         return figures
 
