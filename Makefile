@@ -44,12 +44,12 @@ $(VENV)/.dev: pyproject.toml
 
 $(TRAIN)/.ready: pyproject.toml
 	@test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
-	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,train]'
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,train,elastic]'
 	@touch $@
 
 $(RAY)/.ray: pyproject.toml
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,ray]'
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,learn,ray]'
 	@touch $@
 
 demo: $(VENV)/.light
@@ -70,7 +70,7 @@ test-train: $(TRAIN)/.ready
 	  $$(grep -rl --include='test_*.py' 'mark\.train' tests | sort)
 
 test-ray: $(RAY)/.ray
-	$(RAY)/bin/python -m pytest -m ray tests/integration/engines
+	$(RAY)/bin/python -m pytest -m ray tests/integration/engines tests/integration/training
 
 test-peers: $(VENV)/.dev $(TRAIN)/.ready
 	$(VENV)/bin/python -m pytest -m peers tests/integration/engines

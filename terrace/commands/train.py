@@ -106,7 +106,7 @@ def run_local(
         raise typer.BadParameter(str(error)) from error
     ranks = isinstance(strategy, ExchangeConfig | TournamentConfig)
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?" if ranks else "cpu|cuda", options.device):
-        raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda, for ranks also cuda:N.")
+        raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda; ranks also take cuda:N.")
     if ranks and options.wire != "fp32":
         raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}

@@ -54,7 +54,7 @@ class Checkpoints:
         return sorted(int(path.stem.rpartition("-")[2]) for path in self._paths())
 
     def newest(self) -> tuple[int, int]:
-        """The newest step that any rank has kept here, and that rank; step 0 of this rank if there is none."""
+        """The newest step that any rank has kept here, and that rank; without any, step 0 of this rank."""
         paths = [] if self._folder is None else self._folder.glob("rank-*-*.safetensors")
         found = [(int(step), int(rank)) for _, rank, step in (path.stem.split("-") for path in paths)]
         return max(found, default=(0, self._rank))

@@ -231,7 +231,7 @@ def common_step(kept: Sequence[Collection[int]]) -> int:
         kept: the steps that each has on its disk; none for a rank that has nothing.
 
     Raises:
-        Conflict: there is none.
+        Conflict: they have no step in common.
     """
     if not any(kept):
         return 0

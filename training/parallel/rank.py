@@ -66,7 +66,7 @@ class RankOptions:
         """The network's configuration.
 
         Raises:
-            InvalidInput, SetupError: there is none.
+            InvalidInput, SetupError: it cannot be found or read.
         """
         changes = {"epochs": self.epochs, "seed": self.seed}
         network = find_network(self.network)

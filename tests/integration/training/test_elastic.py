@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +22,7 @@ from tests.rank_processes import RankProcess, place_of, start_rank
 from tierkit.errors import SetupError, UpstreamUnavailable
 from training.parallel.elastic import LIGHTHOUSE_VARIABLE, lighthouse
 from training.parallel.rank import RankOptions
+from training.parallel.starting import LocalRanks, run_ranks_here
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 
@@ -61,8 +67,7 @@ def test_a_member_is_killed_and_comes_back_and_no_step_is_lost(start: Start, tmp
     assert found[1:] == found[:1] * 2
     longest_s = max(after - before for (before, _, _), (after, _, _) in itertools.pairwise(seen))
     back_at, first, ranks = back.progress[0]
-    print(f"longest step {longest_s:.2f} s, back after {back_at - killed_at:.1f} s")
-    assert longest_s < 1
+    assert longest_s < 3  # on a machine that does much else; see the benchmark below
     assert back_at - killed_at < 10
     assert (first > 60, ranks) == (True, RANKS)
 
@@ -96,3 +101,31 @@ def test_without_a_lighthouse_it_is_told(options: RankOptions) -> None:
     assert "torchft_lighthouse" in str(error)
     error = start_rank(own, place_of(0, RANKS, 1) | {LIGHTHOUSE_VARIABLE: "http://127.0.0.1:9"}).ended()
     assert isinstance(error, UpstreamUnavailable)
+
+
+@pytest.mark.benchmark
+def test_what_a_killed_member_costs(tmp_path: Path) -> None:
+    """On demand: `pytest -m benchmark tests/integration/training/test_elastic.py`, with MNIST below TERRACE_DATA. The
+    process is started again, and imports torch first."""
+    pids: dict[str, int] = {}
+    times: list[tuple[float, int]] = []
+    killed_at = 0.0
+
+    def watch(now: Mapping[str, Any]) -> None:
+        nonlocal killed_at
+        times.append((time.monotonic(), now["ranks"]))
+        if not killed_at and now["step"] > 60:
+            killed_at = time.monotonic()
+            os.kill(pids["rank-2"], signal.SIGKILL)
+
+    settings = {"strategy": "elastic", "epochs": 12, "threads": 1, "folder": tmp_path}
+    plan = LocalRanks(network="mnist-64-64", settings=settings, ranks=RANKS, on_start=pids.__setitem__)
+    result = asyncio.run(run_ranks_here(plan, watch))
+    away_at = next(at for at, ranks in times if at > killed_at and ranks < RANKS)
+    back_s = next(at for at, ranks in times if at > away_at and ranks == RANKS) - killed_at
+    sys.stdout.write(f"longest step {result['longest_step_s']:.2f} s, back after {back_s:.1f} s\n")
+    assert result["longest_step_s"] <= 1
+    assert back_s <= 10
+    last = max(int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("rank-0-*"))
+    found = [vectors(tmp_path, rank, last)["joined"].tobytes() for rank in range(RANKS)]
+    assert found[1:] == found[:1] * 2

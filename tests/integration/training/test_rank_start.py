@@ -50,7 +50,7 @@ def test_train_run_starts_ranks_and_ends_with_one_object(
     ("arguments", "said"),
     [
         (["--strategy", "gossip", "--wire", "int8"], "exchange in fp32"),
-        (["--strategy", "sgd", "--device", "cuda:1"], "for ranks also cuda:N"),
+        (["--strategy", "sgd", "--device", "cuda:1"], "ranks also take cuda:N"),
         (["--strategy", "gossip", "--device", "tpu"], "no device 'tpu'"),
     ],
 )
@@ -61,9 +61,7 @@ def test_options_that_do_not_fit_ranks_are_told(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-async def test_a_rank_that_is_killed_ends_the_run(
-    network: Network, shapes: Path, tmp_path: Path
-) -> None:
+async def test_a_rank_that_is_killed_ends_the_run(network: Network, shapes: Path, tmp_path: Path) -> None:
     pids: dict[str, int] = {}
 
     def kill(progress: Mapping[str, Any]) -> None:
@@ -121,3 +119,30 @@ async def test_a_scheduler_shows_ranks_and_stops_them(network: Network, shapes: 
         ended = await until(client, lambda run: run.state.final)
         assert ended.state is RunState.STOPPED
         assert list((tmp_path / "run").glob("rank-1-*"))
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_ray_train_starts_the_same_ranks(network: Network, shapes: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        TorchTrainer(
+            _train,
+            train_loop_config={"network": str(network(8)), "dataset": str(shapes), "folder": tmp_path / "run"},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=str(tmp_path / "ray")),
+        ).fit()
+    finally:
+        ray.shutdown()
+    found = json.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert (found["strategy"], found["workers"], found["updates"]) == ("allreduce", 2, 40)
+
+
+def _train(options: dict[str, Any]) -> None:
+    from training.parallel.running import run_rank
+
+    run_rank(RankOptions(**options))

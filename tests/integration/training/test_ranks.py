@@ -14,8 +14,9 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from models.dataset import Dataset
 from safetensors.numpy import load_file
+
+from models.dataset import Dataset
 from tests.rank_processes import RankProcess, place_of, rank_processes, start_rank
 from tests.shapes import write_shapes
 from tierkit.errors import (
@@ -98,9 +99,7 @@ def ended(ranks: list[RankProcess]) -> list[Any]:
     return [each.ended() for each in ranks]
 
 
-def test_four_ranks_are_one_process_with_four_times_the_batch(
-    network: Network, shapes: Path, tmp_path: Path
-) -> None:
+def test_four_ranks_are_one_process_with_four_times_the_batch(network: Network, shapes: Path, tmp_path: Path) -> None:
     own = strategy(tmp_path, family="exchange", rule="allreduce", scaling="none")
     given = RankOptions(
         network=str(network(epochs=25)), dataset=str(shapes), strategy=own, folder=tmp_path / "run", seed=3
@@ -124,9 +123,7 @@ def test_four_ranks_are_one_process_with_four_times_the_batch(
 
 
 @pytest.mark.parametrize("rule", ["allreduce", "gossip", "tournament", "ensemble"])
-def test_a_run_that_was_killed_continues_to_the_same_weights(
-    rule: str, options: RankOptions, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_continues_to_the_same_weights(rule: str, options: RankOptions, tmp_path: Path) -> None:
     given = changed(options, strategy=rule, epochs=6)
     with rank_processes(changed(given, folder=tmp_path / "unbroken"), 2) as ranks:
         unbroken, _ = ended(ranks)
@@ -251,5 +248,3 @@ def test_a_place_that_cannot_be_is_refused(options: RankOptions) -> None:
         [error] = ended(ranks)
     assert isinstance(error, SetupError)
     assert "counted from 0" in str(error)
-
-

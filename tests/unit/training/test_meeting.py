@@ -1,5 +1,6 @@
 """Ranks that fit together, and steps from which all can continue."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,9 +58,8 @@ def test_the_rate_rises_by_the_same_amount_at_each_step() -> None:
     config = ExchangeConfig(rule="allreduce", warmup=0.25)
     rates = [scaled_rate(config, 0.1, ranks=8, step=step, steps=40) for step in range(12)]
     assert rates[0] == pytest.approx(0.1 * (1 + 7 / 11))
-    assert [after - before for before, after in zip(rates[:10], rates[1:11], strict=True)] == pytest.approx(
-        [0.7 / 11] * 10
-    )
+    rises = [after - before for before, after in itertools.pairwise(rates)]
+    assert rises == pytest.approx([0.7 / 11] * 10 + [0.0])
     assert rates[10:] == pytest.approx([0.8, 0.8])
     unscaled = config.model_copy(update={"scaling": "none"})
     assert scaled_rate(unscaled, 0.1, ranks=8, step=20, steps=40) == 0.1
