@@ -180,15 +180,7 @@ class Spreading:
             self._nodes[source].failures.add(name)
             if len(self._nodes[source].failures) == _MOST_GONE:
                 _log.info("no node is sent to %s for networks any more: it cannot be reached from others", source)
-                self._on(
-                    Came(
-                        worker=source,
-                        serves=False,
-                        wanted=self._tree.wanted(source),
-                        holds=self._tree.holds(source),
-                        group=_group(self._devices.get(source)),
-                    )
-                )
+                self._on(Left(worker=source))  # until it reports again, and then it serves no others
 
     def _url(self, source: str) -> str | None:
         return self._nodes[source].url if source in self._nodes else None

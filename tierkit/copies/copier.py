@@ -98,10 +98,9 @@ async def copied(store: Store, file: int, chunk: Chunk, *, source: str | None) -
             raise
         log.warning("%s lacks the file that it should have", source)
         return "lacks"
-    except SetupError:
-        raise
     except TerraceError as error:
-        if source is None and not isinstance(error, Unavailable | UpstreamTimeout | UpstreamError):
+        fleeting = isinstance(error, Unavailable | UpstreamTimeout | UpstreamError)
+        if isinstance(error, SetupError) or (source is None and not fleeting):
             raise
         log.warning("%s sends nothing: %s", source or "the host", error)
         return "gone"

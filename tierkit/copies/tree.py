@@ -17,20 +17,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = [
-    "DEEPEST",
-    "HOST",
-    "Came",
-    "Copy",
-    "Event",
-    "Failed",
-    "Got",
-    "Left",
-    "Passed",
-    "Start",
-    "Stop",
-    "Tree",
-]
+from msgspec import Struct
+
+__all__ = ["DEEPEST", "HOST", "Came", "Copy", "Event", "Failed", "Got", "Left", "Passed", "Start", "Stop", "Tree"]
 
 HOST = ""
 """The host as a source: it has everything, and is believed."""
@@ -47,11 +36,13 @@ _REMEMBERED = 10_000
 """Workers that have gone, and must not be trusted anew because of that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class _OfWorker(Struct, frozen=True, kw_only=True):
+    worker: str
+
+
+class Came(_OfWorker, frozen=True, kw_only=True):
     """A worker says what it has and what it is to have; again whenever that changes."""
 
-    worker: str
     serves: bool
     """True if others can reach it."""
     wanted: frozenset[int]
@@ -63,53 +54,40 @@ class Came:
     one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Got:
+class Got(_OfWorker, frozen=True, kw_only=True):
     """A copy is whole."""
 
-    worker: str
     file: int
     bytes_per_s: float
     """At which it came; fast workers are served first, since others get it from them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(_OfWorker, frozen=True, kw_only=True):
     """A copy could not go on: its source sent `wrong` chunks, `lacks` what it said that it had, or is `gone`."""
 
-    worker: str
     reason: Literal["wrong", "lacks", "gone"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Left(_OfWorker, frozen=True, kw_only=True):
     """A worker has gone."""
 
-    worker: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class Passed(Struct, frozen=True):
     """Time has passed."""
 
 
 Event = Came | Got | Failed | Left | Passed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(_OfWorker, frozen=True, kw_only=True):
     """The worker is to copy a file from this source; what it has of it already, it keeps."""
 
-    worker: str
     file: int
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(_OfWorker, frozen=True, kw_only=True):
     """The worker is to end its copy: its source is gone or not trusted any more, or it needs the file no longer."""
-
-    worker: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,11 +201,6 @@ class Tree:
         """Whole files of a worker, as it says."""
         known = self._workers.get(worker)
         return frozenset() if known is None else frozenset(known.holds)
-
-    def wanted(self, worker: str) -> frozenset[int]:
-        """Files that a worker is to have."""
-        known = self._workers.get(worker)
-        return frozenset() if known is None else known.wanted
 
     def trusts(self, worker: str) -> bool:
         """True if a worker may be a source."""

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -35,17 +34,17 @@ log = logging.getLogger(__name__)
 
 COPIES_PATH = "/v1/copies"
 _MOST_HELD = 64
-"""Files that the node tells the scheduler of, the newest first."""
+"""Files that the node passes on, the newest."""
 _MOST_CHUNK_BYTES = 4 << 20
 _MOST_FAILURES = 3
 """Copies of a file that may fail, before it is fetched as if there were no other nodes."""
 _PATIENCE_S = 600.0
 """For which a node waits for its turn, while it serves its old networks."""
 _AGAIN_S = 1.0
+_FAREWELL_S = 2.0
 _SENT_AT_ONCE = 2
 """Pieces that are read for other nodes at a time."""
 _REASON_BYTES = 4096
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Direct = Callable[[str, str, int], AsyncIterator[bytes]]
 """`direct(name, sha256, start)` yields the bytes of a file from the scheduler, from `start` on."""
@@ -73,6 +72,8 @@ class NetworkCopies:
         self._key = ""
         self._store: Store | None = None
         """Holds the file that came last."""
+        self._own: dict[str, None] = {}
+        """Files of this fleet; the cache may hold those of others as well."""
         self._turn = asyncio.Lock()
         self._sending = asyncio.Semaphore(_SENT_AT_ONCE)
 
@@ -86,6 +87,9 @@ class NetworkCopies:
             direct: fetches it from the scheduler, where that is whom to copy from.
         """
         async with self._turn:
+            self._own[sha256] = self._own.pop(sha256, None)
+            while len(self._own) > _MOST_HELD:
+                del self._own[next(iter(self._own))]
             try:
                 return await self._obtained(name, sha256, direct)
             except TerraceError as exc:
@@ -104,20 +108,21 @@ class NetworkCopies:
         try:
             while failures < _MOST_FAILURES and time.monotonic() < until:
                 if (found := await asyncio.to_thread(self._cached, sha256)) is not None:
+                    await self._given_up(tell)
                     return found  # another node of this machine has fetched it
                 asked = time.monotonic()
                 answer, news = await tell(waits=not news, **news), {}
                 if not answer.go:
                     await asyncio.sleep(max(0.0, asked + _AGAIN_S - time.monotonic()) + random.random())
                     continue
-                began, before = time.monotonic(), store.share(0)
+                began, before = time.monotonic(), store.lacks(0)
                 outcome = await self._copied(store, name, answer, tell, direct)
-                came = round((store.share(0) - before) * parts.bytes)
+                came = sum(len(parts.chunk(number)) for number in set(before).difference(store.lacks(0)))
                 from_nodes += came if answer.source is not None else 0
                 if outcome == "whole":
                     rate = came / max(1e-6, time.monotonic() - began)
                     with contextlib.suppress(TerraceError):
-                        await tell(got=True, bytes_per_s=min(1e12, rate), bytes_from_nodes=max(0, from_nodes))
+                        await tell(got=True, bytes_per_s=min(1e12, rate), bytes_from_nodes=from_nodes)
                     log.info("copied weights", extra={"model": name, "bytes_from_nodes": from_nodes})
                     return store.path(0)
                 if outcome != "ended":
@@ -130,8 +135,9 @@ class NetworkCopies:
         return None
 
     async def _given_up(self, tell: Callable[..., Awaitable[CopyAnswer]]) -> None:
-        with contextlib.suppress(TerraceError):
-            await tell(ended=True, waits=False)
+        with contextlib.suppress(TerraceError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await tell(ended=True, waits=False)
 
     def _opened(self, parts: FileParts) -> Store:
         """A store for a file. What is left of others is removed."""
@@ -205,7 +211,7 @@ class NetworkCopies:
             NotFound: it is not here.
             Unavailable: the bytes have not come for long.
         """
-        if not _SHA256.fullmatch(sha256):
+        if sha256 not in self._own:
             raise NotFound("this node has no such file")
         async with self._sending:
             path = await asyncio.to_thread(self._cached, sha256)
@@ -221,12 +227,7 @@ class NetworkCopies:
         return None
 
     def _held(self) -> tuple[str, ...]:
-        found = []
-        with contextlib.suppress(OSError):
-            for folder in self._cache.iterdir():
-                if _SHA256.fullmatch(folder.name) and self._cached(folder.name) is not None:
-                    found.append((folder.stat().st_mtime, folder.name))
-        return tuple(name for _, name in sorted(found, reverse=True)[:_MOST_HELD])
+        return tuple(sha256 for sha256 in tuple(self._own) if self._cached(sha256) is not None)
 
 
 async def _streamed(store: Store, direct: Callable[[str, int], AsyncIterator[bytes]]) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from starlette.requests import Request
 from models.manifest import ModelEntry, load_manifest
 from tests.integration.fleet.test_releases import Fleet, fleet, hold, in_force
 from tests.model_sets import colour_network, colour_set
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient
 from tierkit.copies.files import CHUNK_BYTES
 from tierkit.copies.serving import KEY_HEADER, piece_route
 from tierkit.errors import NotFound
 from tierkit.http.answering import install
+from tierkit.http.client import authorization
 from tierkit.testing import serve_app
 from tierkit.wire.copies import CopyAnswer, CopyReport
 from tierkit.wire.messages import ModelOffer, Registration
@@ -51,32 +53,53 @@ def partial_files(folder: Path) -> list[Path]:
     return list(folder.glob("cache-*/partial/*/*"))
 
 
-async def sent(url: str) -> dict[str, float]:
+def give_tokens(running: Fleet) -> str:
+    """Have a fleet ask for tokens; returns the token of an operator."""
+    operator, node = new_token(), new_token()
+    book = [
+        TokenEntry(name="alice", role="operator", sha256=digest_of(operator.encode()).hex()),
+        TokenEntry(name="nodes", role="node", sha256=digest_of(node.encode()).hex(), nodes=("*",)),
+    ]
+    files = running.folder / "tokens.toml", running.folder / "node.token"
+    for path, content in zip(files, (write_book(book), node + "\n"), strict=True):
+        path.touch(mode=0o600)
+        path.write_text(content)
+    running.own_flags = {"scheduler": ["--tokens", str(files[0])], "node": ["--token-file", str(files[1])]}
+    return operator
+
+
+async def sent(url: str, token: str | None = None) -> dict[str, float]:
     """Bytes of networks that the scheduler has sent, and that nodes have got from other nodes."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(headers=authorization(token)) as http:
         page = (await http.get(f"{url}/metrics")).text
     found = re.findall(r'^terrace_scheduler_network_bytes_total\{sender="(\w+)"\} (\S+)$', page, re.MULTILINE)
     return {sender: float(value) for sender, value in found}
 
 
-async def since(url: str, before: dict[str, float]) -> dict[str, float]:
-    return {sender: value - before[sender] for sender, value in (await sent(url)).items()}
+async def since(url: str, before: dict[str, float], token: str | None = None) -> dict[str, float]:
+    return {sender: value - before[sender] for sender, value in (await sent(url, token)).items()}
 
 
-async def test_a_release_spreads_from_node_to_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "with tokens"])
+async def test_a_release_spreads_from_node_to_node(tmp_path: Path, closed: bool) -> None:
     first, second = make_set(tmp_path / "flowers", factor=10.0), make_set(tmp_path / "next", factor=11.0)
     names, size = [f"end-{number}" for number in range(4)], end_of(second).size_bytes
-    async with fleet(tmp_path) as (running, client):
+    token = None
+    async with AsyncExitStack() as stack:
+        running, client = await stack.enter_async_context(fleet(tmp_path))
+        if closed:
+            token = give_tokens(running)
+            client = await stack.enter_async_context(AsyncClient(running.url, token=token))
         await running.lead(first)
         await running.join(*names)
         await hold(client, end_of(first).sha256, *names)
-        before = await sent(running.url)
+        before = await sent(running.url, token)
         assert before["scheduler"] >= 4 * end_of(first).size_bytes, "nodes that start fetch from the scheduler"
         await client.create_release("flowers", second)
         await client.promote_release("flowers@2")
         await in_force(client, "flowers@2")
         await hold(client, end_of(second).sha256, *names)
-        found = await since(running.url, before)
+        found = await since(running.url, before, token)
         assert found["scheduler"] + found["nodes"] >= 4 * size
         assert found["nodes"] >= size, found
         assert found["scheduler"] <= 3.5 * size, found

@@ -38,6 +38,8 @@ class Fleet:
     port: int = field(default_factory=free_port)
     nodes: dict[str, ServiceProcess] = field(default_factory=dict)
     scheduler: ServiceProcess | None = None
+    own_flags: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Flags of the scheduler and of the nodes ("scheduler", "node")."""
 
     @property
     def url(self) -> str:
@@ -47,6 +49,7 @@ class Fleet:
         ready = self.folder / "scheduler.ready"
         ready.unlink(missing_ok=True)
         command = ["-m", "terrace", "scheduler", "--port", str(self.port), "--models", str(models)]
+        command += self.own_flags.get("scheduler", ())
         process = service_process([*command, "--state", str(self.folder / "state")], ready_file=ready)
         self.scheduler = await self.stack.enter_async_context(process)
         return self.scheduler
@@ -57,7 +60,7 @@ class Fleet:
     async def join_with(self, name: str, *flags: str) -> None:
         tier, cache = name.split("-")[0], str(self.folder / f"cache-{name}")
         command = ["-m", "terrace", tier, "--port", "0", "--scheduler", self.url, "--node-id", name, "--cache", cache]
-        command += flags
+        command += [*self.own_flags.get("node", ()), *flags]
         process = service_process(command, ready_file=self.folder / name)
         self.nodes[name] = await self.stack.enter_async_context(process)
 

@@ -280,7 +280,10 @@ class Spread(RuleBasedStateMachine):
 
     @rule(name=NAMES, serves=st.booleans(), wanted=FILES, holds=FILES)
     def come(self, name: str, serves: bool, wanted: frozenset[int], holds: frozenset[int]) -> None:
-        self.on(Came(worker=name, serves=serves, wanted=wanted, holds=holds))
+        self.on(Came(worker=name, serves=serves, wanted=wanted, holds=holds, group=self.group_of(name)))
+
+    def group_of(self, name: str) -> str:
+        return ""
 
     @rule(name=NAMES)
     def get(self, name: str) -> None:
@@ -333,8 +336,29 @@ class Spread(RuleBasedStateMachine):
         assert all(self.tree.copy_of(name) is None for name in self.tree)
 
 
+class SpreadInGroups(Spread):
+    """The same for the tree of a scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = Tree(turn_s=lambda file: 5 + file, hurries_s=5, deepest=3)
+        self.tree.spares_host = True
+
+    def group_of(self, name: str) -> str:
+        return "x" if name in ("w0", "w1", "w2") or self.now > 30 else name
+
+    @invariant()
+    def groups_stay_apart(self) -> None:
+        for name in self.tree:
+            copy = self.tree.copy_of(name)
+            if copy is not None and copy.source != HOST:
+                assert self.tree._workers[name].group == self.tree._workers[copy.source].group
+
+
 TestSpread = Spread.TestCase
 TestSpread.settings = settings(max_examples=60, stateful_step_count=40)
+TestSpreadInGroups = SpreadInGroups.TestCase
+TestSpreadInGroups.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
@@ -344,3 +368,49 @@ def test_any_number_of_machines_takes_as_many_steps_as_the_formula_says(receiver
     while holders < receivers + 1:
         holders, steps = holders * (deepest + 1), steps + 1
     assert spread_steps(receivers, deepest=deepest) == steps
+
+
+# --- what a scheduler asks of it ---
+
+
+def test_workers_copy_from_those_of_their_group_and_the_host_sends_to_each_group_by_itself() -> None:
+    tree = Tree()
+    for number in range(3):
+        for group in "xyz":
+            tree.on(Came(worker=f"{group}{number}", serves=True, wanted=ALL, holds=NONE, group=group), 0)
+    for group in "xyz":
+        assert [source(tree, f"{group}{number}") for number in range(3)] == [HOST, f"{group}0", f"{group}1"]
+
+
+def test_a_worker_that_changes_its_group_begins_again() -> None:
+    tree = Tree()
+    for name in "ab":
+        tree.on(Came(worker=name, serves=True, wanted=ALL, holds=NONE, group="x"), 0)
+    assert source(tree, "b") == "a"
+    effects = tree.on(Came(worker="a", serves=True, wanted=ALL, holds=NONE, group="y"), 1)
+    assert Stop(worker="b") in effects
+    tree.on(Passed(), 1)
+    assert (source(tree, "a"), source(tree, "b")) == (HOST, HOST)
+
+
+def test_a_host_that_is_spared_sends_only_where_no_worker_is_free_that_has_the_file() -> None:
+    tree = Tree(deepest=1)
+    tree.spares_host = True
+    for name in "abc":
+        tree.on(Came(worker=name, serves=name != "b", wanted=ALL, holds=ALL if name == "a" else NONE), 0)
+    assert (source(tree, "b"), source(tree, "c")) == ("a", HOST)
+
+
+def test_who_is_behind_a_slow_machine_moves_to_one_that_has_the_whole_file() -> None:
+    tree = Tree(hurries_s=5, busy_s=99, turn_s=lambda file: 7, deepest=3)
+    came(tree, "slow", "b", "c")
+    came(tree, "d", now=6)
+    assert [source(tree, name) for name in ("slow", "b", "c", "d")] == [HOST, "slow", "b", None]
+    tree.on(Passed(), 7)  # nothing new is passed on by those that receive for long
+    assert source(tree, "d") == HOST
+    effects = got(tree, "d", now=8)
+    assert Start(worker="b", file=0, source="d") in effects
+    assert [source(tree, name) for name in ("slow", "b", "c")] == [HOST, "d", "b"]
+    got(tree, "b", now=9)
+    assert source(tree, "c") == "b"
+    assert tree.on(Passed(), 20) == []  # its source has the whole file now
