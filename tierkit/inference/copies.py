@@ -213,13 +213,19 @@ class NetworkCopies:
         """
         if sha256 not in self._own:
             raise NotFound("this node has no such file")
+        with contextlib.suppress(NotFound):  # it may have been moved to the cache meanwhile
+            return await self._read_whole(sha256, span)
+        with contextlib.suppress(NotFound):
+            if self._store is not None:
+                return await self._store.read(sha256, span)
+        return await self._read_whole(sha256, span)
+
+    async def _read_whole(self, sha256: str, span: range | None) -> tuple[bytes, int]:
         async with self._sending:
             path = await asyncio.to_thread(self._cached, sha256)
-            if path is not None:
-                return await asyncio.to_thread(_read, path, span)
-        if self._store is None:
-            raise NotFound("this node has no such file")
-        return await self._store.read(sha256, span)
+            if path is None:
+                raise NotFound("this node has no such file")
+            return await asyncio.to_thread(_read, path, span)
 
     def _cached(self, sha256: str) -> Path | None:
         with contextlib.suppress(OSError):

@@ -176,6 +176,7 @@ async def test_a_source_that_is_gone_is_replaced_at_once(fleet: Fleet) -> None:
     fleet.service.node_changed(Change("s", Health.SUSPECT, ""))
     assert (await fleet.tell("a")).source == "http://s:8071"
     fleet.service.node_changed(Change("s", Health.DEAD, ""))
+    assert "s" not in fleet.service._tree
     answer = await fleet.tell("a")
     assert (answer.go, answer.source) == (True, None)
 
