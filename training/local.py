@@ -205,6 +205,6 @@ async def _watch(running: Started, on_line: Callable[[str, str], None]) -> int:
 
 
 def flags_of(settings: Mapping[str, object]) -> list[str]:
-    """Words of a command line, without settings that are None."""
+    """Words of a command line; a setting of None is left out."""
     given = ((name, value) for name, value in settings.items() if value is not None)
     return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -60,6 +60,7 @@ def test_a_worker_that_no_run_wants_is_told_why(
 
 def test_what_is_wanted_is_told_with_what_there_is() -> None:
     assert unfit(RunWants(), offer()) == ""
+    assert "takes no workers" in unfit(RunWants(workers=0), offer())
     assert "0.5" in unfit(RunWants(min_gflops=1.0), offer(gflops=0.5))
 
 
