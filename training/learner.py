@@ -180,7 +180,7 @@ class FlatLearner:
     def spread(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Iterator[None]:
         """Meanwhile, steps compute through what `wrap` makes of the network."""
         network = self._learner.network
-        self._learner.network = wrap(network)
+        self._learner.network = wrap(network.train())  # what wraps it takes itself to be in training mode
         try:
             yield
         finally:

@@ -77,7 +77,7 @@ class LocalTraining:
         typer.Option(metavar="NAME", help="What the workers compute on: cpu or cuda; ranks also take cuda:N."),
     ] = "cpu"
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1
-    patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long a rank waits for the others.")] = 120.0
+    patience_s: Annotated[float, typer.Option(min=1, metavar="S", help="How long a rank waits for the others.")] = 120.0
     scheduler: Annotated[
         str | None, typer.Option(metavar="URL", help="Report the run to this scheduler; of several, all.")
     ] = None

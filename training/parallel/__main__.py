@@ -46,7 +46,7 @@ class Flags:
     dataset: Annotated[str | None, typer.Option(help="Replaces the configuration's.")] = None
     device: Annotated[str, typer.Option(help="cpu, cuda (each rank of a machine has its own GPU) or cuda:N.")] = "cpu"
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1
-    patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="Budget of each wait for others.")] = 120.0
+    patience_s: Annotated[float, typer.Option(min=1, metavar="S", help="Budget of each wait for others.")] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

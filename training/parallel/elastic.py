@@ -75,15 +75,9 @@ def run_member(run: RankRun) -> dict[str, Any] | None:
         with reports.sent(run.options.scheduler if run.place.rank == 0 else None):
             member.train()
             if member.stopped:
-                reports.state = "stopped"
-                raise Conflict(
-                    f"the run was stopped before step {run.progress.step:,} of {run.steps:,}; with --folder, the same "
-                    "command continues it"
-                )
-            if run.place.rank:
-                return None
-            reports.result = run.result([run.totals], {"repeated_steps": float(member.repeated)})
-            reports.state = "finished"
+                raise run.stopped
+            if run.place.rank == 0:
+                reports.result = run.result([run.totals], {"repeated_steps": float(member.repeated)})
             return reports.result
 
 
@@ -177,11 +171,13 @@ class _Member:
     def _wait_for_all(self) -> None:
         """Agree on the members of the first step; after the budget, it begins with those that are there."""
         run, manager = self._run, self._manager
-        deadline = time.monotonic() + run.options.patience_s
+        deadline, start = time.monotonic() + run.options.patience_s, manager.current_step()
+        # A run that continues begins with two: those that come later get their weights.
+        enough = min(run.place.ranks, 2) if start else run.place.ranks
         while True:
             self._agree()
             present = manager.num_participants()
-            if manager.current_step() or present >= run.place.ranks:
+            if manager.current_step() > start or present >= enough:
                 return
             spent = torch.tensor([float(time.monotonic() > deadline)])  # all begin when one has waited for so long
             manager.allreduce(spent).wait()

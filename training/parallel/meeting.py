@@ -165,7 +165,9 @@ class Meeting:
                     f"{self._patience_s:g} s: {first_line(error)}"
                 ) from error
         try:
-            yield Group(self.place.rank, self.place.ranks, device)
+            # Of CUDA tensors gloo can only take the mean.
+            exchanged = torch.device("cpu") if dist.get_backend() == "gloo" else device
+            yield Group(self.place.rank, self.place.ranks, exchanged)
         finally:
             if own:
                 dist.destroy_process_group()

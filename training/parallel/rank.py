@@ -24,7 +24,7 @@ from models.training.config import TrainConfig
 from models.training.record import FleetFacts
 from models.training.run import RunOptions
 from tierkit.atomic import alone_in, write_atomically
-from tierkit.errors import InvalidInput, ProviderUnavailable, SetupError
+from tierkit.errors import Conflict, InvalidInput, ProviderUnavailable, SetupError
 from training.host.opening import find_network
 from training.learner import FlatLearner, read_images
 from training.messages import MOST_LOSS, RESULT
@@ -225,6 +225,14 @@ class RankRun:
         fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
         final = learner.weights(), learner.buffers()
         learner.keep(final, folder, dataset=self.dataset.name, seconds=result["seconds"], fleet=fleet)
+
+    @property
+    def stopped(self) -> Conflict:
+        """Error of a run that was stopped from a scheduler."""
+        return Conflict(
+            f"the run was stopped after {self.progress.step:,} of {self.steps:,} steps; with --folder, the same command "
+            "continues it"
+        )
 
     def reports(self, run: str, stop: Callable[[], None]) -> RankReports:
         """Reports to a scheduler."""

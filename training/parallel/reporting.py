@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from models.training.config import TrainConfig
 from tierkit.access import Tickets, TokenFile
-from tierkit.errors import NotFound
+from tierkit.errors import Conflict, DeadlineExceeded, NotFound, TerraceError, Unavailable
 from tierkit.types import WorkerOrder
 from tierkit.wire.runs import RunReport, RunStart, RunWants, WorkerReport
 from training.host.reporting import report_to_scheduler
@@ -103,7 +103,7 @@ class RankReports:
                 for rank in range(now.ranks)
             ),
             result=result,
-            error=self.error and self.error[:_MOST_ERROR],
+            error=self.error,
         )
 
     async def order(self, name: str, order: WorkerOrder) -> None:
@@ -130,9 +130,15 @@ class RankReports:
         thread.start()
         try:
             yield
+        except (Conflict, DeadlineExceeded, Unavailable):
+            self.state = "stopped"  # it can continue
+            raise
+        except TerraceError as error:
+            self.state, self.error = "failed", str(error)[:_MOST_ERROR]
+            raise
         finally:
             if self.state == "running":
-                self.state = "stopped"
+                self.state = "stopped" if self.result is None else "finished"
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(self.over.set)
             thread.join(_FAREWELL_S)

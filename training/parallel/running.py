@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tierkit.errors import Conflict, TerraceError, Unavailable
+from tierkit.errors import Unavailable
 from training.parallel.allreduce import allreduce_by_torch, computed_by_torch
 from training.parallel.elastic import run_member
 from training.parallel.exchange import Done, Mean, Seat
@@ -62,20 +62,12 @@ def _run(run: RankRun) -> dict[str, Any] | None:
         reports = run.reports(run.totals.run, meeting.stop)
         with meeting.group(run.device) as group, reports.sent(run.options.scheduler if place.rank == 0 else None):
             try:
-                result = _train(run, meeting, group, start, figures)
+                reports.result = _train(run, meeting, group, start, figures)
             except (_Stopped, Unavailable) as error:
-                reports.state = "stopped"
                 if isinstance(error, _Stopped) or _stopped(meeting):
-                    raise Conflict(
-                        f"the run was stopped before step {run.progress.step:,} of {run.steps:,}; with --folder, the "
-                        "same command continues it"
-                    ) from error
+                    raise run.stopped from error
                 raise
-            except TerraceError as error:
-                reports.state, reports.error = "failed", str(error)
-                raise
-            reports.state, reports.result = "finished", result
-            return result
+            return reports.result
 
 
 def _train(

@@ -88,6 +88,20 @@ def test_a_member_with_old_weights_gets_those_of_the_others(start: Start, tmp_pa
     assert all(each["joined"].tobytes() == found[0]["joined"].tobytes() for each in found)
 
 
+def test_a_run_that_continues_ends_with_the_same_weights_everywhere(start: Start, tmp_path: Path) -> None:
+    given = {"folder": tmp_path, "epochs": 6}
+    for each in [start(rank, **given) for rank in range(RANKS)]:
+        each.ended()
+    for path in tmp_path.glob("rank-*-16.safetensors"):
+        path.unlink()
+    again = [start(rank, **given) for rank in range(2)]
+    late = start(2, **given)
+    results = [each.ended() for each in (*again, late)]
+    assert isinstance(results[0], dict), results
+    found = [vectors(tmp_path, rank, 16)["joined"].tobytes() for rank in range(RANKS)]
+    assert found[1:] == found[:1] * 2
+
+
 def test_members_that_are_too_few_begin_after_the_budget(start: Start) -> None:
     members = [start(rank, epochs=1, patience_s=1.0) for rank in range(2)]
     assert isinstance(members[0].ended(), dict)

@@ -115,7 +115,7 @@ async def test_a_scheduler_shows_ranks_and_stops_them(network: Network, shapes: 
             for each in ranks:
                 error = await asyncio.to_thread(each.ended)
                 assert isinstance(error, Conflict)
-                assert "the run was stopped before step" in str(error)
+                assert "the run was stopped after" in str(error)
         ended = await until(client, lambda run: run.state.final)
         assert ended.state is RunState.STOPPED
         assert list((tmp_path / "run").glob("rank-1-*"))

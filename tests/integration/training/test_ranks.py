@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from safetensors.numpy import load_file
 
@@ -31,6 +31,9 @@ from tierkit.errors import (
 from tierkit.http.address import free_port
 from training.host.opening import find_network
 from training.learner import FlatLearner, read_images
+from training.parallel.exchange import Seat
+from training.parallel.lockstep import Ranks, run_ranks
+from training.parallel.programs import make_program
 from training.parallel.rank import RankOptions
 from training.strategies.config import ExchangeConfig
 
@@ -120,6 +123,35 @@ def test_four_ranks_are_one_process_with_four_times_the_batch(network: Network, 
     np.testing.assert_allclose(found[0]["momentum"], whole.momentum(), atol=1e-4)
     for each in found[1:]:
         assert each["joined"].tobytes() == found[0]["joined"].tobytes()
+
+
+def test_the_mean_of_torch_is_that_of_the_plain_program(network: Network, shapes: Path, tmp_path: Path) -> None:
+    """With normalisation, whose running statistics each rank has for itself until the end."""
+    convolutions = {
+        'kind = "mlp"': 'kind = "wide-resnet"',
+        'inputs = 3072, hidden = [8], activation = "tanh"': "depth = 10, width = 1",
+    }
+    path = network(epochs=2, batch=6, **convolutions)
+    with rank_processes(RankOptions(network=str(path), dataset=str(shapes), folder=tmp_path / "run"), 2) as ranks:
+        assert isinstance(ranks[0].ended(), dict)
+        ranks[1].ended()
+
+    config, choice = find_network(str(path)), ExchangeConfig(rule="allreduce")
+    images, test = read_images(config, Dataset.open(str(shapes), None))
+    learners = [FlatLearner(config, images, strategy=choice) for _ in range(2)]
+    seats = [Seat(rank=rank, ranks=2, test=test) for rank in range(2)]
+    programs = [make_program(choice, own, seat) for own, seat in zip(learners, seats, strict=True)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    run_ranks(programs, Ranks(step_s=[0.01] * 2))
+    torch.set_num_threads(threads)
+    values, buffers = learners[0].lengths
+    assert buffers > 0
+    found = [vectors(tmp_path / "run", rank, 4)["joined"] for rank in range(2)]
+    for each in found:
+        np.testing.assert_allclose(each[:values], learners[0].weights(), atol=1e-4)
+    assert np.abs(found[0][values:] - found[1][values:]).max() > 1e-3
+    np.testing.assert_allclose(np.mean(found, axis=0)[values:], learners[0].buffers(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("rule", ["allreduce", "gossip", "tournament", "ensemble"])
