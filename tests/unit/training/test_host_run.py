@@ -231,6 +231,13 @@ CALLS = st.lists(
 @settings(max_examples=25)
 @given(calls=CALLS)
 @example(calls=[("join", 0), ("grant", 0), ("foreign", 0), ("take", 0)])  # a late update after a refused one
+@example(
+    calls=[
+        *[(kind, which) for kind in ("join", "grant") for which in (0, 1)],
+        *[("crash", 0), ("take", 0), ("take", 1), ("crash", 0), ("meet", 1), ("crash", 1), ("meet", 0)],
+        *[(kind, which) for kind in ("grant", "crash", "take") for which in (0, 1)],
+    ]
+)  # lineages that meet
 def test_a_run_from_its_journal_is_the_run_to_the_bit(
     strategy: str, calls: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -195,6 +195,30 @@ def test_lineages_that_meet_are_better_than_lineages_that_do_not() -> None:
     assert len({each.joined().tobytes() for each in learners}) == 1
 
 
+def test_the_loser_continues_at_a_rate_near_the_winners() -> None:
+    choice = TournamentConfig(period=20, rates=[1e-6, 0.02])
+    rates: dict[int, list[float]] = {0: [], 1: []}
+
+    def noted(rank: int, program: Program) -> Program:
+        answer: Any = None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as end:
+                figures: dict[str, float] = end.value
+                return figures
+            if isinstance(request, Done):
+                rates[rank].append(request.kept["rate"])
+            answer = yield request
+
+    learners = [learner(CONFIG, choice) for _ in range(2)]
+    seats = [Seat(rank=rank, ranks=2, test=TEST) for rank in range(2)]
+    programs = [make_program(choice, own, seat) for own, seat in zip(learners, seats, strict=True)]
+    run_ranks([noted(rank, each) for rank, each in enumerate(programs)], Ranks(step_s=[1.0] * 2))
+    assert (set(rates[0][:19]), set(rates[1][:39])) == ({1e-6}, {0.02})
+    assert rates[0][19] in (pytest.approx(0.016), pytest.approx(0.024))
+
+
 def test_a_combined_answer_is_better_than_the_best_one_and_better_still_when_optimised() -> None:
     found, learners = trained(ExchangeConfig(rule="ensemble"), 4, changed(epochs=40))
     figures = found.figures

@@ -156,6 +156,24 @@ def test_a_lineage_that_diverges_stays_behind_and_loses() -> None:
     assert bring(strategy, granted(strategy, "a"), np.zeros(4, np.float32)) == "refused"
 
 
+def test_a_tournament_continues_from_its_state() -> None:
+    strategy = start(4)
+    for name, value in zip("abcd", (1.0, 2.0, 3.0, 4.0), strict=True):
+        bring(strategy, granted(strategy, name), change(value))
+    measure(strategy)
+    granted(strategy, "a")
+    again = start(4)
+    again.restore(*strategy.state())
+    for each in (strategy, again):
+        for name in "bcd":
+            bring(each, granted(each, name), change(10.0))
+        measure(each)
+    assert [again.lineage(number)[0].tolist() for number in range(4)] == [
+        strategy.lineage(number)[0].tolist() for number in range(4)
+    ]
+    assert again.state()[1] == strategy.state()[1]
+
+
 def test_one_cheat_costs_no_more_than_its_own_lineage() -> None:
     strategy = start(4, steps=40 * PERIOD)
     turn = 0
