@@ -88,7 +88,8 @@ def _of_lost(line: _Rows, lost: _Rows) -> str:
         return f"{_points(line, lost)}, {more_s:+.2f} s"
     if line[0]["workers"] == 1:
         return "the run"
-    return f"a new start from the last epoch: {_mean(line, 'epoch_seconds'):.2f} s or less"
+    words = f"a new start from the last epoch: {_mean(line, 'epoch_seconds'):.2f} s or less"
+    return f"{words}; with `elastic`, no step" if line[0]["strategy"] == "allreduce" else words
 
 
 def _of_cheat(line: _Rows, cheated: _Rows) -> str:
