@@ -47,7 +47,7 @@ def compared(rows: _Rows) -> Table:
         place.setdefault(row["strategy"], []).append(row)
     one = calm.get(ONE_PROCESS, [])
     return Table(
-        headings="strategy | workers | n | accuracy, % | MB sent | virtual s | real s | faster than one process? | "
+        headings="strategy | workers | n | accuracy, % | MB | virtual s | real s | faster than one process? | "
         "a lost worker costs | a cheat costs | choose it for",
         rows=[
             [
@@ -55,7 +55,7 @@ def compared(rows: _Rows) -> Table:
                 str(line[0]["workers"]),
                 str(len(line)),
                 _spread([100 * row["accuracy"] for row in line]),
-                f"{_mean(line, 'bytes_sent') / 1e6:,.1f}",
+                f"{statistics.fmean(map(_carried, line)) / 1e6:,.1f}",
                 f"{_mean(line, 'virtual_seconds'):.2f}",
                 cell(line[0].get("real_seconds"), ".1f"),
                 _faster(line, one),
@@ -65,8 +65,14 @@ def compared(rows: _Rows) -> Table:
             ]
             for name, line in calm.items()
         ],
-        spare=("n", "workers", "MB sent", "choose it for"),
+        spare=("n", "workers", "MB", "choose it for"),
     )
+
+
+def _carried(row: Mapping[str, Any]) -> float:
+    """Bytes over all links: with a host, updates and weights."""
+    with_host = "step_bytes" not in row
+    return float(row["bytes_sent"] + (row["bytes_received"] if with_host else 0))
 
 
 def _faster(line: _Rows, one: _Rows) -> str:

@@ -185,7 +185,7 @@ def test_an_ensemble_is_held_against_its_best_network() -> None:
 
 
 def test_one_table_over_all_strategies() -> None:
-    point = {**ROW, "table": "strategies", "scaling": "strong", "slow": []}
+    point = {**ROW, "table": "strategies", "scaling": "strong", "slow": [], "bytes_sent": 1e6, "bytes_received": 1e6}
     one = {**point, "strategy": "one process", "workers": 1, "virtual_seconds": 10.0, "real_seconds": 5.0}
     fedavg = {**point, "strategy": "fedavg", "virtual_seconds": 4.0, "real_seconds": 10.0}
     points = [
@@ -193,7 +193,7 @@ def test_one_table_over_all_strategies() -> None:
         fedavg,
         {**fedavg, "lost": True, "accuracy": 0.89, "virtual_seconds": 5.0},
         {**fedavg, "cheat": "sign-flip", "accuracy": 0.5},
-        {**point, "strategy": "allreduce", "epoch_seconds": 2.5},
+        {**point, "strategy": "allreduce", "epoch_seconds": 2.5, "step_bytes": 1.0},
         {**point, "strategy": "allreduce", "cheat": "sign-flip", "accuracy": None, "diverged": True},
     ]
     table = TRAINING.table({"config": {"quick": False, "only": ["strategies"]}, "points": points})
@@ -201,6 +201,7 @@ def test_one_table_over_all_strategies() -> None:
     assert [each["strategy"] for each in cells] == ["one process", "fedavg", "allreduce"]
     faster, lost, cheat = "faster than one process?", "a lost worker costs", "a cheat costs"
     assert cells[1][faster] == "virtual: 2.5 times; here: no, one process is 2.0 times as fast"
+    assert [each["MB"] for each in cells] == ["2.0", "2.0", "1.0"]
     assert (cells[1][lost], cells[1][cheat]) == ("-1.0 points, +1.00 s", "-40.0 points")
     assert "2.50 s" in cells[2][lost]
     assert "diverge" in cells[2][cheat]
