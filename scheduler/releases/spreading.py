@@ -31,6 +31,9 @@ __all__ = ["Spreading", "chunk_bytes_of"]
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_MOST_AT_ONCE = 500
+"""Nodes for which a source is found at once. For more, that is done once in a while: it takes time for each of them."""
+_LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
 """For which a node that has no source yet may be kept waiting."""
 _MOST_WAITING = 64
@@ -91,6 +94,8 @@ class Spreading:
         self._tree = _tree(lambda number: self._files[number].size_bytes)
         self._nodes: dict[str, _Node] = {}
         self._waiting = 0
+        self._due = False
+        """True if something has happened since a source was last sought."""
         self._changed = asyncio.Event()
 
     async def told(self, node_id: str, report: CopyReport) -> CopyAnswer:
@@ -135,9 +140,12 @@ class Spreading:
 
     async def run(self) -> None:
         """Notice who is silent, and whose copies take long, until cancelled."""
+        looked = 0.0
         while True:
-            await asyncio.sleep(_TICK_S)
-            if self._nodes:
+            pause_s = max(_LEAST_PAUSE_S, len(self._nodes) * _PAUSE_OF_ONE_S)
+            await asyncio.sleep(pause_s if self._tree.collects else _TICK_S)
+            if self._nodes and (self._due or self._clock() - looked >= _TICK_S):
+                self._due, looked = False, self._clock()
                 self._on(Passed())
 
     def _number(self, report: CopyReport) -> int:
@@ -215,7 +223,10 @@ class Spreading:
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
     def _on(self, event: Event) -> None:
-        if self._tree.on(event, self._clock()):
+        self._tree.collects = len(self._nodes) > _MOST_AT_ONCE
+        effects = self._tree.on(event, self._clock())
+        self._due |= bool(effects) or not isinstance(event, Passed)
+        if effects:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 

@@ -32,6 +32,8 @@ _MOST_AT_ONCE = 4
 _MOST_ACCUSATIONS = 2
 """Of one worker; after that its words about sources count for nothing, and the host alone sends to it."""
 
+_MOST_EFFECTS = 2_000
+"""Most that one event leads to; the rest waits for the next one."""
 _REMEMBERED = 10_000
 """Workers that have gone, and must not be trusted anew because of that."""
 
@@ -153,6 +155,8 @@ class Tree:
     ) -> None:
         self._silent_s, self._busy_s = silent_s, busy_s
         self._turn_s, self._hurries_s, self._deepest = turn_s, hurries_s, deepest
+        self.collects = False
+        """True if sources are found on `Passed` only, which costs less with many workers."""
         self.spares_host = False
         """True if the host comes after the workers that receive nothing."""
         self._workers: dict[str, _Worker] = {}
@@ -190,6 +194,8 @@ class Tree:
             case Passed():
                 for name in [name for name, each in self._workers.items() if self._silent(each, now)]:
                     effects += self._lost(name)
+        if self.collects and not isinstance(event, Passed):
+            return effects
         return effects + [effect for group in groups for effect in self._assigned(group, now)]
 
     def copy_of(self, worker: str) -> Copy | None:
@@ -315,6 +321,8 @@ class Tree:
                         effects += self._set_back(source, group)
                     effects += self._begun(source, name, file, now)
                     line.remove(name)
+                    if len(effects) >= _MOST_EFFECTS:
+                        return effects
                     begun = True  # and it can pass on what comes
         if not line and self._hurries_s < math.inf:
             effects += self._hurried(group, now)
@@ -380,9 +388,11 @@ class Tree:
     def _free(self, group: str, now: float) -> list[str]:
         """Sources that may take a worker of a group: those that need not end a copy for it, the host first, then those
         that receive nothing, in the order they came."""
+        workers = self._workers
+        able = [name for name in self._groups.get(group, {}) if workers[name].holds or workers[name].copy is not None]
         free = [
             name
-            for name in (HOST, *self._groups.get(group, {}))
+            for name in (HOST, *able)
             if all(now - copy.since >= self._turn_s(copy.file) for copy in self._to(name, group).values())
         ]
 

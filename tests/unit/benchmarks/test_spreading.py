@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.spreading import ReleaseCase, missed, spread
+from scheduler.releases import spreading
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,13 @@ def test_a_release_reaches_all_in_at_most_twice_the_time_of_the_formula(case: Re
 def test_each_site_gets_a_copy_from_the_scheduler() -> None:
     point = spread(ReleaseCase(name="sites", devices=60, sites=6))
     assert 6 <= point["scheduler_copies"] <= 18, point
+
+
+def test_sources_for_a_large_fleet_are_sought_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "_MOST_AT_ONCE", 50)
+    point = spread(ReleaseCase(name="large", devices=200))
+    assert missed(point) == [], point
+    assert point["scheduler_copies"] <= 5, point
 
 
 def test_machines_that_cannot_reach_each_other_get_all_from_the_scheduler_at_its_full_speed() -> None:
