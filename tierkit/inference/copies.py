@@ -42,6 +42,8 @@ _PATIENCE_S = 600.0
 """For which a node waits for its turn, while it serves its old networks."""
 _AGAIN_S = 1.0
 _FAREWELL_S = 2.0
+_GIVES_WAY_S = 0.05
+"""Pause before a piece is sent by a node that answers requests."""
 _SENT_AT_ONCE = 2
 """Pieces that are read for other nodes at a time."""
 _REASON_BYTES = 4096
@@ -58,6 +60,7 @@ class NetworkCopies:
         incarnation: of its process.
         ask: sends a report to the scheduler, and returns the answer.
         http: its client.
+        busy: True while it answers requests, which come before pieces of files.
     """
 
     def __init__(
@@ -66,9 +69,10 @@ class NetworkCopies:
         incarnation: str,
         ask: Callable[[bytes], Awaitable[bytes]],
         http: Callable[[], aiohttp.ClientSession],
+        busy: Callable[[], bool],
     ) -> None:
         self._cache, self._folder = settings.cache, settings.cache / "partial" / settings.node_id
-        self._incarnation, self._ask, self._http = incarnation, ask, http
+        self._incarnation, self._ask, self._http, self._busy = incarnation, ask, http, busy
         self._key = ""
         self._store: Store | None = None
         """Holds the file that came last."""
@@ -213,6 +217,8 @@ class NetworkCopies:
         """
         if sha256 not in self._own:
             raise NotFound("this node has no such file")
+        if self._busy():
+            await asyncio.sleep(_GIVES_WAY_S)
         with contextlib.suppress(NotFound):  # it may have been moved to the cache meanwhile
             return await self._read_whole(sha256, span)
         with contextlib.suppress(NotFound):

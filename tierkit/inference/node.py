@@ -173,7 +173,13 @@ class InferenceNode:
         if releases is not None:
             self.holding = Holding(self, releases, self.lifecycle)
             self.rename(UNKNOWN, releases.started_with)
-            self.copies = NetworkCopies(self.settings, self.incarnation, self._ask_for_copies, lambda: self.http)
+            self.copies = NetworkCopies(
+                self.settings,
+                self.incarnation,
+                self._ask_for_copies,
+                lambda: self.http,
+                lambda: self.lifecycle.in_flight > 0,
+            )
             self.lifecycle.keyed_path = f"{COPIES_PATH}/"
 
     async def _ask_for_copies(self, report: bytes) -> bytes:
