@@ -37,7 +37,7 @@ _LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
 """For which a node that has no source yet may be kept waiting."""
 _MOST_WAITING = 64
-"""Requests that are kept waiting; the others are answered at once, for they need connections."""
+"""Requests that are kept waiting; the others are answered at once: each holds a connection."""
 _MOST_PARTS = 64
 """Files whose chunks are remembered."""
 _MOST_GONE = 2
@@ -47,7 +47,7 @@ _HURRIES_S = 5.0
 
 
 def _tree(size: Callable[[int], int]) -> Tree:
-    """The tree along which files of these sizes spread over nodes. The device list says which of them are gone."""
+    """The tree along which files of these sizes spread over nodes. Nodes that are gone leave it, as the device list notices."""
     tree = Tree(
         silent_s=math.inf,
         turn_s=lambda file: _LEAST_TURN_S + size(file) / _TURN_BYTES_PER_S,

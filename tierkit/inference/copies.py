@@ -199,7 +199,7 @@ class NetworkCopies:
     # --- what it passes on ---
 
     def route(self) -> Route:
-        """`GET /v1/copies/{sha256}`, for nodes that show the key that the scheduler has told them."""
+        """`GET /v1/copies/{sha256}`. Nodes have to show the key that the scheduler has told them."""
 
         async def may_copy(request: Request) -> None:
             if not knows(request, self._key):
