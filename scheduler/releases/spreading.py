@@ -47,7 +47,7 @@ _HURRIES_S = 5.0
 
 
 def _tree(size: Callable[[int], int]) -> Tree:
-    """The tree along which files of these sizes spread over nodes. Nodes that are gone leave it, as the device list notices."""
+    """The tree along which files of these sizes spread. A node leaves it as soon as it is off the device list."""
     tree = Tree(
         silent_s=math.inf,
         turn_s=lambda file: _LEAST_TURN_S + size(file) / _TURN_BYTES_PER_S,
