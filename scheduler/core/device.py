@@ -386,7 +386,10 @@ class Device:
             moments.append(self.progress_at + stalled_after_s(owed, self.ms_per_image, times))
         if self.wrong.count:
             moments.append(self.wrong.at + rest_s(self.wrong.count, times.set_aside_s))
-        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
+        # Looked at just before a moment and just after it, it is judged as any query at that moment judges it, however
+        # sums of times are rounded.
+        moment = min((moment for moment in moments if moment > now - _AGAIN_S), default=now)
+        at = max(moment - _AGAIN_S, now + _AGAIN_S)
         return min(at, self.not_before) if self.not_before > now else at
 
     def may_recover(self, now: float) -> bool:
