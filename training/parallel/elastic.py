@@ -156,11 +156,9 @@ class _Member:
             if buffers:
                 learner.load(learner.weights(), mean[values:-1])
             sent = 2 * (present - 1) * given.nbytes
-            run.totals.bytes_sent += sent
-            run.totals.bytes_received += sent
             run.totals.updates += present - 1  # and this rank's own
             run.progress.ranks = present
-            run.spend_times()
+            run.spend(run.totals.bytes_sent + sent, run.totals.bytes_received + sent)
             run.stepped(Done(step, loss))
             self.stopped = bool(mean[-1] > 0)
             self._agree()  # after the last step as well: one that is behind gets the final weights

@@ -29,7 +29,6 @@ from training.host.opening import find_network
 from training.learner import FlatLearner, read_images
 from training.messages import MOST_LOSS, RESULT
 from training.parallel.exchange import Done
-from training.parallel.group import Group
 from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.meeting import RankPlace
 from training.parallel.reporting import RankProgress, RankReports, ReportsTo
@@ -160,15 +159,11 @@ class RankRun:
             together()
             self.kept.save(done.step + 1, self.learner, self.totals, done.kept)
             self._stepped_at = time.monotonic()
+            self.totals.seconds += self._stepped_at - now
 
-    def spend(self, group: Group) -> None:
-        """Count time and bytes."""
-        self.spend_times(group.waited_s)
-        group.waited_s = 0.0
-        self.totals.bytes_sent, self.totals.bytes_received = group.bytes_sent, group.bytes_received
-
-    def spend_times(self, wait_s: float = 0.0) -> None:
-        """Count what the learner has spent, and what was waited for others."""
+    def spend(self, sent: int, received: int, wait_s: float = 0.0) -> None:
+        """Count bytes since the run began, and time since the last call: the learner's, and the wait for others."""
+        self.totals.bytes_sent, self.totals.bytes_received = sent, received
         times = self.totals.times
         for name, seconds in {**self.learner.take_times(), "wait": wait_s}.items():
             times[name] = times.get(name, 0.0) + seconds
@@ -230,8 +225,8 @@ class RankRun:
     def stopped(self) -> Conflict:
         """Error of a run that was stopped from a scheduler."""
         return Conflict(
-            f"the run was stopped after {self.progress.step:,} of {self.steps:,} steps; with --folder, the same command "
-            "continues it"
+            f"the run was stopped after {self.progress.step:,} of {self.steps:,} steps; with --folder, the same "
+            "command continues it"
         )
 
     def reports(self, run: str, stop: Callable[[], None]) -> RankReports:

@@ -75,9 +75,13 @@ def _train(
 ) -> dict[str, Any] | None:
     looked_at = time.monotonic()
 
+    def spend() -> None:
+        run.spend(group.bytes_sent, group.bytes_received, group.waited_s)
+        group.waited_s = 0.0
+
     def done(done: Done) -> None:
         nonlocal looked_at
-        run.spend(group)
+        spend()
         run.stepped(done, lambda: group.answer(Mean(np.zeros(1, np.float32))))
         if time.monotonic() > looked_at + _LOOK_S:
             looked_at = time.monotonic()
@@ -95,7 +99,7 @@ def _train(
             program = make_program(strategy, learner, seat)
         run.begin()
         figures = run_program(program, group.answer, done)
-    run.spend(group)
+    spend()
     meeting.tell("totals", asdict(run.totals))
     totals = [Totals(**each) for each in meeting.all_told("totals")]
     if not run.place.rank:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
+import torch
 from safetensors.numpy import load_file
 
 from models.dataset import Dataset
