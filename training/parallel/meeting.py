@@ -97,16 +97,16 @@ class Meeting:
         meeting = cls(place, _store(place, patience_s), patience_s)
         try:
             with meeting._keeper():
-                if meeting._store.add(f"came/{place.rank}", 1) > 1:
-                    raise Conflict(
-                        f"another process is rank {place.rank} of this run already: give each its own RANK, and each "
-                        "run its own MASTER_PORT"
-                    )
-                meeting.tell("facts", dict(facts))
-                found = meeting.all_told("facts")
-                if different := differences(found):
-                    raise Conflict(f"the ranks do not fit together: {different}")
-                yield meeting
+                twice = meeting._store.add(f"came/{place.rank}", 1) > 1
+            if twice:
+                raise Conflict(
+                    f"another process is rank {place.rank} of this run already: give each its own RANK, and each run "
+                    "its own MASTER_PORT"
+                )
+            meeting.tell("facts", dict(facts))
+            if different := differences(meeting.all_told("facts")):
+                raise Conflict(f"the ranks do not fit together: {different}")
+            yield meeting
         finally:
             meeting._leave()
 

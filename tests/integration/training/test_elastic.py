@@ -67,7 +67,7 @@ def test_a_member_is_killed_and_comes_back_and_no_step_is_lost(start: Start, tmp
     assert found[1:] == found[:1] * 2
     longest_s = max(after - before for (before, _, _), (after, _, _) in itertools.pairwise(seen))
     back_at, first, ranks = back.progress[0]
-    assert longest_s < 3  # on a machine that does much else; see the benchmark below
+    assert longest_s < 5  # on a machine that does much else; see the benchmark below
     assert back_at - killed_at < 10
     assert (first > 60, ranks) == (True, RANKS)
 
