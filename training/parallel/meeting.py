@@ -27,7 +27,7 @@ __all__ = ["Meeting", "RankPlace", "address_towards", "choose_interface", "commo
 
 _LOOK_S = 0.05
 _CONNECT_S = 5.0
-_FAREWELL_S = 3.0
+_FAREWELL_S = 1.5
 """For the other ranks to read what rank 0 keeps, before that ends."""
 _SIOCGIFADDR = 0x8915
 
