@@ -160,7 +160,7 @@ class TournamentConfig(Strict):
     trust: ClassVar[TrustConfig | None] = None
     masking: ClassVar[Masking | None] = None
     local_rate: ClassVar[float | None] = None
-    family: Literal["tournament"] = "tournament"
+    family: Literal["exchange"] = "exchange"
     rule: Literal["tournament"] = "tournament"
     period: Steps = 50
     """Steps of a lineage between two meetings."""
@@ -251,9 +251,12 @@ def find_strategy(name: str) -> StrategyConfig:
     path = Path(name)
     if path.suffix != ".toml":
         raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
-    family = read_toml(path, what="strategy").get("family", "server")
+    given = read_toml(path, what="strategy")
+    family = given.get("family", "server")
     if family not in _FAMILIES:
         raise InvalidInput(f"the strategy {path}: family is {family!r}, known are {', '.join(_FAMILIES)}")
+    if family == "exchange" and given.get("rule") == "tournament":
+        return read_document(path, TournamentConfig, what="strategy")
     return read_document(path, _FAMILIES[family], what="strategy")
 
 
@@ -277,5 +280,4 @@ _FAMILIES: dict[str, type[StrategyConfig]] = {
     "server": ServerConfig,
     "outer": OuterConfig,
     "exchange": ExchangeConfig,
-    "tournament": TournamentConfig,
 }

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.train, pytest.mark.anyio]
 @pytest.fixture
 def strategy(tmp_path: Path) -> str:
     path = tmp_path / "meet.toml"
-    path.write_text('family = "tournament"\nperiod = 5\nrates = [1e-6, 0.05]\n')
+    path.write_text('family = "exchange"\nrule = "tournament"\nperiod = 5\nrates = [1e-6, 0.05]\n')
     return str(path)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.schedules import constant
-from tierkit.errors import InvalidInput
+from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
 from training.strategies.config import ExchangeConfig, TournamentConfig, find_hosted, find_strategy
 from training.strategies.tournament import Score, Tournament, opponents, rate_after, rates_of, wins
@@ -191,6 +192,17 @@ def test_one_cheat_costs_no_more_than_its_own_lineage() -> None:
 def test_too_few_or_too_many_lineages(workers: int, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         start(workers)
+
+
+def test_a_file_of_the_family_exchange_may_be_a_tournament(tmp_path: Path) -> None:
+    file = tmp_path / "meet.toml"
+    file.write_text('family = "exchange"\nrule = "tournament"\nrates = [0.1, 0.5]\n')
+    assert find_hosted(str(file)) == TournamentConfig(rates=[0.1, 0.5])
+    file.write_text('family = "exchange"\nrule = "tournament"\nscaling = "none"\n')
+    with pytest.raises(SetupError, match="scaling"):
+        find_strategy(str(file))
+    file.write_text('family = "exchange"\nrule = "gossip"\nperiod = 2\n')
+    assert find_strategy(str(file)) == ExchangeConfig(rule="gossip", period=2)
 
 
 def test_strategies_of_ranks_are_not_for_hosts() -> None:

@@ -95,7 +95,7 @@ def test_every_strategy_reaches_the_goal_with_four_workers(name: str) -> None:
         config = config.model_copy(update={"rate": 0.5})
     if config.family == "outer":
         config = config.model_copy(update={"period": 5, "inner_rate": None})
-    if config.family == "tournament":
+    if config.family == "exchange":
         config = config.model_copy(update={"period": 5})
     _, weights, _ = run(config, machines(4), steps=1_000)
     np.testing.assert_allclose(weights, GOAL, atol=0.02)
