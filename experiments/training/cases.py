@@ -164,12 +164,14 @@ _CHEATED: tuple[tuple[str, HostedConfig, tuple[Cheat | None, ...]], ...] = (
 ONE_PROCESS = "one process"
 APART = "lineages apart"
 _ALLREDUCE = ExchangeConfig(rule="allreduce")
+_GRID = [0.01, 0.0464, 0.2154, 1.0]
+"""From a tenth of the network's rate to ten times it, which is too high."""
 _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("allreduce", _ALLREDUCE, 4),
     ("gossip", ExchangeConfig(rule="gossip"), 4),
     ("gossip", ExchangeConfig(rule="gossip"), 8),
-    (APART, TournamentConfig(period=10_000), 4),
-    ("tournament", TournamentConfig(), 4),
+    (APART, TournamentConfig(period=10_000, rates=_GRID), 4),
+    ("tournament", TournamentConfig(rates=_GRID), 4),
     ("ensemble", ExchangeConfig(rule="ensemble"), 4),
     ("fedavg", HOSTED["fedavg"], 4),
     ("bmuf", HOSTED["bmuf"], 4),

@@ -166,7 +166,7 @@ class TournamentConfig(Strict):
     """Steps of a lineage between two meetings."""
     rates: list[PositiveFloat] = Field(default_factory=list, max_length=1_000)
     """Grid of peak learning rates, which the lineages take in turn. Default: evenly spaced on a logarithmic
-    scale, from a tenth of the network's to ten times it."""
+    scale around the network's own, from a tenth of it to ten times it."""
     variation: float = Field(default=0.2, ge=0, lt=1)
     """The loser continues at the winner's rate, changed by this share up or down, as the seed says."""
 

@@ -27,7 +27,8 @@ Score = tuple[float, float]
 
 _MOST_BYTES = 2 << 30
 _WIDTH = 10.0
-"""The grid goes from the network's rate divided by this to that times this."""
+"""The grid goes from the network's rate divided by this to the rate times this; of an even number of lineages, none has
+the last."""
 
 
 def rates_of(config: TournamentConfig, peak_rate: float, lineages: int) -> list[float]:
@@ -38,9 +39,8 @@ def rates_of(config: TournamentConfig, peak_rate: float, lineages: int) -> list[
     """
     if config.rates:
         return [config.rates[number % len(config.rates)] for number in range(lineages)]
-    if lineages == 1:
-        return [peak_rate]
-    return [peak_rate * _WIDTH ** (2 * number / (lineages - 1) - 1) for number in range(lineages)]
+    half = max(1, lineages // 2)
+    return [peak_rate * _WIDTH ** (number / half - 1) for number in range(lineages)]
 
 
 def opponents(lineages: int, meeting: int, seed: int) -> list[int]:
