@@ -139,6 +139,10 @@ class _Member:
         assert isinstance(config, ExchangeConfig)
         values, buffers = learner.lengths
         self._wait_for_all()
+        step, rank = run.kept.newest()
+        if manager.num_participants() == 1 and step > manager.current_step():  # the others have ended meanwhile
+            run.continue_from(step, rank)
+            manager.load_state_dict({"step": step, "batches_committed": run.totals.updates})
         run.begin()
         while (step := manager.current_step()) < run.steps and not self.stopped:
             gradient, loss = learner.gradient(step * ranks + run.place.rank)
