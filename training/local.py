@@ -62,7 +62,8 @@ class Started:
     def failure(self) -> ServiceFailed:
         """Of one that has ended by itself."""
         code = self.process.returncode or 0
-        last = self.last_lines[-1] if self.last_lines else "it said nothing"
+        words = [line for line in self.last_lines if not line.startswith("{")]  # no progress
+        last = words[-1] if words else "it said nothing"
         said = re.sub(r"^terrace (host|rank \d+): ", "", last)
         return ServiceFailed(f"{self.name} stopped with exit code {code}: {said}", code=code)
 

@@ -21,6 +21,7 @@ __all__ = [
     "LEASE_HEADER",
     "MOST_LOSS",
     "RESULT",
+    "SPEC",
     "SPENT_ON",
     "UPDATE_HEADER",
     "VERSION_HEADER",
@@ -47,6 +48,8 @@ UPDATE_HEADER = "Terrace-Update"
 VERSION_HEADER = "Terrace-Version"
 """With weights: which these are."""
 
+SPEC = "run.json"
+"""In the folder of a host's run: what is trained, and how."""
 RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""
 

@@ -28,7 +28,7 @@ _WHEN = {
     "downpour": "many workers of different speeds, each update at once",
     "dc-constant": "as sgd, with 8 workers or more",
     "dc-adaptive": "as sgd, with 8 workers or more, if no lambda is known",
-    "average": "as fedavg, without rounds: nobody waits",
+    "average": "as fedavg, without rounds and their waits",
     "crowdsourced": "to compare with the volunteers' platform of 2018",
 }
 

@@ -209,7 +209,7 @@ def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
     response_model=Invitation,
     responses={
         **MISSING,
-        409: {"description": "The run has ended, or the scheduler asks for no tokens."},
+        409: {"description": "The run has ended, or takes no workers; or the scheduler asks for no tokens."},
         429: {"description": "This caller has 20 valid invitations, or 1,000 uses of them, or more with this one."},
     },
     summary="Invite workers to a training run",
@@ -222,6 +222,8 @@ async def invite(
     run = await scheduler.runs.view(run_id, sight)
     if run.state.final:
         raise Conflict(f"run {run_id} is {run.state} already")
+    if run.wants.workers == 0:
+        raise Conflict(f"run {run_id} takes no workers: its ranks are all there")
     inviter, now = _name(caller), datetime.now(UTC).replace(microsecond=0)
     name = f"{(inviter or '')[:_SHORT_NAME]}.{secrets.token_hex(3)}"
     token, expires = new_token(name), now + timedelta(seconds=max(1.0, wanted.expires_s))
@@ -278,7 +280,7 @@ async def uninvite(
 @runs.put(
     "/v1/runs/{run_id}/workers/{name}",
     response_model=Run,
-    responses={**MISSING, 409: {"description": "The run has ended already."}},
+    responses={**MISSING, 409: {"description": "The run has ended already, or has ranks."}},
     summary="Pause, drop, trust or resume a worker of a run",
     dependencies=USERS,
 )

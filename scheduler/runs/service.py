@@ -411,12 +411,14 @@ class Runs:
 
         Raises:
             NotFound: no such run, or it has no worker of this name.
-            Conflict: it has ended already.
+            Conflict: it has ended already, or has ranks.
             Unavailable: the database does not accept it.
         """
         async with self._turn:
             known, state = await self._seen(run_id, sight)
             _check_unended(known.row, state)
+            if known.details.wants.get("workers") == 0:
+                raise Conflict(f"run {run_id} has ranks, which take no orders: stop the whole run")
             if all(each["name"] != name for each in known.details.workers):
                 raise NotFound(f"run {run_id} has no worker {name[:64]!r}")
             wish = {name: order}

@@ -20,13 +20,12 @@ from training.host.run import TrainingRun
 from training.host.settings import HostSettings
 from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images
-from training.messages import RunSpec
+from training.messages import SPEC, RunSpec
 from training.strategies.build import build_strategy
 from training.strategies.config import find_hosted
 
 __all__ = ["dataset_of", "find_network", "open_host"]
 
-_SPEC = "run.json"
 _SEGMENTS = "segments"
 
 
@@ -54,6 +53,8 @@ def open_host(settings: HostSettings) -> Host:
     changes = {"epochs": settings.epochs, "seed": settings.seed}
     network = network.model_copy(update={name: value for name, value in changes.items() if value is not None})
     folder = settings.run_folder
+    if any(folder.glob("rank-*-*.safetensors")):
+        raise SetupError(f"{folder} holds a run of ranks: give another --folder")
     journal = Journal(folder)
     try:
         dataset = dataset_of(settings, network)
@@ -76,13 +77,13 @@ def open_host(settings: HostSettings) -> Host:
         start = weights, buffers
         run = TrainingRun(build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s))
         started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
-        if not (folder / _SPEC).exists():
+        if not (folder / SPEC).exists():
             if started_at:
                 raise SetupError(
-                    f"{folder} holds a run, and its {_SPEC} is missing: bring that back from a copy, or give another "
+                    f"{folder} holds a run, and its {SPEC} is missing: bring that back from a copy, or give another "
                     "--folder"
                 )
-            write_atomically(folder / _SPEC, spec.model_dump_json(indent=1).encode())
+            write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode())
         trust = spec.strategy.trust
         checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
         sharing = None
@@ -119,7 +120,7 @@ def dataset_of(settings: HostSettings, network: TrainConfig) -> Dataset:
 
 def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     """The run that a folder holds, which must be the wanted one; that one if there is none."""
-    path = folder / _SPEC
+    path = folder / SPEC
     if not path.exists():
         return wanted
     kept = read_json(path, RunSpec, what="run", error=SetupError)

@@ -179,7 +179,7 @@ class _Member:
         while True:
             self._agree()
             present = manager.num_participants()
-            if manager.current_step() > start or present >= enough:
+            if manager.current_step() > start or present >= enough or start >= run.steps:
                 return
             spent = torch.tensor([float(time.monotonic() > deadline)])  # all begin when one has waited for so long
             manager.allreduce(spent).wait()

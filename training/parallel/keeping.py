@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from tierkit.atomic import made_folder, write_atomically
+from tierkit.copies.files import sha256_of
 from tierkit.errors import SetupError, WeightsError
 from training.learner import FlatLearner
 from training.units import Flat
 
 __all__ = ["Checkpoints", "Totals"]
+
+log = logging.getLogger(__name__)
 
 _NEWEST = 2
 
@@ -50,14 +55,39 @@ class Checkpoints:
             made_folder(folder)
 
     def steps(self) -> list[int]:
-        """From which this rank can continue."""
-        return sorted(int(path.stem.rpartition("-")[2]) for path in self._paths())
+        """From which this rank can continue, without damaged checkpoints.
+
+        Raises:
+            SetupError: the folder holds another run.
+            WeightsError: all that this rank has are damaged.
+        """
+        found, damaged = [], None
+        for step in self._steps():
+            try:
+                self._read(step, self._rank)
+                found.append(step)
+            except WeightsError as error:
+                log.warning("%s", error)
+                damaged = error
+        if damaged is not None and not found:
+            raise damaged
+        return found
 
     def newest(self) -> tuple[int, int]:
-        """The newest step that any rank has kept here, and that rank; without any, step 0 of this rank."""
+        """The newest step that any rank has kept here, and that rank; without any, step 0 of this rank.
+
+        Raises:
+            SetupError: the folder holds another run.
+        """
         paths = [] if self._folder is None else self._folder.glob("rank-*-*.safetensors")
         found = [(int(step), int(rank)) for _, rank, step in (path.stem.split("-") for path in paths)]
-        return max(found, default=(0, self._rank))
+        for step, rank in sorted(found, reverse=True):
+            try:
+                self._read(step, rank)
+                return step, rank
+            except WeightsError as error:
+                log.warning("%s", error)
+        return 0, self._rank
 
     def save(self, step: int, learner: FlatLearner, totals: Totals, figures: Mapping[str, float]) -> None:
         """Keep the state before a step.
@@ -73,8 +103,9 @@ class Checkpoints:
             "figures": json.dumps({**figures}),
         }
         vectors = {"joined": learner.joined(), "momentum": learner.momentum()}
+        said["sha256"] = _digest(self._rank, step, *vectors.values())
         write_atomically(self._path(step), save(vectors, said))
-        for old in self.steps()[:-_NEWEST]:
+        for old in self._steps()[:-_NEWEST]:
             self._path(old).unlink(missing_ok=True)
 
     def load(self, step: int, learner: FlatLearner, *, rank: int | None = None) -> tuple[Totals, dict[str, float]]:
@@ -87,22 +118,32 @@ class Checkpoints:
             SetupError: the folder holds another run.
             WeightsError: the file is damaged.
         """
+        joined, momentum, totals, figures = self._read(step, self._rank if rank is None else rank)
+        learner.load_joined(joined)
+        learner.load_momentum(momentum)
+        return Totals(**totals), figures
+
+    def _read(self, step: int, rank: int) -> tuple[Flat, Flat, dict[str, Any], dict[str, float]]:
+        """Weights with buffers, momentum, totals and figures."""
         path = self._path(step, rank)
         try:
             with safe_open(path, framework="numpy") as file:
                 said = file.metadata() or {}
                 facts, totals, figures = (json.loads(said[name]) for name in ("facts", "totals", "figures"))
                 joined, momentum = (_vector(file.get_tensor(name)) for name in ("joined", "momentum"))
+            if said["sha256"] != _digest(rank, step, joined, momentum):
+                raise ValueError("the content has another digest")
         except (OSError, KeyError, ValueError, SafetensorError) as error:
-            raise WeightsError(f"{path} is damaged: bring it back from a copy, or remove the folder") from error
+            raise WeightsError(f"{path} is damaged: bring it back from a copy, or remove it") from error
         if different := [name for name, value in self._facts.items() if facts.get(name) != value]:
             raise SetupError(
                 f"{self._folder} holds another run, with another value of {', '.join(different)}: give the same as "
                 "before, or another --folder"
             )
-        learner.load_joined(joined)
-        learner.load_momentum(momentum)
-        return Totals(**totals), figures
+        return joined, momentum, totals, figures
+
+    def _steps(self) -> list[int]:
+        return sorted(int(path.stem.rpartition("-")[2]) for path in self._paths())
 
     def _path(self, step: int, rank: int | None = None) -> Path:
         assert self._folder is not None
@@ -114,3 +155,7 @@ class Checkpoints:
 
 def _vector(values: np.ndarray) -> Flat:
     return np.ascontiguousarray(values, np.float32)
+
+
+def _digest(rank: int, step: int, *vectors: Flat) -> str:
+    return sha256_of(b"".join((f"{rank} {step} ".encode(), *(each.tobytes() for each in vectors))))

@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import struct
+import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ _LOOK_S = 0.05
 _CONNECT_S = 5.0
 _FAREWELL_S = 1.5
 """For the other ranks to read what rank 0 keeps, before that ends."""
+_GRACE_S = 5.0
+"""For torch to find a wait too long by itself."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -195,7 +199,8 @@ class Meeting:
     @contextlib.contextmanager
     def _keeper(self) -> Iterator[None]:
         try:
-            yield
+            with _bounded(self.place, self._patience_s):
+                yield
         except dist.DistError as error:
             raise UpstreamUnavailable(
                 f"rank {self.place.rank} has lost rank 0, which keeps what the ranks tell each other: "
@@ -204,7 +209,7 @@ class Meeting:
 
     def _leave(self) -> None:
         """Rank 0 waits some seconds for the others, since the store ends with it."""
-        with contextlib.suppress(dist.DistError):
+        with contextlib.suppress(dist.DistError), _bounded(self.place, 2 * _FAREWELL_S):
             self._store.add("left", 1)
             if self.place.rank or self.place.hosted:
                 return
@@ -226,20 +231,25 @@ def differences(facts: Sequence[Mapping[str, object]]) -> str:
     return "; ".join(found)
 
 
-def common_step(kept: Sequence[Collection[int]]) -> int:
+def common_step(kept: Sequence[Collection[int] | str]) -> int:
     """The newest step from which all ranks can continue.
 
     Args:
-        kept: the steps that each has on its disk; none for a rank that has nothing.
+        kept: the steps that each has on its disk, none for a rank that has nothing; or why a rank cannot use its files.
 
     Raises:
+        SetupError: a rank cannot use its files.
         Conflict: they have no step in common.
     """
-    if not any(kept):
+    for rank, each in enumerate(kept):
+        if isinstance(each, str):
+            raise SetupError(f"rank {rank}: {each}")
+    steps = [set[int](each) for each in kept if not isinstance(each, str)]
+    if not any(steps):
         return 0
-    common = set[int].intersection(*map(set, kept))
+    common = set[int].intersection(*steps)
     if not common:
-        newest = ", ".join(f"rank {rank} {max(steps, default='nothing')}" for rank, steps in enumerate(kept))
+        newest = ", ".join(f"rank {rank} {max(each, default='nothing')}" for rank, each in enumerate(steps))
         raise Conflict(
             f"the ranks cannot continue from the same step; the newest that each has: {newest}. Bring back the "
             "missing files of --folder from a copy, or give another --folder"
@@ -269,16 +279,38 @@ def choose_interface(address: str) -> None:
                     os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
+@contextlib.contextmanager
+def _bounded(place: RankPlace, seconds: float) -> Iterator[None]:
+    """Ends this process if what follows takes longer: torch's store waits without end for one that says nothing."""
+
+    def end() -> None:
+        sys.stderr.write(
+            f"terrace rank {place.rank}: rank 0 at {place.address}:{place.port} says nothing for {seconds:g} s: it "
+            "hangs, another program listens there, or the network is cut\n"
+        )
+        sys.stderr.flush()
+        os._exit(os.EX_TEMPFAIL)
+
+    timer = threading.Timer(seconds + _GRACE_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _store(place: RankPlace, patience_s: float) -> dist.Store:
     keeps = place.rank == 0 and not place.hosted
     try:
-        store = dist.TCPStore(
-            place.address,
-            place.port,
-            is_master=keeps,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=patience_s),
-        )
+        with _bounded(place, patience_s):
+            store = dist.TCPStore(
+                place.address,
+                place.port,
+                is_master=keeps,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=patience_s),
+            )
     except RuntimeError as error:
         if keeps and "EADDRINUSE" in str(error):
             raise PortInUse(

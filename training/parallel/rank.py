@@ -27,7 +27,7 @@ from tierkit.atomic import alone_in, write_atomically
 from tierkit.errors import Conflict, InvalidInput, ProviderUnavailable, SetupError
 from training.host.opening import find_network
 from training.learner import FlatLearner, read_images
-from training.messages import MOST_LOSS, RESULT
+from training.messages import MOST_LOSS, RESULT, SPEC
 from training.parallel.exchange import Done
 from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.meeting import RankPlace
@@ -95,6 +95,8 @@ class RankRun:
         self.steps = self.learner.steps // place.ranks
         if not self.steps:
             raise InvalidInput(f"{place.ranks} ranks are more than the {self.learner.steps} steps of this run")
+        if options.folder is not None and (options.folder / SPEC).exists():
+            raise SetupError(f"{options.folder} holds the run of a host: give another --folder")
         self.kept = Checkpoints(options.folder, place.rank, self.facts)
         self.progress = RankProgress(steps=self.steps, ranks=place.ranks)
         self.totals = Totals()
@@ -112,8 +114,8 @@ class RankRun:
             "version": importlib.metadata.version("terrace-inference"),
             "seed": network.seed,
             "epochs": network.all_epochs,
-            "network": _digest(network.model_dump(mode="json", exclude={"seed", "epochs"})),
-            "strategy": _digest(self.strategy.model_dump(mode="json")),
+            "network": f"{network.name} {_digest(network.model_dump(mode='json', exclude={'seed', 'epochs'}))}",
+            "strategy": f"{self.strategy.rule} {_digest(self.strategy.model_dump(mode='json'))}",
             "data set": self.learner.data.sha256[:16],
             "folder": "kept" if self.options.folder is not None else "none",
         }
@@ -181,9 +183,10 @@ class RankRun:
         final = learner.weights(), learner.buffers()
         accuracy, loss = learner.evaluated(*final, self.test)
         if not loss <= MOST_LOSS:
+            less = ", or set scaling to none," if self.strategy.rule == "allreduce" else ""
             raise SetupError(
                 f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: lower the "
-                "learning rate, or set scaling to none, and begin again in another folder"
+                f"learning rate{less} and begin again in another folder"
             )
         found = {**self.counted(totals), "accuracy": accuracy, **figures}
         if (folder := self.options.folder) is not None:
@@ -262,4 +265,4 @@ def _device(name: str, place: RankPlace) -> torch.device:
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

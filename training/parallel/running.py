@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tierkit.errors import Unavailable
+from tierkit.errors import SetupError, Unavailable
 from training.parallel.allreduce import allreduce_by_torch, computed_by_torch
 from training.parallel.elastic import run_member
 from training.parallel.exchange import Done, Mean, Seat
@@ -56,7 +56,11 @@ class _Stopped(Exception):
 def _run(run: RankRun) -> dict[str, Any] | None:
     place, patience_s = run.place, run.options.patience_s
     with Meeting.met(place, run.facts, patience_s) as meeting:
-        meeting.tell("kept", run.kept.steps())
+        try:
+            steps: list[int] | str = run.kept.steps()
+        except SetupError as error:
+            steps = str(error)
+        meeting.tell("kept", steps)
         start = common_step(meeting.all_told("kept"))
         figures = run.continue_from(start)
         reports = run.reports(run.totals.run, meeting.stop)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,8 @@ _RANK = (sys.executable, "-P", "-m", "training.parallel")
 _LOOK_S = 0.1
 _SETTLE_S = 3.0
 """For the others to end by themselves, when one has ended with an error."""
+_HANGS_S = 20.0
+"""For the other members of an elastic run to end, when one has ended; then they hang."""
 _MOST_RESTARTS = 100
 
 
@@ -76,7 +80,7 @@ async def run_ranks_here(
             if settings.get("folder") is None:
                 settings["folder"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="terrace-"))
         command = [*_RANK, run.network, *flags_of(settings), "--json"]
-        killed = 0
+        killed, hung_at = 0, math.inf
         async with started_processes(read, run.on_start) as start:
 
             async def started(rank: int, again: Started | None = None) -> Started:
@@ -91,10 +95,20 @@ async def run_ranks_here(
                     if elastic and (each.process.returncode or 0) < 0 and killed < _MOST_RESTARTS:
                         killed += 1
                         await started(rank, each)
+                if elastic and any(each.process.returncode == 0 for each in ranks):
+                    hung_at = min(hung_at, time.monotonic() + _HANGS_S)
+                if time.monotonic() > hung_at:  # the others have the final weights, and so does their folder
+                    if "result" in found:
+                        break
+                    ranks[0].process.kill()
+                    hung_at = time.monotonic() + 2 * _HANGS_S
                 if any(each.process.returncode for each in ranks):
                     await asyncio.wait([each.watcher for each in ranks], timeout=_SETTLE_S)
+                    for each in ranks:
+                        if each.process.returncode is None:
+                            each.process.kill()  # it hangs: what it has kept is whole
                     raise _first_cause(ranks).failure
-            await asyncio.gather(*(each.watcher for each in ranks))
+            await asyncio.gather(*(each.watcher for each in ranks if each.process.returncode is not None))
         return {**found["result"], "faults": killed}
 
 

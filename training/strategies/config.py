@@ -193,10 +193,10 @@ class ExchangeConfig(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
-        if self.elastic and self.rule != "allreduce":
-            raise ValueError("elastic is for allreduce: leave it out")
-        if self.rule != "gossip" and self.period != 1:
-            raise ValueError(f"{self.rule} exchanges at each step: leave out period, or use the family outer")
+        own = {"allreduce": {"scaling", "warmup", "elastic"}, "gossip": {"period"}, "ensemble": {"apart"}}[self.rule]
+        others = self.model_fields_set - own - {"family", "rule"}
+        if foreign := sorted(others - ({"period"} if self.period == 1 else set())):
+            raise ValueError(f"{', '.join(foreign)} is for another rule than {self.rule}: leave it out")
         return self
 
 
@@ -253,7 +253,7 @@ def find_strategy(name: str) -> StrategyConfig:
         raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
     given = read_toml(path, what="strategy")
     family = given.get("family", "server")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise InvalidInput(f"the strategy {path}: family is {family!r}, known are {', '.join(_FAMILIES)}")
     if family == "exchange" and given.get("rule") == "tournament":
         return read_document(path, TournamentConfig, what="strategy")

@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,41 @@ async def test_a_rank_that_is_killed_ends_the_run(network: Network, shapes: Path
             os.kill(pid, 0)
 
 
+async def test_a_rank_that_hangs_ends_the_run_after_the_budget(network: Network, shapes: Path) -> None:
+    """Rank 0 keeps the store of the ranks, and torch itself would wait for it without end."""
+    pids: dict[str, int] = {}
+
+    def stop(progress: Mapping[str, Any]) -> None:
+        if progress["step"] > 20:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids["rank-0"], signal.SIGSTOP)
+
+    settings = {"strategy": "gossip", "dataset": shapes, "threads": 1, "patience_s": 3.0}
+    long = LocalRanks(network=str(network(4_000)), settings=settings, ranks=2, on_start=pids.__setitem__)
+    began = time.monotonic()
+    with pytest.raises(ServiceFailed) as failure:
+        await run_ranks_here(long, stop)
+    assert failure.value.code == os.EX_TEMPFAIL
+    assert time.monotonic() - began < 60
+
+
+async def test_a_port_where_nothing_answers_ends_a_rank_after_the_budget(network: Network, shapes: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(silent.getsockname()[1]),
+        }
+        words = ["-m", "training.parallel", str(network(1)), f"--dataset={shapes}", "--patience-s=1"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", *words, env={**os.environ, **place}, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await process.communicate()
+    assert process.returncode == os.EX_TEMPFAIL
+    assert "another program listens there" in said.decode()
+
+
 async def test_torchrun_starts_the_same_ranks(network: Network, shapes: Path, tmp_path: Path) -> None:
     words = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m", "training.parallel"]
     flags = [str(network(8)), f"--dataset={shapes}", "--strategy=allreduce"]
@@ -111,6 +148,10 @@ async def test_a_scheduler_shows_ranks_and_stops_them(network: Network, shapes: 
             assert shown.workers[0].bytes_sent > 0
             with pytest.raises(Conflict, match="takes no workers"):
                 await client.match(WorkerOffer(name="w", run=shown.id))
+            with pytest.raises(Conflict, match="take no orders"):
+                await client.order_worker(shown.id, "rank-0", "pause")
+            with pytest.raises(Conflict, match="takes no workers"):
+                await client.invite(shown.id)
             assert (await client.stop_run(shown.id)).state is RunState.STOPPING
             for each in ranks:
                 error = await asyncio.to_thread(each.ended)

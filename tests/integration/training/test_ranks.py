@@ -30,8 +30,10 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.address import free_port
-from training.host.opening import find_network
+from training.host.opening import find_network, open_host
+from training.host.settings import HostSettings
 from training.learner import FlatLearner, read_images
+from training.messages import SPEC
 from training.parallel.exchange import Seat
 from training.parallel.lockstep import Ranks, run_ranks
 from training.parallel.programs import make_program
@@ -256,13 +258,47 @@ def test_a_member_with_old_weights_and_a_folder_of_another_run_are_refused(
         for error in ended(ranks):
             assert isinstance(error, SetupError)
             assert "another value of seed" in str(error)
-    newest = tmp_path / "run" / "rank-1-16.safetensors"
-    newest.rename(tmp_path / "run" / "rank-1-4.safetensors")
-    (tmp_path / "run" / "rank-1-12.safetensors").unlink()
+    (tmp_path / "run" / "rank-0-12.safetensors").unlink()
+    (tmp_path / "run" / "rank-1-16.safetensors").unlink()
     with rank_processes(kept, 2) as ranks:
         for error in ended(ranks):
             assert isinstance(error, Conflict)
-            assert "rank 0 16, rank 1 4" in str(error)
+            assert "rank 0 16, rank 1 12" in str(error)
+
+
+def test_a_damaged_checkpoint_is_none_and_the_run_continues_from_the_one_before(
+    options: RankOptions, tmp_path: Path
+) -> None:
+    kept = changed(options, strategy="gossip", folder=tmp_path / "run")
+    with rank_processes(kept, 2) as ranks:
+        first = ended(ranks)[0]
+    newest = tmp_path / "run" / "rank-1-16.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-200:-100] = b"\x42" * 100
+    newest.write_bytes(content)
+    weights = vectors(tmp_path / "run", 0, 16)["joined"]
+    with rank_processes(kept, 2) as ranks:
+        again = ended(ranks)[0]
+    assert isinstance(first, dict)
+    assert isinstance(again, dict)
+    assert again["accuracy"] == first["accuracy"]
+    assert (vectors(tmp_path / "run", 1, 16)["joined"] == weights).all()
+    (tmp_path / "run" / "rank-1-12.safetensors").unlink()
+    newest.write_bytes((tmp_path / "run" / "rank-0-16.safetensors").read_bytes())  # of another rank
+    with rank_processes(kept, 2) as ranks:
+        assert all(isinstance(error, SetupError) and "rank 1" in str(error) for error in ended(ranks))
+
+
+def test_a_folder_of_a_host_is_refused_and_one_of_ranks_by_a_host(options: RankOptions, tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / SPEC).write_text("{}")
+    with rank_processes(changed(options, folder=tmp_path / "host"), 2) as ranks:
+        assert all(isinstance(error, SetupError) and "run of a host" in str(error) for error in ended(ranks))
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "rank-0-4.safetensors").touch()
+    settings = HostSettings(network=options.network, dataset=options.dataset, folder=tmp_path / "ranks")
+    with pytest.raises(SetupError, match="run of ranks"):
+        open_host(settings)
 
 
 def test_more_ranks_than_steps_and_a_missing_gpu_are_refused(options: RankOptions) -> None:

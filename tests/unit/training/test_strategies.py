@@ -306,6 +306,9 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
     [
         ('rule = "sg"', "rule is 'sg'"),
         ('family = "inner"', "family is 'inner'"),
+        ('family = ["exchange"]', "family is .'exchange'."),
+        ('family = "exchange"\nrule = "allreduce"\napart = 0.3', "apart is for another rule"),
+        ('family = "exchange"\nrule = "ensemble"\nperiod = 2', "period is for another rule"),
         ('rule = "adagrad"\nmomentum = 0.5', "momentum is for the rule sgd"),
         ('rule = "sgd"\nn_push = 5', "n_push is unknown"),
         ('family = "outer"\nmomentum = "1 - 1/M"', "momentum"),
