@@ -15,7 +15,7 @@ VENV   ?= .venv
 TRAIN  ?= .venv-train
 RAY    ?= .venv-ray
 TSC    ?= .venv/tsc
-PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO   ?=
 BUILT  ?= $(CURDIR)/dist
 # Tests that start services wait more than they compute: three workers keep two cores busy. The tests of a file stay in
@@ -31,7 +31,8 @@ SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 help:
 	@sed -n '3,7p' Makefile | cut -c5-
 
-# `pip install` is skipped as long as pyproject.toml has not changed since.
+# `pip install` is skipped as long as pyproject.toml has not changed since. Python compiles the modules that it imports;
+# compiling all of torch would take a minute.
 $(VENV)/.light: pyproject.toml
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[$(EXTRA)]'
@@ -44,12 +45,12 @@ $(VENV)/.dev: pyproject.toml
 
 $(TRAIN)/.ready: pyproject.toml
 	@test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
-	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,train,elastic]'
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[cpu,dev,train,elastic]'
 	@touch $@
 
 $(RAY)/.ray: pyproject.toml
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,learn,ray]'
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[cpu,dev,learn,ray]'
 	@touch $@
 
 demo: $(VENV)/.light
@@ -57,7 +58,7 @@ demo: $(VENV)/.light
 
 # Where the environment forbids Python to keep what it has compiled, each process that a test starts compiles our modules
 # again, and each worker all the tests.
-unit test test-train test-ray test-peers: export PYTHONDONTWRITEBYTECODE =
+demo wheel unit test test-train test-ray test-peers: export PYTHONDONTWRITEBYTECODE =
 
 unit: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED) tests/unit
@@ -82,7 +83,7 @@ wheel:
 	touch $(BUILT)/elsewhere/models/__init__.py $(BUILT)/elsewhere/scheduler/__init__.py
 	$(PYTHON) -m venv $(BUILT)/venv
 	$(BUILT)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILT) .
-	$(BUILT)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo $(BUILT)/terrace_inference-*.whl)[$(EXTRA)]"
+	$(BUILT)/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$$(echo $(BUILT)/terrace_inference-*.whl)[$(EXTRA)]"
 	cd $(BUILT)/elsewhere && $(BUILT)/venv/bin/terrace demo --json
 
 check: $(VENV)/.dev

@@ -113,7 +113,7 @@ def test_a_short_curve_is_kept_as_it_is() -> None:
         ({"config": {"x": ["\udfff"]}}, "half characters"),
         ({"weights": 1}, "not permitted"),
         ({"more_urls": ["http://a"] * 8}, "at most 7"),
-        ({"wants": {"workers": 0}}, "greater"),
+        ({"wants": {"workers": -1}}, "greater"),
         ({"wants": {"min_gflops": float("nan")}}, "finite"),
     ],
 )
