@@ -1,5 +1,5 @@
-"""The time in which a release reaches all nodes, on virtual time, and the bytes that the scheduler sends itself, there
-and to real nodes on this machine.
+"""How soon a release reaches all nodes on virtual time, and how many bytes the scheduler sends itself: there, and
+to real nodes on this machine.
 
 The scheduler's own service decides who copies from whom (`scheduler.releases.spreading`). Links are virtual: a machine
 sends and receives one chunk at a time, at its own speed. The formula is the tree of the volunteers' platform of 2018: a
@@ -222,7 +222,7 @@ def cases(devices: int, many: int, size_bytes: int) -> list[ReleaseCase]:
 
 
 async def _path(file: WeightsFile) -> Path:
-    raise NotImplementedError("no chunk is read")
+    raise AssertionError("virtual nodes ask for no plan, so no chunk is read")
 
 
 def _node_id(number: int) -> str:
@@ -301,7 +301,7 @@ class SpreadingOptions(Options):
 
 
 class SpreadingOfReleases(Experiment):
-    """The time in which a release reaches all nodes."""
+    """Spreading of a release over many nodes."""
 
     name = "spreading"
     options = SpreadingOptions

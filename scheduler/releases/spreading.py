@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _MOST_AT_ONCE = 500
-"""Nodes for which a source is found at once. For more, that is done once in a while: it takes time for each of them."""
+"""In a fleet of up to so many nodes, each event seeks sources at once; in a larger one they are sought now and then."""
 _LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
 """For which a node that has no source yet may be kept waiting."""

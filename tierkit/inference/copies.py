@@ -108,11 +108,10 @@ class NetworkCopies:
         if not parts.chunks or len(parts.chunks) != -(-parts.bytes // max(1, parts.chunk_bytes)):
             raise InvalidAnswer("the scheduler describes no chunks of the file")
         store = self._store = await asyncio.to_thread(self._opened, parts)
-        failures, from_nodes, until, news = 0, 0, time.monotonic() + _PATIENCE_S, dict[str, Any]()
+        whole, failures, from_nodes, until, news = False, 0, 0, time.monotonic() + _PATIENCE_S, dict[str, Any]()
         try:
             while failures < _MOST_FAILURES and time.monotonic() < until:
                 if (found := await asyncio.to_thread(self._cached, sha256)) is not None:
-                    await self._given_up(tell)
                     return found  # another node of this machine has fetched it
                 asked = time.monotonic()
                 answer, news = await tell(waits=not news, **news), {}
@@ -124,6 +123,7 @@ class NetworkCopies:
                 came = sum(len(parts.chunk(number)) for number in set(before).difference(store.lacks(0)))
                 from_nodes += came if answer.source is not None else 0
                 if outcome == "whole":
+                    whole = True
                     rate = came / max(1e-6, time.monotonic() - began)
                     with contextlib.suppress(TerraceError):
                         await tell(got=True, bytes_per_s=min(1e12, rate), bytes_from_nodes=from_nodes)
@@ -132,11 +132,10 @@ class NetworkCopies:
                 if outcome != "ended":
                     failures += 1
                     news = {"failed": outcome, "failed_source": answer.source}
-        except BaseException:
-            await self._given_up(tell)
-            raise
-        await self._given_up(tell)
-        return None
+            return None
+        finally:
+            if not whole:
+                await self._given_up(tell)
 
     async def _given_up(self, tell: Callable[..., Awaitable[CopyAnswer]]) -> None:
         with contextlib.suppress(TerraceError, TimeoutError):
