@@ -18,9 +18,9 @@ __all__ = ["Computed", "Flat", "Sends", "UnitLease", "Update", "Verdict", "WorkU
 Flat = NDArray[np.float32]
 """All trained values of a network, or all its buffers, as one vector."""
 
-Sends = Literal["gradient", "change"]
-"""Content of an update: the sum of the gradients of some steps, or the weights before these steps less those after
-them."""
+Sends = Literal["gradient", "change", "portion"]
+"""Content of an update: the sum of the gradients of some steps, the weights before these steps less those after
+them, or the sum of the gradients of some batches at the same weights."""
 
 
 def is_finite(values: Flat) -> bool:

@@ -30,7 +30,7 @@ __all__ = ["Meeting", "RankPlace", "address_towards", "choose_interface", "commo
 _LOOK_S = 0.05
 _CONNECT_S = 5.0
 _FAREWELL_S = 1.5
-"""For the other ranks to read what rank 0 keeps, before that ends."""
+"""For the other ranks to read what rank 0 keeps, before that ends; if the run was stopped, they have longer."""
 _GRACE_S = 5.0
 """For torch to find a wait too long by itself."""
 _SIOCGIFADDR = 0x8915
@@ -208,13 +208,13 @@ class Meeting:
             ) from error
 
     def _leave(self) -> None:
-        """Rank 0 waits some seconds for the others, since the store ends with it."""
-        with contextlib.suppress(dist.DistError), _bounded(self.place, 2 * _FAREWELL_S):
+        """Rank 0 waits for the others, since the store ends with it: some seconds, or the budget if all are to end."""
+        with contextlib.suppress(dist.DistError), _bounded(self.place, self._patience_s + _FAREWELL_S):
             self._store.add("left", 1)
             if self.place.rank or self.place.hosted:
                 return
             came = sum(self._store.check([f"came/{rank}"]) for rank in range(self.place.ranks))
-            deadline = time.monotonic() + _FAREWELL_S
+            deadline = time.monotonic() + (self._patience_s if self._store.check(["stop"]) else _FAREWELL_S)
             while self._store.add("left", 0) < came and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
 

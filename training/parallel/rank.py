@@ -92,7 +92,8 @@ class RankRun:
         self.dataset = Dataset.open(options.dataset or network.dataset, data)
         images, self.test = read_images(network, self.dataset, device=str(self.device))
         self.learner = FlatLearner(network, images, strategy=strategy)
-        self.steps = self.learner.steps // place.ranks
+        batches = strategy.batches(place.ranks)
+        self.steps = self.learner.steps // batches
         if not self.steps:
             raise InvalidInput(f"{place.ranks} ranks are more than the {self.learner.steps} steps of this run")
         if options.folder is not None and (options.folder / SPEC).exists():
@@ -102,7 +103,7 @@ class RankRun:
         self.totals = Totals()
         self.longest_step_s = 0.0
         self._losses: deque[float] = deque(maxlen=_LOSSES)
-        self._every = max(1, images.batches.steps_per_epoch // place.ranks)
+        self._every = max(1, images.batches.steps_per_epoch // batches)
         self._stepped_at = 0.0
 
     @cached_property

@@ -17,6 +17,7 @@ __all__ = [
     "BLOCK",
     "HOSTED",
     "STRATEGIES",
+    "BatchConfig",
     "ExchangeConfig",
     "HostedConfig",
     "Inner",
@@ -170,6 +171,41 @@ class TournamentConfig(Strict):
     variation: float = Field(default=0.2, ge=0, lt=1)
     """The loser continues at the winner's rate, changed by this share up or down, as the seed says."""
 
+    def batches(self, ranks: int) -> int:
+        """Batches that make a step of all ranks together."""
+        return ranks
+
+
+_OPTIONS = {
+    "allreduce": {"scaling", "warmup", "elastic"},
+    "gossip": {"period"},
+    "ensemble": {"apart"},
+    "pipeline": {"schedule", "micro_batches", "frozen"},
+    "hybrid": {"scaling", "warmup"},
+    "factors": {"scaling", "warmup"},
+}
+"""Options of each rule of an `ExchangeConfig`."""
+
+
+class BatchConfig(Strict):
+    """In passes over all training images: a coordinator finds the next weights from the gradients of many portions
+    (Sandblaster L-BFGS; Dean et al. 2012)."""
+
+    sends: ClassVar[Sends] = "portion"
+    inner: ClassVar[Inner] = "sgd"
+    keeps_moments: ClassVar[bool] = False
+    trust: ClassVar[TrustConfig | None] = None
+    masking: ClassVar[Masking | None] = None
+    local_rate: ClassVar[float | None] = None
+    family: Literal["batch"] = "batch"
+    rule: Literal["lbfgs"] = "lbfgs"
+    period: Steps = 5
+    """Batches of a portion."""
+    history: int = Field(default=10, ge=1, le=100)
+    """Changes of weights and gradient that the coordinator remembers."""
+    shards: int = Field(default=2, ge=1, le=64)
+    """Parts of the vectors, each with its own dot products."""
+
 
 class ExchangeConfig(Strict):
     """Ranks, without a host: each computes, and exchanges with the others; see `training.parallel`."""
@@ -178,33 +214,45 @@ class ExchangeConfig(Strict):
     sends: ClassVar[Sends] = "gradient"
     inner: ClassVar[Inner] = "sgd"
     keeps_moments: ClassVar[bool] = True
-    rule: Literal["allreduce", "gossip", "ensemble"]
+    rule: Literal["allreduce", "gossip", "ensemble", "pipeline", "hybrid", "factors"]
     period: Steps = 1
     """Steps of a rank between two exchanges of `gossip`; 1 for the other rules."""
     scaling: Literal["linear", "none"] = "linear"
-    """Learning rate of `allreduce` with N ranks: N times the network's, since N batches make a step (Goyal et al. 2017,
-    arXiv:1706.02677); or the network's own."""
+    """Learning rate of `allreduce`, `hybrid` and `factors` with N ranks: N times the network's, since N batches make a
+    step (Goyal et al. 2017, arXiv:1706.02677); or the network's own."""
     warmup: float = Field(default=0.1, ge=0, le=1)
-    """Share of the steps of `allreduce` in which the rate rises from the network's to the scaled one."""
+    """Share of the steps in which that rate rises from the network's to the scaled one."""
     apart: float = Field(default=0.5, gt=0, lt=1)
     """Share of the steps of `ensemble` in which the networks train apart; then they are optimised together."""
     elastic: bool = False
     """Members of `allreduce` may come and go: the others compute on, and one that comes back gets their weights."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of the micro-batches of `pipeline`: one forward, one backward (Narayanan et al. 2019), or all forward first
+    (Huang et al. 2019, arXiv:1811.06965). 1F1B keeps fewer activations in memory."""
+    micro_batches: int = Field(default=4, ge=1, le=1_024)
+    """Parts of a batch in `pipeline`."""
+    frozen: bool = False
+    """Batch normalisation in `pipeline` uses its running statistics and does not change them. Otherwise networks with
+    batch normalisation need `micro_batches = 1`."""
+
+    def batches(self, ranks: int) -> int:
+        """Batches that make a step of all ranks together."""
+        return 1 if self.rule == "pipeline" else ranks
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
-        own = {"allreduce": {"scaling", "warmup", "elastic"}, "gossip": {"period"}, "ensemble": {"apart"}}[self.rule]
+        own = _OPTIONS[self.rule]
         others = self.model_fields_set - own - {"family", "rule"}
         if foreign := sorted(others - ({"period"} if self.period == 1 else set())):
             raise ValueError(f"{', '.join(foreign)} is for another rule than {self.rule}: leave it out")
         return self
 
 
-HostedConfig = ServerConfig | OuterConfig | TournamentConfig
+HostedConfig = ServerConfig | OuterConfig | TournamentConfig | BatchConfig
 """Strategies of a host."""
 RanksConfig = ExchangeConfig | TournamentConfig
 """Strategies of ranks; see `training.parallel.programs`."""
-StrategyConfig = ServerConfig | OuterConfig | TournamentConfig | ExchangeConfig
+StrategyConfig = HostedConfig | ExchangeConfig
 
 HOSTED: dict[str, HostedConfig] = {
     # McMahan et al. 2017, arXiv:1602.05629.
@@ -223,6 +271,8 @@ HOSTED: dict[str, HostedConfig] = {
     "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
     # Jacobs et al. 2017, LTFB; variations as in Jaderberg et al. 2017, arXiv:1711.09846.
     "tournament": TournamentConfig(),
+    # Dean et al. 2012, section 4.2: Sandblaster.
+    "lbfgs": BatchConfig(),
 }
 """By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
 
@@ -235,6 +285,12 @@ STRATEGIES: dict[str, StrategyConfig] = {
     "gossip": ExchangeConfig(rule="gossip"),
     # Ding et al. 2017.
     "ensemble": ExchangeConfig(rule="ensemble"),
+    # Huang et al. 2019, arXiv:1811.06965; Narayanan et al. 2019.
+    "pipeline": ExchangeConfig(rule="pipeline"),
+    # Krizhevsky 2014, arXiv:1404.5997.
+    "hybrid": ExchangeConfig(rule="hybrid"),
+    # Chilimbi et al. 2014 (Project Adam).
+    "factors": ExchangeConfig(rule="factors"),
 }
 """All strategies by name."""
 
@@ -279,5 +335,6 @@ def find_hosted(name: str) -> HostedConfig:
 _FAMILIES: dict[str, type[StrategyConfig]] = {
     "server": ServerConfig,
     "outer": OuterConfig,
+    "batch": BatchConfig,
     "exchange": ExchangeConfig,
 }
