@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from training.learner import FlatLearner, read_images
 from training.messages import SPEC
 from training.parallel.exchange import Seat
 from training.parallel.lockstep import Ranks, run_ranks
+from training.parallel.meeting import Meeting, RankPlace
 from training.parallel.programs import make_program
 from training.parallel.rank import RankOptions
 from training.strategies.config import ExchangeConfig
@@ -232,6 +234,27 @@ def test_a_rank_that_never_comes_ends_the_others_after_the_budget(options: RankO
         [error] = ended(ranks)
         assert isinstance(error, UpstreamUnavailable)
         assert "cannot reach rank 0 at 127.0.0.1" in str(error)
+
+
+def test_rank_0_waits_until_all_have_heard_that_the_run_is_stopped() -> None:
+    port, met = free_port(), threading.Barrier(2)
+
+    def seat(rank: int) -> RankPlace:
+        return RankPlace(rank=rank, ranks=2, address="127.0.0.1", port=port, local_rank=rank, attempt="0", hosted=False)
+
+    def keep() -> None:
+        with Meeting.met(seat(0), {}, patience_s=30.0) as meeting:
+            met.wait()
+            meeting.stop()
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    with Meeting.met(seat(1), {}, patience_s=30.0) as meeting:
+        met.wait()
+        keeper.join(3.0)  # longer than the farewell of a run that ends by itself
+        assert meeting.stopped()
+    keeper.join(30.0)
+    assert not keeper.is_alive()
 
 
 def test_a_port_in_use_and_a_rank_that_is_there_twice_are_told(options: RankOptions) -> None:
