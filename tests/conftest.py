@@ -10,6 +10,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import models.manifest
+from tests import zygote
 from tests.postgres import PostgresServer, running_server
 
 _ONE_FLEET = ("tests/acceptance", "tests/browser")
@@ -29,6 +30,12 @@ class _FilesAndOneFleet(LoadFileScheduling):  # type: ignore[misc]  # without ty
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return next((folder for folder in _ONE_FLEET if file.startswith(f"{folder}/")), file)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Services are measured by `--cov` only if they start by themselves."""
+    if not config.getoption("cov_source", default=None):
+        zygote.install()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -62,6 +69,13 @@ def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     first.write_text(everybody.partition(end)[0] + end, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(first))
+        yield
+
+
+@pytest.fixture
+def fresh_processes() -> Iterator[None]:
+    """Services of this test start as they do outside tests; see `tests.zygote`."""
+    with zygote.fresh_processes():
         yield
 
 

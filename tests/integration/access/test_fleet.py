@@ -17,6 +17,7 @@ import pytest
 
 from models.data import read_sample
 from terrace.cli import run
+from tests.zygote import fresh_processes
 from tierkit.access import TokenEntry, client_context, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, FineResults
 from tierkit.errors import Forbidden, Unauthenticated
@@ -65,6 +66,7 @@ async def fleet(certificates: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     own = {"scheduler": ["--tokens", tokens, "--state", str(folder / "state"), "--trusted", "end,edge"]}
     services: dict[str, ServiceProcess] = {}
     async with AsyncExitStack() as stack:
+        stack.enter_context(fresh_processes())
         for name, service in SERVICES.items():
             flags = own.get(name)
             if flags is None:

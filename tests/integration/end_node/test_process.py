@@ -85,6 +85,7 @@ async def test_sigterm_finishes_the_task_under_way(end_process: ServiceProcess) 
         assert await end_process.exit_code() == 0
 
 
+@pytest.mark.usefixtures("fresh_processes")
 async def test_without_its_scheduler_a_node_serves_says_what_is_missing_and_is_small(tmp_path: Path) -> None:
     scheduler = f"http://127.0.0.1:{free_port()}"
     command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler, "--models", str(weights_folder())]
