@@ -58,7 +58,6 @@ _off = 0
 
 def install() -> None:
     """From now on, `python -P -m module` of this process is forked."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     subprocess.Popen._execute_child = _forked_child  # type: ignore[attr-defined]
 
 
@@ -94,10 +93,13 @@ def _forked_child(self: subprocess.Popen[bytes], *given: Any) -> None:
     asked = {"words": words[3:], "cwd": os.fspath(cwd or os.getcwd()), "environment": environment, "session": session}
     with _lock:
         zygote = _running()
+        # Only meanwhile: processes that others leave behind are not for this one.
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         content = json.dumps(asked).encode()
         socket.send_fds(zygote, [len(content).to_bytes(4, "big")], streams)
         zygote.sendall(content)
         answer = zygote.recv(4)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     self.pid = int.from_bytes(answer, "big")
     self._child_created = True  # type: ignore[attr-defined]
     self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -139,11 +141,11 @@ def serve(number: int) -> None:
         if not (first := os.fork()):
             if os.fork():
                 os._exit(0)  # the child is then one of whoever has asked
+            while os.getppid() != parent:
+                os.sched_yield()
             os.close(says)
             os.write(hears, os.getpid().to_bytes(4, "big"))
             os.close(hears)
-            while os.getppid() != parent:
-                os.sched_yield()
             connection.close()
             _become(json.loads(content), fds)
             return
