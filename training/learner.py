@@ -61,6 +61,16 @@ class FlatLearner:
         """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
     @property
+    def network(self) -> torch.nn.Module:
+        """The network, with its parameters in the order of the vectors."""
+        return self._learner.network
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a step."""
+        return min(self.config.batch_size, self.data.train_images)
+
+    @property
     def lengths(self) -> tuple[int, int]:
         """Numbers in the weights, and in the buffers."""
         return sum(each.numel() for each in self._parameters), sum(each.numel() for each in self._buffers)
@@ -79,7 +89,7 @@ class FlatLearner:
             network.eval()(torch.zeros(1, colours, height, width, device=self.data.device))
         for each in hooks:
             each.remove()
-        return 4 * numbers * min(self.config.batch_size, self.data.train_images)
+        return 4 * numbers * self.batch_size
 
     def weights(self) -> Flat:
         """As they are now; at first the configuration's random ones."""

@@ -6,11 +6,18 @@ from training.learner import FlatLearner
 from training.parallel.allreduce import allreduce
 from training.parallel.ensemble import ensemble
 from training.parallel.exchange import Program, Seat
+from training.parallel.factors import check_factors, factors
 from training.parallel.gossip import gossip
 from training.parallel.tournament import tournament
 from training.strategies.config import RanksConfig, TournamentConfig
 
-__all__ = ["make_program"]
+__all__ = ["check_rule", "make_program"]
+
+
+def check_rule(config: RanksConfig, learner: FlatLearner, ranks: int) -> None:
+    """Raises InvalidInput where the rule cannot train this network with this number of ranks."""
+    if config.rule == "factors":
+        check_factors(learner, ranks)
 
 
 def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Program:
@@ -26,5 +33,7 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
         return tournament(learner, config, seat)
     if config.rule == "ensemble":
         return ensemble(learner, config, seat)
+    if config.rule == "factors":
+        return factors(learner, config, seat)
     program = gossip if config.rule == "gossip" else allreduce
     return program(learner, config, rank=seat.rank, ranks=seat.ranks, start=seat.start)

@@ -31,6 +31,7 @@ from training.messages import MOST_LOSS, RESULT, SPEC
 from training.parallel.exchange import Done
 from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.meeting import RankPlace
+from training.parallel.programs import check_rule
 from training.parallel.reporting import RankProgress, RankReports, ReportsTo
 from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
 
@@ -96,6 +97,7 @@ class RankRun:
         self.steps = self.learner.steps // batches
         if not self.steps:
             raise InvalidInput(f"{place.ranks} ranks are more than the {self.learner.steps} steps of this run")
+        check_rule(strategy, self.learner, place.ranks)
         if options.folder is not None and (options.folder / SPEC).exists():
             raise SetupError(f"{options.folder} holds the run of a host: give another --folder")
         self.kept = Checkpoints(options.folder, place.rank, self.facts)
@@ -184,7 +186,8 @@ class RankRun:
         final = learner.weights(), learner.buffers()
         accuracy, loss = learner.evaluated(*final, self.test)
         if not loss <= MOST_LOSS:
-            less = ", or set scaling to none," if self.strategy.rule == "allreduce" else ""
+            scaled = self.strategy.rule in ("allreduce", "hybrid", "factors")
+            less = ", or set scaling to none," if scaled else ""
             raise SetupError(
                 f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: lower the "
                 f"learning rate{less} and begin again in another folder"
