@@ -127,6 +127,14 @@ class FlatLearner:
         values, _ = self.lengths
         self.load(vector[:values], vector[values:])
 
+    def hold(self, tensors: list[Tensor]) -> None:
+        """Have these as the weights, instead of all parameters of the network: the parts that a rank has.
+
+        Args:
+            tensors: a backward pass leaves each its gradient.
+        """
+        self._parameters, self.moments = tensors, None
+
     def draw_from(self, data: TrainingData) -> None:
         """Take the batches of the steps to come from these images: some segments of the same data set."""
         self._learner.data = data

@@ -1,8 +1,8 @@
 """Factors instead of gradients (Project Adam; Chilimbi et al. 2014): ranks exchange what goes into a dense layer, and
 the errors that come back to it, and each computes the layer's gradient itself.
 
-The gradient of a dense layer of `i` inputs and `o` outputs has `i o` values, but it is the product of two matrices of
-`b i` and `b o` values, with a row for each of the `b` images of a batch.
+The gradient of a dense layer of `i` inputs and `o` outputs has `i o` values. It is the product of two matrices of `b i`
+and `b o` values, with a row for each of the `b` images of a batch.
 """
 
 from __future__ import annotations

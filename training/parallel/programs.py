@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from tierkit.errors import InvalidInput
 from training.learner import FlatLearner
 from training.parallel.allreduce import allreduce
 from training.parallel.ensemble import ensemble
 from training.parallel.exchange import Program, Seat
 from training.parallel.factors import check_factors, factors
 from training.parallel.gossip import gossip
+from training.parallel.pairs import check_hybrid
 from training.parallel.tournament import tournament
 from training.strategies.config import RanksConfig, TournamentConfig
 
@@ -18,6 +20,8 @@ def check_rule(config: RanksConfig, learner: FlatLearner, ranks: int) -> None:
     """Raises InvalidInput where the rule cannot train this network with this number of ranks."""
     if config.rule == "factors":
         check_factors(learner, ranks)
+    if config.rule == "hybrid":
+        check_hybrid(learner, ranks)
 
 
 def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Program:
@@ -31,6 +35,8 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
     """
     if isinstance(config, TournamentConfig):
         return tournament(learner, config, seat)
+    if config.rule == "hybrid":
+        raise InvalidInput("hybrid needs real processes: start it with 'terrace train run' or torchrun")
     if config.rule == "ensemble":
         return ensemble(learner, config, seat)
     if config.rule == "factors":

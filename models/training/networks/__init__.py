@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from models.training.networks.alexnet import AlexNet
 from models.training.networks.early_exit import EarlyExit
 from models.training.networks.mlp import Mlp, reseed
 from models.training.networks.mobilenet import MobileNetV1
@@ -20,6 +21,7 @@ _MOST_REASON = 300
 """Characters of what is wrong: it may repeat the options."""
 
 _KINDS: dict[str, type[nn.Module]] = {
+    "alexnet": AlexNet,
     "early-exit": EarlyExit,
     "mlp": Mlp,
     "mobilenet-v1": MobileNetV1,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mlp", "reseed"]
+__all__ = ["Dropout", "Mlp", "reseed"]
 
 _MOST_LAYERS = 1_000
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
@@ -16,12 +16,12 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 def reseed(network: nn.Module, seed: int) -> None:
     """Have a network leave out the same units as after any other call with this seed, on each kind of device."""
-    layers = (layer for layer in network.modules() if isinstance(layer, _Dropout))
+    layers = (layer for layer in network.modules() if isinstance(layer, Dropout))
     for place, layer in enumerate(layers):
         layer.chance.manual_seed(seed + (place << 48))
 
 
-class _Dropout(nn.Module):
+class Dropout(nn.Module):
     """Leaves out a share of its inputs in training. What it leaves out follows from `reseed` alone: torch's own layer
     draws from the generator of the whole process, from which other threads draw as well.
 
@@ -73,7 +73,7 @@ class Mlp(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), _Dropout(dropout)]
+            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)
         self.feature_width = widths[-1]
