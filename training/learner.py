@@ -61,8 +61,8 @@ class FlatLearner:
         """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
     @property
-    def network(self) -> torch.nn.Module:
-        """The network, with its parameters in the order of the vectors."""
+    def trained_network(self) -> torch.nn.Module:
+        """The network with all that trains, such as a second classifier; parameters are in the order of the vectors."""
         return self._learner.network
 
     @property
@@ -127,7 +127,7 @@ class FlatLearner:
         values, _ = self.lengths
         self.load(vector[:values], vector[values:])
 
-    def hold(self, tensors: list[Tensor]) -> None:
+    def hold_tensors(self, tensors: list[Tensor]) -> None:
         """Have these as the weights, instead of all parameters of the network: the parts that a rank has.
 
         Args:

@@ -32,7 +32,7 @@ def factored(learner: FlatLearner, ranks: int) -> list[nn.Linear]:
 
     Around a ring, a rank sends `(N - 1) b (i + o)` values of factors and `2 (N - 1) i o / N` of the gradient.
     """
-    layers = [each for each in learner.network.modules() if isinstance(each, nn.Linear)]
+    layers = [each for each in learner.trained_network.modules() if isinstance(each, nn.Linear)]
     return [
         each
         for each in layers
@@ -122,7 +122,7 @@ def _products(gathered: Flat, layers: Sequence[nn.Linear], learner: FlatLearner)
 def _merged(learner: FlatLearner, gradients: dict[nn.Parameter, Flat], mean: Flat) -> Flat:
     """One vector of all gradients, in the order of the weights."""
     parts, start = [], 0
-    for parameter in learner.network.parameters():
+    for parameter in learner.trained_network.parameters():
         if parameter in gradients:
             parts.append(gradients[parameter])
         else:

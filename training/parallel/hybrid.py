@@ -30,7 +30,7 @@ __all__ = ["hybrid", "split_dense"]
 def split_dense(learner: FlatLearner, group: Group) -> None:
     """Leave this rank its part of the dense layers. The learner's vectors then begin with the values that all ranks
     have, and end with its parts."""
-    network, plan = learner.network, dict[str, ParallelStyle]()
+    network, plan = learner.trained_network, dict[str, ParallelStyle]()
     for first, second in dense_pairs(network):
         plan |= {first: ColwiseParallel(input_layouts=Shard(0)), second: RowwiseParallel(output_layouts=Shard(0))}
         dense_layer(network, first).register_forward_pre_hook(_counting(group))
@@ -40,7 +40,7 @@ def split_dense(learner: FlatLearner, group: Group) -> None:
     for _, second in dense_pairs(network):
         dense_layer(network, second).register_forward_hook(_counting(group))
     parameters = list(network.parameters())
-    learner.hold(
+    learner.hold_tensors(
         [
             *(each for each in parameters if not isinstance(each, DTensor)),
             *(_own_part(each, group.ranks) for each in parameters if isinstance(each, DTensor)),
@@ -55,7 +55,7 @@ def hybrid(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start:
         learner: whose dense layers have been split.
     """
     ranks, steps = group.ranks, learner.steps // group.ranks
-    shared = sum(each.numel() for each in learner.network.parameters() if not isinstance(each, DTensor))
+    shared = sum(each.numel() for each in learner.trained_network.parameters() if not isinstance(each, DTensor))
     for step in range(start, steps):
         with group.with_others():
             gradient, loss = learner.gradient(step * ranks + group.rank)
@@ -71,7 +71,7 @@ def hybrid(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start:
 
 def _join_dense(learner: FlatLearner, group: Group) -> None:
     """Give all ranks the whole dense layers."""
-    network = learner.network
+    network = learner.trained_network
     for name in [name for pair in dense_pairs(network) for name in pair]:
         part = dense_layer(network, name)
         whole = nn.utils.skip_init(nn.Linear, part.in_features, part.out_features, device=group.device)
@@ -82,7 +82,7 @@ def _join_dense(learner: FlatLearner, group: Group) -> None:
                 size = value.nbytes // group.ranks * (group.ranks - 1)
                 group.count(size, size)
         network.set_submodule(name, whole)
-    learner.hold(list(network.parameters()))
+    learner.hold_tensors(list(network.parameters()))
 
 
 def _own_part(parameter: DTensor, ranks: int) -> Tensor:

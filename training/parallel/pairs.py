@@ -35,14 +35,14 @@ def check_hybrid(learner: FlatLearner, ranks: int) -> None:
     """Raises InvalidInput if the network has no dense layers that this number of ranks can split."""
     if ranks < 2:
         raise InvalidInput("hybrid splits dense layers over the ranks: it needs at least 2 of them")
-    pairs = dense_pairs(learner.network)
+    pairs = dense_pairs(learner.trained_network)
     if not pairs:
         raise InvalidInput(
             f"{learner.config.name!r} has no two dense layers in a row for hybrid to split; use allreduce, or another "
             "network, such as alexnet"
         )
     for first, _ in pairs:
-        units = dense_layer(learner.network, first).out_features
+        units = dense_layer(learner.trained_network, first).out_features
         if units % ranks:
             raise InvalidInput(
                 f"a dense layer of {learner.config.name!r} has {units} units, which cannot be divided among {ranks} "

@@ -77,6 +77,10 @@ class AlexNet(nn.Module):
         features: Tensor = self.dense(torch.flatten(self.blocks(images), 1))
         return features
 
+    def chain(self) -> list[nn.Module]:
+        """Blocks whose composition is `forward`. The network can be cut between any two of them."""
+        return [*self.blocks, nn.Sequential(nn.Flatten(), *self.dense[:3]), self.dense[3:], self.classifier]
+
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(images))
         return logits

@@ -80,7 +80,7 @@ def trained(network: str, shapes: Path, folder: Path) -> np.ndarray:
     config = find_network(network)
     found = load_checkpoint(folder, Dataset.open(str(shapes), None).hierarchy).weights
     own = FlatLearner(config, read_images(config, Dataset.open(str(shapes), None))[0])
-    own.network.load_state_dict(found)
+    own.trained_network.load_state_dict(found)
     return own.weights()
 
 
@@ -101,9 +101,9 @@ def test_the_gradients_equal_those_of_allreduce_in_an_eighth_of_the_bytes(
     # At this rate, 1e-6 of the gradient.
     np.testing.assert_allclose(trained(network, shapes, tmp_path / "run"), weights, rtol=0, atol=1e-7)
     own = learner(network, shapes)
-    dense = [own.network.get_submodule(name) for pair in dense_pairs(own.network) for name in pair]
+    dense = [own.trained_network.get_submodule(name) for pair in dense_pairs(own.trained_network) for name in pair]
     whole = sum(each.weight.numel() for each in dense) + dense[0].bias.numel()
-    shared = sum(each.numel() for each in own.network.parameters()) - whole - 256
+    shared = sum(each.numel() for each in own.trained_network.parameters()) - whole - 256
     activations = 2 * 24 // ranks * (256 + 256)
     at_the_end = (ranks - 1) * 4 * whole
     counted = 2 * (ranks - 1) * 4 * shared + ranks * (ranks - 1) * 4 * activations
@@ -142,9 +142,20 @@ def test_pairs_of_dense_layers_are_split_and_momentum_is_kept_in_parts(shapes: P
         assert one.tobytes() == other.tobytes()
 
 
+def test_a_rank_that_is_killed_ends_the_other(shapes: Path, tmp_path: Path) -> None:
+    network = write(tmp_path, kind="mlp", options=MLP, batch=3, epochs=3_000, rate=0.01)
+    with rank_processes(RankOptions(network=network, strategy="hybrid", dataset=str(shapes)), 2) as ranks:
+        while not ranks[1].progress:
+            assert ranks[1].next() is not None
+        ranks[1].kill()
+        error = ranks[0].ended()
+        assert isinstance(error, UpstreamUnavailable)
+        assert "lost another one of 2" in str(error)
+
+
 def test_what_cannot_be_split_is_refused_before_the_start(shapes: Path, tmp_path: Path) -> None:
     two = learner(write(tmp_path), shapes)
-    assert dense_pairs(two.network) == [("network.dense.0", "network.dense.3")]
+    assert dense_pairs(two.trained_network) == [("network.dense.0", "network.dense.3")]
     with pytest.raises(InvalidInput, match=r"512 units, which cannot be divided among 3 ranks"):
         check_hybrid(two, 3)
     with pytest.raises(InvalidInput, match="at least 2"):

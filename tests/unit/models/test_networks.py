@@ -70,6 +70,14 @@ def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
         assert network(torch.zeros(2, 3, side, side)).shape == (2, 7)
 
 
+def test_the_chain_of_alexnet_is_the_network():
+    network = build_network("alexnet", 7, {"widths": [4] * 5, "hidden": [8, 8]}).eval()
+    given = images = torch.randn(2, 3, 32, 32)
+    for block in network.chain():
+        given = block(given)
+    assert torch.equal(given, network(images))
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
