@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -98,6 +98,8 @@ class Case:
     timed_epochs: int = 0
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Kind and options of a network in batches of 32, instead of the experiment's own. It trains on few images."""
     learns: bool = True
     """True if gradients are computed; else there is only the run without any."""
 
@@ -177,6 +179,16 @@ _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("bmuf", HOSTED["bmuf"], 4),
     ("diloco", _DILOCO, 4),
 )
+_WIDE = "allreduce, wide layers"
+_PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = tuple(
+    (name, ExchangeConfig.model_validate({"rule": rule}), {"kind": kind, "options": options})
+    for name, rule, kind, options in (
+        (_WIDE, "allreduce", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
+        ("factors", "factors", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
+        ("hybrid", "hybrid", "alexnet", {"image": [1, 28, 28], "widths": [16, *[32] * 4], "hidden": [1024, 512]}),
+    )
+)
+"""With the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
 _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     (ONE_PROCESS, _ALLREDUCE, True),
     ("allreduce", _ALLREDUCE, True),
@@ -292,6 +304,10 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
             ranks=isinstance(strategy, ExchangeConfig | TournamentConfig),
         )
         for name, strategy, workers in _EXCHANGES
+    ]
+    lines += [
+        Case(table="exchanges", name=name, strategy=strategy, workers=2, ranks=True, network=network, peak_rate=0.02)
+        for name, strategy, network in _PARTS
     ]
     lines += _compared()
     return [line for line in lines if line.table in tables]
@@ -478,6 +494,13 @@ def _exchanges(line: Line, lines: Lines) -> list[Judged | None]:
         each = [_mean(other, "step_bytes") for other in (_other(line, lines, workers=4), line) if other]
         words = f"{each[-1]:,.0f} bytes a step of each rank (as with 4 ranks)"
         return [Judged(words=words, reached=max(each) == min(each))]
+    if row["strategy"] == "hybrid":
+        return [_share(_mean(line, "allreduce_bytes") / _mean(line, "bytes_sent"), 8)]
+    if row["strategy"] == "factors":
+        other = _other(line, lines, strategy=_WIDE)
+        share = _mean(other, "step_bytes") / _mean(line, "step_bytes") if other else None
+        same = _within_a_point(_paired(line, other, "accuracy"), "it")
+        return [] if share is None else [_share(share, 12), same]
     if row["strategy"] == "gossip":
         differences = _paired(line, _other(line, lines, strategy="allreduce"), "accuracy")
         spread = max(row["spread"] for row in line)
@@ -506,6 +529,10 @@ def _exchanges(line: Line, lines: Lines) -> list[Judged | None]:
             found.append(Judged(words=said, reached=gain >= least))
         return [*found]
     return []
+
+
+def _share(times: float, least: int) -> Judged:
+    return Judged(words=f"1/{times:.1f} of the bytes of allreduce (at most 1/{least})", reached=times >= least)
 
 
 def _range(differences: Sequence[float]) -> str:

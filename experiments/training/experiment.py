@@ -99,13 +99,17 @@ class Training(Experiment):
             for seed in seeds:
                 with run.step(f"{line.table}: {line.words}, {line.workers} workers"):
                     try:
-                        found = await asyncio.to_thread(
-                            bench.run,
-                            line,
-                            seed,
-                            serve_s=cost,
-                            faults=chosen.faults // max(1, faulty),
-                            watch=watch,
+                        found = await (
+                            bench.run_hybrid(line, seed)
+                            if line.name == "hybrid"
+                            else asyncio.to_thread(
+                                bench.run,
+                                line,
+                                seed,
+                                serve_s=cost,
+                                faults=chosen.faults // max(1, faulty),
+                                watch=watch,
+                            )
                         )
                     except asyncio.CancelledError:
                         stop.set()

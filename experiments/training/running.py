@@ -19,7 +19,7 @@ from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S,
 from experiments.training.ranks import RankMachines, simulate_ranks
 from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
-from models.training.config import CONFIGS, TrainConfig, find_config
+from models.training.config import CONFIGS, NetworkConfig, TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError, InvalidInput, ServiceFailed
 from tierkit.http.client import open_client
@@ -40,6 +40,8 @@ _STEPS, _UNMEASURED = 200, 20
 _CLIENTS = 4
 _HELD_OUT = 120
 """One of so many images is held out: 500 of each class of all 60,000."""
+_FEW, _SMALL_BATCH = 7_000, 32
+"""Images that the networks of single lines train on, and their batches."""
 
 
 class Bench:
@@ -58,6 +60,7 @@ class Bench:
         whole = self._dataset.read("train")
         if len(whole) < images:
             raise DataError(f"MNIST has {len(whole):,} training images here, fewer than {images:,}")
+        self._all_images = len(whole)
         self._images, self._test = whole.take(np.arange(images)), self._dataset.read("test")
         text = (CONFIGS / f"{NETWORK}.toml").read_text(encoding="utf-8")
         # Fewer images are held out where there are fewer in all.
@@ -145,8 +148,40 @@ class Bench:
         file = self._folder / "strategy.toml"
         file.write_text(_toml(case.strategy.model_dump(mode="json", exclude_none=True)))
         given = {"--strategy": file, "--workers": case.workers, "--epochs": case.epochs, "--seed": seed}
+        found = await self._run_here(case, self.host_flags[1], given)
+        return float(found["seconds"])
+
+    async def run_hybrid(self, case: Case, seed: int) -> dict[str, Any]:
+        """A run with processes on this machine, whose bytes are counted. It has no virtual time.
+
+        Raises:
+            ServiceFailed: the run fails.
+        """
+        config = self._few(case, seed, self._all_images)
+        learner = FlatLearner(config, TrainingData(config, self._images, self._dataset.hierarchy))
+        file = self._folder / "hybrid" / f"{config.name}.toml"
+        file.parent.mkdir(exist_ok=True)
+        plain, network = config.model_dump(mode="json", exclude_none=True, exclude={"network"}), config.network
+        file.write_text(
+            f'{_toml(plain)}[network]\nkind = "{network.kind}"\n[network.options]\n{_toml(network.options)}'
+        )
+        found = await self._run_here(case, str(file), {"--strategy": "hybrid", "--workers": case.workers})
+        steps = found["updates"] // case.workers
+        return {
+            **found,
+            "cheat": None,
+            "virtual_seconds": None,
+            "epoch_seconds": None,
+            "size_bytes": self._size_bytes,
+            "step_s": self.step_s["gradient"],
+            "step_bytes": found["bytes_sent"] / found["updates"],
+            "allreduce_bytes": steps * 2 * (case.workers - 1) * learner.weights().nbytes,
+        }
+
+    async def _run_here(self, case: Case, network: str, given: Mapping[str, object]) -> dict[str, Any]:
+        """Result of `terrace train run` with these flags."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "terrace", "train", "run", self.host_flags[1], *self.host_flags[2:]),
+            *(sys.executable, "-P", "-m", "terrace", "train", "run", network, *self.host_flags[2:]),
             *(str(word) for flag in given.items() for word in flag),
             "--json",
             stdin=asyncio.subprocess.DEVNULL,
@@ -161,14 +196,19 @@ class Bench:
             raise
         if process.returncode:
             raise ServiceFailed(f"{case.name}: {error.decode()[-500:]}", code=process.returncode)
-        return float(json.loads(out)["seconds"])
+        found: dict[str, Any] = json.loads(out)
+        return found
 
     def _run_ranks(self, case: Case, seed: int, step_s: float, watch: Callable[[], None]) -> dict[str, Any]:
         assert isinstance(case.strategy, ExchangeConfig | TournamentConfig)
+        config, drawn = self._of(seed, epochs=case.epochs), self._drawn(seed)
+        if case.network:
+            config = self._few(case, seed, len(self._images))
+            drawn = TrainingData(config, self._images, self._dataset.hierarchy)
         found = simulate_ranks(
-            self._of(seed, epochs=case.epochs),
+            config,
             case.strategy,
-            (self._drawn(seed), self._test),
+            (drawn, self._test),
             RankMachines(
                 ranks=case.workers,
                 slow=case.slow,
@@ -189,6 +229,18 @@ class Bench:
             "twice": 0,
             "missing": 0,
         }
+
+    def _few(self, case: Case, seed: int, images: int) -> TrainConfig:
+        """The network of a line, trained on few of these images."""
+        return self._of(
+            seed,
+            epochs=case.epochs,
+            name=case.network["kind"],
+            network=NetworkConfig.model_validate(case.network),
+            peak_rate=case.peak_rate or self._config.peak_rate,
+            batch_size=_SMALL_BATCH,
+            held_out_per_class=max(1, (images - _FEW) // 10),
+        )
 
     def _of(self, seed: int, **changes: Any) -> TrainConfig:
         return self._config.model_copy(update={"seed": seed, **changes})
