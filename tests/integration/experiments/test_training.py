@@ -59,6 +59,25 @@ def test_all_tables(digits: Path, tmp_path: Path) -> None:
     assert len(record["points"]) == len(rows)
 
 
+def test_shares_need_no_images(tmp_path: Path) -> None:
+    flags = ["training", "--only", "shares", "--json", "--out", str(tmp_path / "run")]
+    ended = CliRunner().invoke(app, flags, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    rows = {row.pop("network"): row for row in json.loads(ended.stdout)}
+    assert rows["mnist-100"] == {
+        "convolution_macs": 0,
+        "dense_macs": 784 * 100 + 100 * 10,
+        "convolution_parameters": 0,
+        "dense_parameters": 784 * 100 + 100 + 100 * 10 + 10,
+    }
+    found = rows["alexnet"]
+    assert found["dense_parameters"] / (found["dense_parameters"] + found["convolution_parameters"]) > 0.95
+    weights = (64 * 3 * 25, 128 * 64 * 25, 256 * 128 * 9, 256 * 256 * 9, 256 * 256 * 9)
+    assert found["convolution_macs"] == sum(
+        each * side**2 for each, side in zip(weights, (32, 16, 8, 8, 8), strict=True)
+    )
+
+
 def test_a_table_that_is_none_is_refused(digits: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, ["training", "--data", str(digits), "--only", "speed", "--out", str(tmp_path / "r")]

@@ -184,6 +184,35 @@ def test_an_ensemble_is_held_against_its_best_network() -> None:
         assert [each for _, each in found] == reached
 
 
+@pytest.mark.parametrize(("size", "accuracy", "reached"), [(12.0, 0.9, [True, True]), (11.9, 0.88, [False, False])])
+def test_factors_are_held_against_the_bytes_of_allreduce(size: float, accuracy: float, reached: list[bool]) -> None:
+    wide = {**ROW, "table": "exchanges", "strategy": "allreduce, wide layers", "step_bytes": size}
+    found = verdicts(wide, {**wide, "strategy": "factors", "step_bytes": 1.0, "accuracy": accuracy})
+    assert [each for _, each in found] == reached
+    assert verdicts({**wide, "strategy": "factors"}) == []
+
+
+@pytest.mark.parametrize(("size", "reached"), [(8_000, True), (7_900, False)])
+def test_hybrid_is_held_against_the_bytes_of_allreduce(size: int, reached: bool) -> None:
+    found = verdicts({**ROW, "table": "exchanges", "strategy": "hybrid", "allreduce_bytes": size})
+    assert [each for _, each in found] == [reached]
+
+
+def test_the_table_of_shares_has_a_line_for_each_network_and_the_source() -> None:
+    point = {
+        "network": "net",
+        "convolution_macs": 900_000,
+        "dense_macs": 100_000,
+        "convolution_parameters": 10_000,
+        "dense_parameters": 190_000,
+    }
+    record = {"config": {"quick": False, "only": ["shares"]}, "points": [point]}
+    first, second = TRAINING.table(record).rows
+    assert first == ["net", "1.00", "90.00", "10.00", "0.20", "5.00", "95.00"]
+    assert second[0].startswith("the source")
+    assert TRAINING.rows(record) == [point]
+
+
 def test_one_table_over_all_strategies() -> None:
     point = {**ROW, "table": "strategies", "scaling": "strong", "slow": [], "bytes_sent": 1e6, "bytes_received": 1e6}
     one = {**point, "strategy": "one process", "workers": 1, "virtual_seconds": 10.0, "real_seconds": 5.0}
