@@ -96,7 +96,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """
     buffer = io.BytesIO()
     torch.save({field: getattr(checkpoint, field) for field in Checkpoint.__slots__}, buffer)
-    write_atomically(folder / CHECKPOINT, buffer.getvalue())
+    buffer.seek(0)
+    write_atomically(folder / CHECKPOINT, buffer)
 
 
 def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:

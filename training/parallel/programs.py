@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from tierkit.errors import InvalidInput
 from training.learner import FlatLearner
 from training.parallel.allreduce import allreduce
 from training.parallel.ensemble import ensemble
 from training.parallel.exchange import Program, Seat
 from training.parallel.gossip import gossip
+from training.parallel.pipeline import check_pipeline
 from training.parallel.tournament import tournament
 from training.strategies.config import RanksConfig, TournamentConfig
 
-__all__ = ["make_program"]
+__all__ = ["check_rule", "make_program"]
+
+
+def check_rule(config: RanksConfig, learner: FlatLearner, ranks: int) -> None:
+    """Check that a rule can do what the configuration asks, before anything starts.
+
+    Raises:
+        InvalidInput: it cannot; the message says what to change.
+    """
+    if config.rule == "pipeline":
+        check_pipeline(config, learner, ranks)
 
 
 def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Program:
@@ -20,8 +32,10 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
         learner: of this strategy; with what it had at the step to start with.
 
     Raises:
-        InvalidInput: the rule cannot be used with this number of ranks.
+        InvalidInput: the rule cannot be used with this number of ranks, or has no such program.
     """
+    if config.rule == "pipeline":
+        raise InvalidInput(f"{config.rule} computes through torch, and has no run on virtual time: start processes")
     if isinstance(config, TournamentConfig):
         return tournament(learner, config, seat)
     if config.rule == "ensemble":
