@@ -96,13 +96,13 @@ class FlatLearner:
         return self._learner.network.network
 
     def hold(self, parts: Iterable[torch.nn.Module]) -> None:
-        """Let weights, buffers, gradients and momentum be those of these parts of the network."""
+        """Take weights, buffers, gradients and momentum from these parts of the network only."""
         held = torch.nn.ModuleList(parts)
         self._parameters = list(held.parameters())
         self._buffers = [buffer for buffer in held.buffers() if buffer.is_floating_point()]
 
     def freeze(self) -> None:
-        """Measure the running statistics over the first batch. From then on they stay, also in training."""
+        """Measure the running statistics over the first batch. From then on training does not change them."""
         self._calibrate(1)
         for layer in self._normalisations():
             layer.__class__ = _FrozenNorm

@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tierkit.errors import InvalidInput
 
-__all__ = ["Block", "balanced", "chain_of", "measure"]
+__all__ = ["BlockCost", "balanced", "chain_of", "measure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """What a block of a network takes for one image."""
+class BlockCost:
+    """Cost of a block of a network, of one image."""
 
     work: int
     """Floating-point operations of the forward pass."""
@@ -32,17 +32,19 @@ def chain_of(network: nn.Module, name: str) -> list[nn.Module]:
     """Blocks whose composition is the network.
 
     Raises:
-        InvalidInput: it is no chain.
+        InvalidInput: it cannot be cut.
     """
     chain = getattr(network, "chain", None)
     if chain is None:
-        raise InvalidInput(f"the network {name!r} cannot be cut into stages: its blocks are no chain")
+        raise InvalidInput(
+            f"the network {name!r} cannot be cut into stages, because its blocks do not follow one another"
+        )
     blocks: list[nn.Module] = chain()
     return blocks
 
 
-def measure(blocks: Sequence[nn.Module], image: Tensor) -> list[Block]:
-    """What each block takes for one image.
+def measure(blocks: Sequence[nn.Module], image: Tensor) -> list[BlockCost]:
+    """The cost of each block.
 
     Args:
         image: float `[1, c, h, w]`.
@@ -63,7 +65,7 @@ def measure(blocks: Sequence[nn.Module], image: Tensor) -> list[Block]:
                 value = block.eval()(value)
             for hook in hooks:
                 hook.remove()
-            found.append(Block(work=counter.get_total_flops(), kept_bytes=kept, output=value.to("meta")))
+            found.append(BlockCost(work=counter.get_total_flops(), kept_bytes=kept, output=value.to("meta")))
     return found
 
 
@@ -90,7 +92,7 @@ def balanced(work: Sequence[int], parts: int) -> list[range]:
 
 
 def _filled(work: Sequence[int], most: int) -> list[range]:
-    """As few parts as possible, none with more work than `most`."""
+    """Cut into as few parts as possible. None has more work than `most`."""
     starts, total = [0], 0
     for place, each in enumerate(work):
         if total + each > most and place:

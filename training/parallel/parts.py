@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from training.learner import FlatLearner
 from training.parallel.group import Group
 
-__all__ = ["Parts"]
+__all__ = ["NetworkParts"]
 
 
-class Parts:
+class NetworkParts:
     """The parts of a learner's network, of which this process keeps one: memory of the others is released.
 
     Args:

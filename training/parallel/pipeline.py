@@ -19,20 +19,20 @@ from models.training.networks import leaves_out, reseed
 from tierkit.errors import InvalidInput, SetupError
 from training.learner import FlatLearner
 from training.measuring import free_bytes
-from training.parallel.cut import Block, balanced, chain_of, measure
+from training.parallel.cut import BlockCost, balanced, chain_of, measure
 from training.parallel.exchange import Broadcast, Done, Program
 from training.parallel.group import Group
-from training.parallel.parts import Parts
+from training.parallel.parts import NetworkParts
 from training.strategies.config import ExchangeConfig
 
-__all__ = ["Stage", "check_pipeline", "micro_loss", "pipeline"]
+__all__ = ["RankStage", "check_pipeline", "micro_loss", "pipeline"]
 
 
 def check_pipeline(config: ExchangeConfig, learner: FlatLearner, ranks: int) -> None:
     """Check that the network can be trained by a pipeline as by one process.
 
     Raises:
-        InvalidInput: it cannot; the message says what to change.
+        InvalidInput: it cannot, and why.
     """
     network, micro, name = learner.network, config.micro_batches, learner.config.name
     blocks, batch = chain_of(network, name), _batch_size(learner)
@@ -43,19 +43,20 @@ def check_pipeline(config: ExchangeConfig, learner: FlatLearner, ranks: int) -> 
     if batch % micro:
         raise InvalidInput(f"a batch of {batch:,} images cannot be cut into {micro:,} equal micro_batches")
     if config.schedule == "1f1b" and micro < ranks:
-        raise InvalidInput(f"1f1b needs {ranks} micro_batches for {ranks} ranks, and has {micro}: set schedule to gpipe")
+        raise InvalidInput(
+            f"1f1b needs {ranks} micro_batches for {ranks} ranks, and has {micro}: set schedule to gpipe"
+        )
     one = "set micro_batches to 1 and schedule to gpipe"
     if micro > 1 and leaves_out(network):
         raise InvalidInput(f"{name!r} has dropout, which must be the same for a whole batch: {one}")
     normalised = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in network.modules())
     if micro > 1 and normalised and not config.frozen:
         raise InvalidInput(
-            f"{name!r} has batch normalisation, whose statistics are those of a whole batch: set frozen to true, or "
-            f"{one}"
+            f"{name!r} has batch normalisation, with statistics of a whole batch: set frozen to true, or {one}"
         )
 
 
-class Stage:
+class RankStage:
     """The blocks of one rank; memory of all other blocks is released.
 
     Raises:
@@ -78,16 +79,19 @@ class Stage:
         cuts = balanced([each.work for each in measured[height, width]], ranks)
         self._borders = {size: [found[cut.stop - 1].output for cut in cuts] for size, found in measured.items()}
         """Output of each stage, by the size of the images."""
-        self._parts = Parts(learner, [[chain[place] for place in cut] for cut in cuts], rank)
+        whole_bytes = 4 * learner.lengths[0]
+        self._parts = NetworkParts(learner, [[chain[place] for place in cut] for cut in cuts], rank)
         self._blocks = _Blocks([chain[place] for place in cuts[rank]], learner.config, last=rank == ranks - 1)
         self._schedule: tuple[tuple[int, ...], Any] | None = None
         self._batch: Batch | None = None
         learner.network.train()
-        own = measured[height, width]
-        self._check_memory([own[place] for place in cuts[rank]])
+        own, borders = measured[height, width], self._borders[height, width]
+        # Each micro-batch has its places for what comes, with its gradient, and for the gradient of what goes.
+        passing = (2 * borders[rank - 1].nbytes if rank else 0) + borders[rank].nbytes
+        self._check_memory([own[place] for place in cuts[rank]], passing, whole_bytes)
 
     def step(self, number: int, group: Group) -> float:
-        """Add the gradients of a step to those of the stage's parameters; its loss, at the last rank.
+        """Compute the gradients of a step; its loss, at the last rank.
 
         Raises:
             UpstreamUnavailable: another rank is lost.
@@ -134,17 +138,24 @@ class Stage:
         assert self._batch is not None
         return micro_loss(output, rows, self._batch, self.learner.data.labels, self.learner.config)
 
-    def _check_memory(self, blocks: list[Block]) -> None:
+    def _check_memory(self, blocks: list[BlockCost], passing: int, whole_bytes: int) -> None:
         learner, config = self.learner, self._config
-        batch, micro, values = _batch_size(learner), config.micro_batches, learner.lengths[0]
+        batch, micro, own_bytes = _batch_size(learner), config.micro_batches, 4 * learner.lengths[0]
         together = micro if config.schedule == "gpipe" else min(micro, self._ranks - self._rank)
-        kept = sum(each.kept_bytes for each in blocks) * together * batch // micro
-        # Gradient, gradient with weight decay, and momentum; the weights are there.
-        needed, free = kept + 3 * 4 * values, free_bytes(str(learner.data.device))
-        if free is not None and needed > free:
+        kept = sum(each.kept_bytes for each in blocks) * together * batch // micro + passing * batch
+        # Gradient, gradient with weight decay, momentum, and copies for a checkpoint.
+        needed, free = kept + 4 * own_bytes, free_bytes(str(learner.data.device))
+        if free is None:
+            return
+        if needed > free:
             raise SetupError(
-                f"stage {self._rank} of {self._ranks} needs {needed / 1e9:.2f} GB more, {kept / 1e9:.2f} of them for "
-                f"activations, and {free / 1e9:.2f} are free: start more ranks, or lower batch_size"
+                f"stage {self._rank} of {self._ranks} needs {_said(needed)} more, {_said(kept)} of them for "
+                f"activations, and {_said(free)} are free: start more ranks, or lower batch_size"
+            )
+        if not self._rank and 2 * whole_bytes - own_bytes > free:
+            raise SetupError(
+                f"rank 0 needs {_said(2 * whole_bytes - own_bytes)} more for the whole network in the end, and "
+                f"{_said(free)} are free: start rank 0 where there is more memory"
             )
 
 
@@ -173,7 +184,7 @@ def micro_loss(output: Tensor, rows: Tensor, batch: Batch, labels: Labels, confi
     return batch.share * own + (1 - batch.share) * towards(batch.index[batch.partner[rows]])
 
 
-def pipeline(stage: Stage, group: Group, *, start: int) -> Program:
+def pipeline(stage: RankStage, group: Group, *, start: int) -> Program:
     """One rank's program. At the end rank 0 holds the whole network.
 
     Args:
@@ -192,7 +203,7 @@ def pipeline(stage: Stage, group: Group, *, start: int) -> Program:
 
 
 class _Blocks(nn.Module):
-    """The blocks of a stage. Feature maps travel as `[n, h, w, c]`, as they lie in memory: a stage reads and writes the
+    """The blocks of a stage. Feature maps travel in their order in memory, `[n, h, w, c]`: a stage reads and writes the
     same layout as the whole network."""
 
     def __init__(self, blocks: list[nn.Module], config: TrainConfig, *, last: bool) -> None:
@@ -238,3 +249,7 @@ def _sent(border: Tensor, count: int) -> Tensor:
     """Form of what a stage sends of some images."""
     form = border.permute(0, 2, 3, 1) if border.ndim == 4 else border
     return torch.empty(count, *form.shape[1:], dtype=border.dtype, device="meta", requires_grad=True)
+
+
+def _said(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

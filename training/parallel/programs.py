@@ -19,7 +19,7 @@ def check_rule(config: RanksConfig, learner: FlatLearner, ranks: int) -> None:
     """Check that a rule can do what the configuration asks, before anything starts.
 
     Raises:
-        InvalidInput: it cannot; the message says what to change.
+        InvalidInput: it cannot, and why.
     """
     if config.rule == "pipeline":
         check_pipeline(config, learner, ranks)

@@ -31,7 +31,7 @@ from training.messages import MOST_LOSS, RESULT, SPEC
 from training.parallel.exchange import Done
 from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.meeting import RankPlace
-from training.parallel.pipeline import Stage
+from training.parallel.pipeline import RankStage
 from training.parallel.programs import check_rule
 from training.parallel.reporting import RankProgress, RankReports, ReportsTo
 from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
@@ -97,7 +97,7 @@ class RankRun:
         check_rule(strategy, self.learner, place.ranks)
         self.stage = None
         if isinstance(strategy, ExchangeConfig) and strategy.rule == "pipeline":
-            self.stage = Stage(strategy, self.learner, place.rank, place.ranks)
+            self.stage = RankStage(strategy, self.learner, place.rank, place.ranks)
         batches = strategy.batches(place.ranks)
         self.steps = self.learner.steps // batches
         if not self.steps:
