@@ -18,6 +18,7 @@ from training.parallel.exchange import Done, Mean, Seat
 from training.parallel.group import Group, run_program
 from training.parallel.keeping import Totals
 from training.parallel.meeting import Meeting, RankPlace, common_step
+from training.parallel.pipeline import pipeline
 from training.parallel.programs import make_program
 from training.parallel.rank import RankOptions, RankRun
 from training.parallel.reporting import RankProgress
@@ -107,6 +108,8 @@ def _train(
             from training.parallel.hybrid import hybrid
 
             program = hybrid(learner, strategy, group, start=start)
+        elif run.stage is not None:
+            program = pipeline(run.stage, group, start=start)
         else:
             seat = Seat(rank=group.rank, ranks=group.ranks, test=run.test, start=start, kept=kept)
             program = make_program(strategy, learner, seat)

@@ -160,7 +160,7 @@ def test_what_cannot_be_split_is_refused_before_the_start(shapes: Path, tmp_path
         check_hybrid(two, 3)
     with pytest.raises(InvalidInput, match="at least 2"):
         check_hybrid(two, 1)
-    with pytest.raises(InvalidInput, match="real processes"):
+    with pytest.raises(InvalidInput, match="no run on virtual time"):
         make_program(ExchangeConfig(rule="hybrid"), two, Seat(rank=0, ranks=2, test=two.data.held_out))
     network = write(tmp_path, kind="wide-resnet", options="{ depth = 10, width = 1 }")
     with rank_processes(RankOptions(network=network, strategy="hybrid", dataset=str(shapes)), 2) as ranks:
