@@ -283,7 +283,7 @@ class BatchRules(Strategy):
         self._shards = [Shard(vectors, slice(*part)) for part in itertools.pairwise(bounds)]
         self._coordinator = Coordinator(config.history, learner.config.peak_rate, self._ask)
         self._command_bytes = self._answer_bytes = 0
-        leases.until = self._batches
+        leases.until, leases.most_copies = self._batches, _MOST_COPIES
 
     def start_of(self, lease: UnitLease) -> tuple[Flat, Flat]:
         return self._trial, self.buffers
@@ -305,7 +305,7 @@ class BatchRules(Strategy):
 
     def _next(self, worker: str, now: float) -> UnitLease | None:
         lease = self.leases.grant(worker, self.version, now)
-        return self.leases.grant_copy(worker, now, most=_MOST_COPIES) if lease is None else lease
+        return self.leases.grant_copy(worker, now) if lease is None else lease
 
     def _verdict(self, lease: UnitLease, update: Update) -> Verdict:
         found = update.computed

@@ -49,6 +49,8 @@ class Leases:
         self._first = 0
         self.until = steps
         """Later steps are not handed out yet."""
+        self.most_copies = 1
+        """Leases of a unit at a time."""
         self._lease_s = lease_s
         self._next_step = self._number = 0
         self._again: deque[range] = deque()
@@ -108,15 +110,24 @@ class Leases:
         )
         return self._hold(worker, unit, now)
 
-    def grant_copy(self, worker: str, now: float, *, most: int) -> UnitLease | None:
-        """A backup copy: among the units with the fewest leases, the unit that is out for longest. None if all have
-        `most` leases."""
-        spans = [held.lease.unit.span for held in self._held.values()]
-        copies = {number: spans.count(held.lease.unit.span) for number, held in self._held.items()}
-        number = min(copies, key=lambda each: (copies[each], self._held[each].since, each), default=None)
-        if number is None or copies[number] >= most:
-            return None
-        return self._hold(worker, self._held[number].lease.unit, now)
+    def grant_copy(self, worker: str, now: float) -> UnitLease | None:
+        """A backup copy of the unit that is out for longest; None if no unit is out for much longer than units usually
+        take, or each of these has `most_copies` leases."""
+        due = self._copies_due()
+        return self._hold(worker, due[0][2], now) if due and due[0][0] <= now else None
+
+    def _copies_due(self) -> list[tuple[float, int, WorkUnit]]:
+        """Time at which each unit that is out may have one more lease, its first step, and the unit; sorted. A usual unit
+        takes the median of the workers' last units."""
+        if self.most_copies == 1 or not self._took:
+            return []
+        usual_s = _PATIENCE * statistics.median(self._took.values())
+        latest = {held.lease.unit.first: held for held in self._held.values()}  # which is the last one in this order
+        return sorted(
+            (held.since + usual_s, first, held.lease.unit)
+            for first, held in latest.items()
+            if len(self._copies(held.lease)) < self.most_copies
+        )
 
     def _hold(self, worker: str, unit: WorkUnit, now: float) -> UnitLease:
         self._number += 1
@@ -186,8 +197,12 @@ class Leases:
         return [self._held[number].lease for _, number in late]
 
     def next_change(self, now: float) -> float | None:
-        """When the next of the leases that are out becomes overdue or expires; None where none is out."""
-        return min((due if now < due < held.until else held.until for held, due in self._due()), default=None)
+        """When the next of the leases that are out becomes overdue or expires, or may be copied; None where none is
+        out."""
+        copies = [due for due, _, _ in self._copies_due() if due > now]
+        return min(
+            (*copies, *(due if now < due < held.until else held.until for held, due in self._due())), default=None
+        )
 
     def _due(self) -> list[tuple[_Held, float]]:
         """The leases that are out, and when the update of each is overdue. A worker that has brought none is expected

@@ -252,15 +252,21 @@ def test_an_idle_worker_gets_a_copy_of_the_portion_that_is_out_for_longest_and_t
     leases = [granted(strategy, name, now) for now, name in enumerate("abcd")]
     for lease in leases[2:]:
         strategy.take(update(strategy, lease), 4.0)
-    copies = [granted(strategy, name, 5.0) for name in "cde"]
-    assert [each.unit.first for each in copies] == [0, 3, 0]
-    assert [granted(strategy, name, 5.0).unit.first for name in "f"] == [3]
-    assert strategy.grant("g", 5.0) is None  # three of each are enough
+    # The others took 1 s and 2 s.
+    late_at = 1.25 * 1.5
+    assert strategy.grant("c", 1.8) is None
+    assert strategy.leases.next_change(1.8) == late_at
+    copies = [granted(strategy, name, 5.0) for name in "cd"]
+    assert [each.unit.first for each in copies] == [0, 3]
+    assert strategy.grant("e", 6.8) is None
+    copies += [granted(strategy, name, 7.0) for name in "ef"]
+    assert [each.unit.first for each in copies] == [0, 3, 0, 3]
+    assert strategy.grant("g", 9.5) is None  # three of each are enough
     late = update(strategy, copies[0])
-    assert strategy.take(update(strategy, copies[2]), 6.0) == "taken"
-    assert strategy.take(late, 6.0) == "late"
-    assert strategy.take(update(strategy, leases[0]), 6.0) == "late"
-    assert not strategy.leases.renew(leases[0].number, "a", 1, 6.0)  # its worker stops
+    assert strategy.take(update(strategy, copies[2]), 9.5) == "taken"
+    assert strategy.take(late, 9.5) == "late"
+    assert strategy.take(update(strategy, leases[0]), 9.5) == "late"
+    assert not strategy.leases.renew(leases[0].number, "a", 1, 9.5)  # its worker stops
     assert strategy.leases.done == 3 * PERIOD - 2
     assert {lease.unit.first for lease in strategy.leases} == {3}
 
@@ -290,7 +296,7 @@ def test_whoever_computes_and_in_which_order_the_weights_are_the_same_to_the_bit
     strategy, now = start(6), 0.0
     out: dict[str, Update] = {}
     brought: list[Update] = []
-    for kind, which in [*events, *[("grant", 0), ("bring", 0)] * 6 * BATCHES]:
+    for kind, which in [*events, *[("grant", 0), ("bring", 0), ("wait", 0)] * 6 * BATCHES]:
         name = f"w{which}"
         if kind == "wait":
             now += 4.0
@@ -361,7 +367,7 @@ def test_an_update_of_another_length_is_refused() -> None:
 )
 def test_with_copies_too_each_step_is_brought_once(events: list[tuple[str, int]]) -> None:
     leases, now = Leases(steps=23, period=4, lease_s=1.0), 0.0
-    leases.until = 10
+    leases.until, leases.most_copies = 10, 3
     out: list[UnitLease] = []
     brought: list[int] = []
     for kind, which in [*events, *[("grant", 0), ("bring", -1), ("wait", 0)] * 30]:
@@ -370,7 +376,7 @@ def test_with_copies_too_each_step_is_brought_once(events: list[tuple[str, int]]
         if kind == "wait":
             now += 0.4
         elif kind in ("grant", "copy"):
-            lease = leases.grant("a", 0, now) if kind == "grant" else leases.grant_copy("a", now, most=3)
+            lease = leases.grant("a", 0, now) if kind == "grant" else leases.grant_copy("a", now)
             if lease is not None:
                 out.append(lease)
         elif out:
