@@ -117,8 +117,8 @@ class Leases:
         return self._hold(worker, due[0][2], now) if due and due[0][0] <= now else None
 
     def _copies_due(self) -> list[tuple[float, int, WorkUnit]]:
-        """Time at which each unit that is out may have one more lease, its first step, and the unit; sorted. A usual unit
-        takes the median of the workers' last units."""
+        """Time at which each unit that is out may have one more lease, its first step, and the unit; sorted. The usual
+        time of a unit is the median of the workers' last ones."""
         if self.most_copies == 1 or not self._took:
             return []
         usual_s = _PATIENCE * statistics.median(self._took.values())

@@ -230,16 +230,16 @@ def test_several_seeds_are_a_mean_and_its_spread() -> None:
     ("change", "reached"),
     [
         ({}, [True, True, True]),
-        ({"objective": 0.11}, [False, True, True]),
+        ({"objective": 0.102}, [False, True, True]),
         ({"objective": 0.15}, [False, False, True]),
         ({"command_bytes": 50_001}, [True, True, False]),
     ],
 )
 def test_lbfgs_is_held_against_the_best_runs_of_gradient_descent(change: dict[str, Any], reached: list[bool]) -> None:
     table = {"table": "second-order", "scaling": "strong", "rate": 0.8, "runs_of_grid": 5}
-    descent = {**table, "strategy": "gradient descent", "workers": 1, "objective": 0.6, "momentum": 0.0}
-    nesterov = {**table, "strategy": "Nesterov", "workers": 1, "objective": 0.3, "momentum": 0.9}
-    assert verdicts(nesterov) == [("loss 0.3000, the lowest of 5 runs: rate 0.8, momentum 0.9", True)]
+    descent = {**table, "strategy": "gradient descent", "workers": 1, "objective": 0.61, "momentum": 0.0}
+    nesterov = {**table, "strategy": "Nesterov", "workers": 1, "objective": 0.31, "momentum": 0.9}
+    assert verdicts(nesterov) == [("loss 0.3100, the lowest of 5 runs: rate 0.8, momentum 0.9", True)]
     lbfgs = {**table, "strategy": "lbfgs", "objective": 0.1, "command_bytes": 50_000, **change}
     assert [found for _, found in verdicts(descent, nesterov, lbfgs)] == reached
 
