@@ -251,7 +251,7 @@ def test_a_machine_that_trains_with_others_needs_no_torchvision() -> None:
 
 
 def test_portions_add_up_to_the_gradient_of_the_whole_pass_and_change_nothing() -> None:
-    own = learner(CONFIG.model_copy(update={"epochs": 3, "weight_decay": 0.01}))
+    own = learner(CONFIG.model_copy(update={"epochs": 3, "weight_decay": 0.3}))
     batches, start = own.data.batches.steps_per_epoch, (own.weights(), own.buffers())
     assert batches > 1
     parts = [own.compute(range(first, first + 1), "portion") for first in range(batches)]
