@@ -178,6 +178,8 @@ class FlatLearner:
             rate: learning rate at the peak of the schedule; the configuration's own unless given.
             watch: called after each step with the one that follows; what it raises ends the computation.
         """
+        if sends == "portion":
+            return self._portion(steps, watch)
         factor = 1.0 if rate is None else rate / self.config.peak_rate
         before = self.weights() if sends == "change" else None
         total: list[Tensor] | None = None
@@ -203,6 +205,22 @@ class FlatLearner:
             watch(step + 1)
         values = before - self.weights() if before is not None else _flat(total or [])
         return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps))
+
+    def _portion(self, steps: range, watch: Callable[[int], None]) -> Computed:
+        """Sum of the gradients of some batches of the first epoch at the same weights, and their mean loss, both with
+        weight decay."""
+        network, batches = self._learner.network, self.data.batches.steps_per_epoch
+        loss = 0.0
+        try:
+            for step in steps:
+                loss += self._learner.backward(step % batches)
+                watch(step + 1)
+            values = _flat(self._decayed(len(steps)))
+        finally:
+            network.zero_grad()
+        squares = sum(float(each.detach().double().square().sum()) for each in self._parameters if each.ndim > 1)
+        decay = self.config.weight_decay / 2 * squares
+        return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps) + decay)
 
     def gradient(self, step: int) -> tuple[Flat, float]:
         """The gradient of a step with weight decay, and its loss."""
@@ -360,8 +378,8 @@ class FlatLearner:
         )
         save_record(record, folder)
 
-    def _decayed(self) -> list[Tensor]:
-        decay = self.config.weight_decay
+    def _decayed(self, batches: int = 1) -> list[Tensor]:
+        decay = batches * self.config.weight_decay
         return [
             # As the sequential trainer's optimiser: biases and normalisation have no decay.
             value.grad.add(value.detach(), alpha=decay if value.ndim > 1 else 0.0)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from experiments.training.ranks import RankMachines, simulate_ranks
+from experiments.training.second_order import second_order
 from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
 from models.training.config import CONFIGS, NetworkConfig, TrainConfig, find_config
@@ -25,7 +26,7 @@ from tierkit.errors import DataError, InvalidInput, ServiceFailed
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
 from training.payloads import packed_bytes
-from training.strategies.config import ExchangeConfig, TournamentConfig
+from training.strategies.config import BatchConfig, ExchangeConfig, TournamentConfig
 from training.units import Sends
 from training.virtual import Link
 from training.worker.connection import HostConnection
@@ -65,8 +66,13 @@ class Bench:
         text = (CONFIGS / f"{NETWORK}.toml").read_text(encoding="utf-8")
         # Fewer images are held out where there are fewer in all.
         file = folder / f"{NETWORK}.toml"
-        file.write_text(text.replace("held_out_per_class = 500", f"held_out_per_class = {images // _HELD_OUT}"))
-        self._config = find_config(NETWORK, file)
+        text = text.replace("held_out_per_class = 500", f"held_out_per_class = {images // _HELD_OUT}")
+        file.write_text(text)
+        self._still_file = folder / "without-dropout" / file.name
+        """The network for L-BFGS, which compares values of one function."""
+        self._still_file.parent.mkdir(exist_ok=True)
+        self._still_file.write_text(text.replace("dropout = 0.1", "dropout = 0.0"))
+        self._config, self._still = (find_config(NETWORK, each) for each in (file, self._still_file))
         self.host_flags = ["--network", str(file), *([] if data is None else ["--data", str(data.absolute())])]
         """Of a host that trains it."""
         self._folder = folder
@@ -75,13 +81,15 @@ class Bench:
         learner = FlatLearner(self._config, self._drawn(0))
         self._size_bytes = packed_bytes(len(learner.weights()), len(learner.buffers()), "fp32")
         """Of the weights, and of an update, as they are sent."""
-        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in ("gradient", "change")}
+        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in get_args(Sends)}
         """Processor seconds, median."""
 
     def run(
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """One run of a line; what came of it."""
+        if case.table == "second-order":
+            return second_order(case, (self._images, self._test, self._dataset.hierarchy), seed, watch)
         step_s = case.step_s or self.step_s[case.strategy.sends]
         if case.ranks:
             return self._run_ranks(case, seed, step_s, watch)
@@ -92,7 +100,9 @@ class Bench:
         cheaters = max(1, round(CHEATERS * case.workers / 10))
 
         def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
-            config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
+            changes = {"epochs": case.passes(epochs), "peak_rate": case.peak_rate or self._config.peak_rate}
+            network = (self._still if isinstance(strategy, BatchConfig) else self._config).network
+            config = self._of(seed, **changes, network=network)
             updates = -(-config.epochs * self._drawn(seed).batches.steps_per_epoch // case.strategy.period)
             hit = min(faults, updates // 2) if case.faulty else 0
             found = run_simulation(
@@ -145,10 +155,11 @@ class Bench:
         """
         if case.name == "tournament, at a host":
             return None
+        network = str(self._still_file) if isinstance(case.strategy, BatchConfig) else self.host_flags[1]
         file = self._folder / "strategy.toml"
         file.write_text(_toml(case.strategy.model_dump(mode="json", exclude_none=True)))
         given = {"--strategy": file, "--workers": case.workers, "--epochs": case.epochs, "--seed": seed}
-        found = await self._run_here(case, self.host_flags[1], given)
+        found = await self._run_here(case, network, given)
         return float(found["seconds"])
 
     async def run_hybrid(self, case: Case, seed: int) -> dict[str, Any]:

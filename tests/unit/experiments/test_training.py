@@ -253,3 +253,33 @@ def test_several_seeds_are_a_mean_and_its_spread() -> None:
     points = [{**ROW, "slow": [], "seed": seed, "accuracy": 0.9 + seed / 100} for seed in range(3)]
     (row,) = TRAINING.table({"config": {"quick": False, "only": ["scaling"]}, "points": points}).rows
     assert row[3:5] == ["3", "91.00 ± 1.00"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reached"),
+    [
+        ({}, [True, True, True]),
+        ({"objective": 0.102}, [False, True, True]),
+        ({"objective": 0.15}, [False, False, True]),
+        ({"command_bytes": 50_001}, [True, True, False]),
+    ],
+)
+def test_lbfgs_is_held_against_the_best_runs_of_gradient_descent(change: dict[str, Any], reached: list[bool]) -> None:
+    table = {"table": "second-order", "scaling": "strong", "rate": 0.8, "runs_of_grid": 5}
+    descent = {**table, "strategy": "gradient descent", "workers": 1, "objective": 0.61, "momentum": 0.0}
+    nesterov = {**table, "strategy": "Nesterov", "workers": 1, "objective": 0.31, "momentum": 0.9}
+    assert verdicts(nesterov) == [("loss 0.3100, the lowest of 5 runs: rate 0.8, momentum 0.9", True)]
+    lbfgs = {**table, "strategy": "lbfgs", "objective": 0.1, "command_bytes": 50_000, **change}
+    assert [found for _, found in verdicts(descent, nesterov, lbfgs)] == reached
+
+
+@pytest.mark.parametrize(
+    ("seconds", "objective", "reached"),
+    [(1.2, 0.1, [True, True]), (1.21, 0.1, [False, True]), (1.0, 0.2, [True, False])],
+)
+def test_a_slow_worker_of_lbfgs_costs_little_and_changes_no_bit(
+    seconds: float, objective: float, reached: list[bool]
+) -> None:
+    calm = {"table": "second-order", "scaling": "strong", "strategy": "lbfgs", "objective": 0.1, "command_bytes": 1}
+    slow = {**calm, "slow": (8.0,), "epoch_seconds": seconds, "objective": objective}
+    assert [found for _, found in verdicts(calm, slow)] == reached
