@@ -18,7 +18,7 @@ from training.learner import FlatLearner
 from training.messages import MOST_LOSS
 from training.parallel.exchange import Done, Program, Seat
 from training.parallel.lockstep import Ranks, run_ranks
-from training.parallel.programs import make_program
+from training.parallel.programs import check_rule, make_program
 from training.strategies.config import RanksConfig, TournamentConfig
 from training.units import Flat
 from training.virtual import Link
@@ -74,6 +74,7 @@ def simulate_ranks(
         _heard(make_program(choice, learner, Seat(rank=rank, ranks=ranks, test=test)), losses)
         for rank, learner in enumerate(learners)
     ]
+    check_rule(choice, learners[0], ranks)
     looks = max(1, steps // ranks // _LOOKS)
     spreads = [0.0]
 
