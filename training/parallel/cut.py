@@ -23,7 +23,7 @@ class BlockCost:
     work: int
     """Floating-point operations of the forward pass."""
     kept_bytes: int
-    """Of all layers' outputs, which the backward pass needs."""
+    """Outputs of all layers, which the backward pass needs."""
     output: Tensor
     """Shape and type of its output, `[1, ...]`, without storage."""
 

@@ -81,14 +81,15 @@ class RankStage:
         """Output of each stage, by the size of the images."""
         whole_bytes = 4 * learner.lengths[0]
         self._parts = NetworkParts(learner, [[chain[place] for place in cut] for cut in cuts], rank)
-        self._blocks = _Blocks([chain[place] for place in cuts[rank]], learner.config, last=rank == ranks - 1)
+        own = [chain[place] for place in cuts[rank]]
+        self._blocks = _Blocks(own, learner.config, first=rank == 0, last=rank == ranks - 1)
         self._schedule: tuple[tuple[int, ...], Any] | None = None
         self._batch: Batch | None = None
         learner.network.train()
-        own, borders = measured[height, width], self._borders[height, width]
+        costs, borders = measured[height, width], self._borders[height, width]
         # Each micro-batch has its places for what comes, with its gradient, and for the gradient of what goes.
         passing = (2 * borders[rank - 1].nbytes if rank else 0) + borders[rank].nbytes
-        self._check_memory([own[place] for place in cuts[rank]], passing, whole_bytes)
+        self._check_memory([costs[place] for place in cuts[rank]], passing, whole_bytes)
 
     def step(self, number: int, group: Group) -> float:
         """Compute the gradients of a step; its loss, at the last rank.
@@ -206,13 +207,13 @@ class _Blocks(nn.Module):
     """The blocks of a stage. Feature maps travel in their order in memory, `[n, h, w, c]`: a stage reads and writes the
     same layout as the whole network."""
 
-    def __init__(self, blocks: list[nn.Module], config: TrainConfig, *, last: bool) -> None:
+    def __init__(self, blocks: list[nn.Module], config: TrainConfig, *, first: bool, last: bool) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*blocks)
-        self._config, self._last = config, last
+        self._config, self._first, self._last = config, first, last
 
     def forward(self, given: Tensor) -> Tensor:
-        value = given.permute(0, 3, 1, 2) if given.is_leaf and given.requires_grad and given.ndim == 4 else given
+        value = given if self._first or given.ndim < 4 else given.permute(0, 3, 1, 2)
         with autocast(self._config, given.device):
             value = self.blocks(value)
         return value if self._last or value.ndim < 4 else value.permute(0, 2, 3, 1).contiguous()

@@ -250,6 +250,8 @@ def test_a_stage_without_room_is_refused_before_the_start(monkeypatch: pytest.Mo
         learner = FlatLearner(case, TrainingData(case, shape_images(8), SHAPES))
         with pytest.raises(SetupError, match=said) if said else contextlib.nullcontext():
             RankStage(pipeline(frozen=True), learner, rank, 2)
+    own = sum(each.nbytes for each in learner.network.parameters())
+    assert own == 4 * learner.lengths[0] < 4 * FlatLearner(case, learner.data).lengths[0]
 
 
 def test_a_pipeline_has_no_run_on_virtual_time() -> None:
