@@ -75,7 +75,6 @@ def simulate_ranks(
         _heard(make_program(choice, learner, Seat(rank=rank, ranks=ranks, test=test)), losses)
         for rank, learner in enumerate(learners)
     ]
-    check_rule(choice, learners[0], ranks)
     looks = max(1, steps // ranks // _LOOKS)
     spreads = [0.0]
 

@@ -102,7 +102,6 @@ class RankRun:
         self.steps = self.learner.steps // batches
         if not self.steps:
             raise InvalidInput(f"{place.ranks} ranks are more than the {self.learner.steps} steps of this run")
-        check_rule(strategy, self.learner, place.ranks)
         if options.folder is not None and (options.folder / SPEC).exists():
             raise SetupError(f"{options.folder} holds the run of a host: give another --folder")
         self.kept = Checkpoints(options.folder, place.rank, self.facts)
