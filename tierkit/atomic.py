@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -110,11 +110,17 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
         raise SetupError(f"cannot write {path}: {error.strerror or error}; the old file, if any, is whole") from error
 
 
-def write_atomically(path: Path, content: bytes | IO[bytes]) -> None:
-    """Replace `path` by `content`, which may be a file, or raise `SetupError` and leave it as it was."""
+def write_atomically(path: Path, content: bytes | IO[bytes] | Callable[[IO[bytes]], object]) -> None:
+    """Replace `path` by `content`, or raise `SetupError` and leave it as it was.
+
+    Args:
+        content: bytes, a file, or a function that writes to a file.
+    """
     with _writing, replace_file(path) as handle:
         if isinstance(content, bytes):
             handle.write(content)
+        elif callable(content):
+            content(handle)
         else:
             shutil.copyfileobj(content, handle)
 

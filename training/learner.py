@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +36,15 @@ ADAMW_DECAY = 0.1
 _CALIBRATION_BATCHES = 20
 
 
+class _FrozenNorm(torch.nn.BatchNorm2d):
+    """Batch normalisation by running statistics, in training too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
 class FlatLearner:
     """A network whose weights come from outside, as one vector, and whose steps can be computed in any order.
 
@@ -61,6 +70,16 @@ class FlatLearner:
         """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
 
     @property
+    def trained_network(self) -> torch.nn.Module:
+        """The network with all that trains, such as a second classifier; parameters are in the order of the vectors."""
+        return self._learner.network
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a step."""
+        return min(self.config.batch_size, self.data.train_images)
+
+    @property
     def lengths(self) -> tuple[int, int]:
         """Numbers in the weights, and in the buffers."""
         return sum(each.numel() for each in self._parameters), sum(each.numel() for each in self._buffers)
@@ -79,7 +98,24 @@ class FlatLearner:
             network.eval()(torch.zeros(1, colours, height, width, device=self.data.device))
         for each in hooks:
             each.remove()
-        return 4 * numbers * min(self.config.batch_size, self.data.train_images)
+        return 4 * numbers * self.batch_size
+
+    @property
+    def network(self) -> Any:
+        """The network that answers after training, without a second classifier."""
+        return self._learner.network.network
+
+    def hold(self, parts: Iterable[torch.nn.Module]) -> None:
+        """Take weights, buffers, gradients and momentum from these parts of the network only."""
+        held = torch.nn.ModuleList(parts)
+        self._parameters = list(held.parameters())
+        self._buffers = [buffer for buffer in held.buffers() if buffer.is_floating_point()]
+
+    def freeze(self) -> None:
+        """Measure the running statistics over the first batch. From then on training does not change them."""
+        self._calibrate(1)
+        for layer in self._normalisations():
+            layer.__class__ = _FrozenNorm
 
     def weights(self) -> Flat:
         """As they are now; at first the configuration's random ones."""
@@ -117,6 +153,14 @@ class FlatLearner:
         values, _ = self.lengths
         self.load(vector[:values], vector[values:])
 
+    def hold_tensors(self, tensors: list[Tensor]) -> None:
+        """Have these as the weights, instead of all parameters of the network: the parts that a rank has.
+
+        Args:
+            tensors: a backward pass leaves each its gradient.
+        """
+        self._parameters, self.moments = tensors, None
+
     def draw_from(self, data: TrainingData) -> None:
         """Take the batches of the steps to come from these images: some segments of the same data set."""
         self._learner.data = data
@@ -134,6 +178,8 @@ class FlatLearner:
             rate: learning rate at the peak of the schedule; the configuration's own unless given.
             watch: called after each step with the one that follows; what it raises ends the computation.
         """
+        if sends == "portion":
+            return self._portion(steps, watch)
         factor = 1.0 if rate is None else rate / self.config.peak_rate
         before = self.weights() if sends == "change" else None
         total: list[Tensor] | None = None
@@ -154,12 +200,27 @@ class FlatLearner:
                 self._descend(gradients, factor * self.rate(step), self.config.momentum)
             else:
                 self._step_adamw(factor * self.rate(step))
-            times = self._learner.times
-            times["step"] = times.get("step", 0.0) + time.perf_counter() - began
+            self.spend("step", time.perf_counter() - began)
             self._learner.network.zero_grad()
             watch(step + 1)
         values = before - self.weights() if before is not None else _flat(total or [])
         return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps))
+
+    def _portion(self, steps: range, watch: Callable[[int], None]) -> Computed:
+        """Sum of the gradients of some batches of the first epoch at the same weights, and their mean loss, both with
+        weight decay."""
+        network, batches = self._learner.network, self.data.batches.steps_per_epoch
+        loss = 0.0
+        try:
+            for step in steps:
+                loss += self._learner.backward(step % batches)
+                watch(step + 1)
+            values = _flat(self._decayed(len(steps)))
+        finally:
+            network.zero_grad()
+        squares = sum(float(each.detach().double().square().sum()) for each in self._parameters if each.ndim > 1)
+        decay = self.config.weight_decay / 2 * squares
+        return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps) + decay)
 
     def gradient(self, step: int) -> tuple[Flat, float]:
         """The gradient of a step with weight decay, and its loss."""
@@ -202,9 +263,13 @@ class FlatLearner:
     def walk(self, step: int, rate: float) -> float:
         """One step of SGD with the network's momentum, at this learning rate; its loss."""
         loss = self._learner.backward(step)
+        self.descend(rate)
+        return loss
+
+    def descend(self, rate: float) -> None:
+        """One step of SGD with the network's momentum, by the gradients that its parameters have."""
         self._descend(self._decayed(), rate, self.config.momentum)
         self._learner.network.zero_grad()
-        return loss
 
     def answers(self, step: int) -> Flat:
         """Logits of a step's batch, one after the other. `walk_together` continues from them."""
@@ -222,12 +287,15 @@ class FlatLearner:
         joint = torch.from_numpy(mean).view(own.shape).to(own.device) + (own - own.detach()) / networks
         loss = self._learner.backward_from(replace(self._answered, output=joint))
         self._answered = None
-        self._descend(self._decayed(), rate, self.config.momentum)
-        self._learner.network.zero_grad()
+        self.descend(rate)
         return loss
 
+    def spend(self, name: str, seconds: float) -> None:
+        """Count time on load, forward, backward or step."""
+        self._learner.times[name] = self._learner.times.get(name, 0.0) + seconds
+
     def take_times(self) -> dict[str, float]:
-        """Seconds since the last call that `compute` has spent on load, forward, backward and step."""
+        """Seconds since the last call that were spent on load, forward, backward and step."""
         times, self._learner.times = self._learner.times, {}
         return times
 
@@ -247,7 +315,9 @@ class FlatLearner:
         """Answers `[n, classes]` of the weights that are loaded; running statistics are measured again."""
         self._calibrate()
         data = self.data
-        return predict(self._learner.served(), images.images, data.batches.statistics, self.config, data.device)
+        # In evaluation mode as a whole: the next step then sets it to training mode as a whole.
+        network = self._learner.network.eval().network
+        return predict(network, images.images, data.batches.statistics, self.config, data.device)
 
     def labels(self, images: ImageSet) -> NDArray[np.int64]:
         """The right answers; `images` have labels of the configuration's target."""
@@ -308,8 +378,8 @@ class FlatLearner:
         )
         save_record(record, folder)
 
-    def _decayed(self) -> list[Tensor]:
-        decay = self.config.weight_decay
+    def _decayed(self, batches: int = 1) -> list[Tensor]:
+        decay = batches * self.config.weight_decay
         return [
             # As the sequential trainer's optimiser: biases and normalisation have no decay.
             value.grad.add(value.detach(), alpha=decay if value.ndim > 1 else 0.0)
@@ -333,16 +403,20 @@ class FlatLearner:
         set_rate(self.moments, rate)
         self.moments.step()
 
-    def _calibrate(self) -> None:
-        """Running statistics of the weights that are loaded, over the first batches."""
-        layers = [layer for layer in self._learner.network.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    def _normalisations(self) -> list[torch.nn.BatchNorm2d]:
+        """Layers with running statistics that change."""
+        return [layer for layer in self._learner.network.modules() if type(layer) is torch.nn.BatchNorm2d]
+
+    def _calibrate(self, batches: int = _CALIBRATION_BATCHES) -> None:
+        """Measure running statistics of the weights that are loaded, over the first batches."""
+        layers = self._normalisations()
         if not layers:
             return
         kept: list[Any] = [layer.momentum for layer in layers]
         for layer in layers:
             layer.reset_running_stats()
             layer.momentum = None  # a plain mean of all batches
-        for step in range(min(_CALIBRATION_BATCHES, self.steps)):
+        for step in range(min(batches, self.steps)):
             self._learner.observe(step)
         for layer, momentum in zip(layers, kept, strict=True):
             layer.momentum = momentum

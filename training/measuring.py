@@ -12,7 +12,7 @@ __all__ = ["free_bytes", "gflops"]
 
 _SIDE = 512
 _BUDGET_S = 0.2
-_MEMORY = Path("/proc/meminfo")
+_MEMORY, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 
 
 def gflops(device: str) -> float:
@@ -29,11 +29,28 @@ def gflops(device: str) -> float:
 
 
 def free_bytes(device: str, meminfo: Path = _MEMORY) -> int | None:
-    """Memory that a process may still take, of the device; None where this system does not tell."""
+    """Memory that this process may still take, of the device; None where this system does not tell. Limits of the
+    process (`ulimit -d`, `ulimit -v`) count."""
     if device != "cpu":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
+        return min([_kilobytes(meminfo, "MemAvailable"), *_within_limits()])
     except (OSError, KeyError, ValueError):
         return None
+
+
+def _within_limits() -> list[int]:
+    """Memory until each limit of this process."""
+    import resource  # not everywhere; /proc is where it is
+
+    limits = {"VmData": resource.RLIMIT_DATA, "VmSize": resource.RLIMIT_AS}
+    most = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    return [
+        max(0, bound - _kilobytes(_STATUS, name)) for name, bound in most.items() if bound != resource.RLIM_INFINITY
+    ]
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    """A line of a file in /proc, in bytes."""
+    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    return 1024 * int(lines[name].split()[0])

@@ -200,7 +200,8 @@ class GrantedLease(Frozen, extra="ignore"):
         """True if a run of so many steps can grant this.
 
         Raises:
-            InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice.
+            InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice; or
+                a portion has segments, or batches of two passes.
         """
         if self.push > spec.strategy.period or self.first + self.push > steps:
             raise InvalidAnswer(
@@ -209,6 +210,12 @@ class GrantedLease(Frozen, extra="ignore"):
             )
         if len(set(self.segments)) < len(self.segments):
             raise InvalidAnswer("the host has granted a lease that names a segment twice")
+        batches = steps // spec.network.all_epochs
+        two_passes = self.push and self.first // batches != (self.first + self.push - 1) // batches
+        if spec.strategy.sends == "portion" and (self.segments or two_passes):
+            raise InvalidAnswer(
+                f"a portion has batches of one pass over all images, not {self.push:,} from {self.first:,} on"
+            )
 
 
 class Progress(Frozen):

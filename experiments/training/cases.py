@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
 from training.cheating import Cheat
 from training.strategies.config import (
     HOSTED,
+    BatchConfig,
     ExchangeConfig,
     HostedConfig,
     OuterConfig,
@@ -24,8 +25,10 @@ from training.trust.config import TrustConfig
 __all__ = [
     "APART",
     "CHEATERS",
+    "DESCENT",
     "LINK_BYTES_PER_S",
     "LINK_DELAY_S",
+    "NESTEROV",
     "ONE_PROCESS",
     "TABLES",
     "Case",
@@ -39,7 +42,18 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-TABLES = ("scaling", "delay", "slow-worker", "bytes", "faults", "cheating", "churn", "exchanges", "strategies")
+TABLES = (
+    "scaling",
+    "delay",
+    "slow-worker",
+    "bytes",
+    "faults",
+    "cheating",
+    "churn",
+    "exchanges",
+    "second-order",
+    "strategies",
+)
 
 LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
 """Of the links between workers and host: one region of a data centre, one gigabit a second."""
@@ -98,8 +112,12 @@ class Case:
     timed_epochs: int = 0
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Kind and options of a network in batches of 32, instead of the experiment's own. It trains on few images."""
     learns: bool = True
     """True if gradients are computed; else there is only the run without any."""
+    once: bool = False
+    """True if the line has only the first seed: chance does not matter for its target."""
 
     def passes(self, epochs: int) -> int:
         """Through the training images, by all workers together."""
@@ -177,6 +195,26 @@ _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("bmuf", HOSTED["bmuf"], 4),
     ("diloco", _DILOCO, 4),
 )
+_WIDE = "allreduce, wide layers"
+_PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = tuple(
+    (name, ExchangeConfig.model_validate({"rule": rule}), {"kind": kind, "options": options})
+    for name, rule, kind, options in (
+        (_WIDE, "allreduce", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
+        ("factors", "factors", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
+        ("hybrid", "hybrid", "alexnet", {"image": [1, 28, 28], "widths": [16, *[32] * 4], "hidden": [1024, 512]}),
+    )
+)
+"""With the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
+_SANDBLASTER, _PASSES = BatchConfig(period=92), 20
+"""Six portions of a pass of 550 batches: three workers need as many turns for them as four do. And passes in all."""
+DESCENT, NESTEROV = "gradient descent", "Nesterov"
+_SECOND_ORDER: tuple[tuple[str, int, tuple[float, ...]], ...] = (
+    (DESCENT, 1, ()),
+    (NESTEROV, 1, ()),
+    ("lbfgs", 4, ()),
+    ("lbfgs", 4, (8.0,)),
+)
+"""With workers, and how many times slower the first ones are."""
 _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     (ONE_PROCESS, _ALLREDUCE, True),
     ("allreduce", _ALLREDUCE, True),
@@ -194,6 +232,7 @@ _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     ("dc-adaptive", HOSTED["dc-adaptive"], False),
     ("average", HOSTED["average"], False),
     ("crowdsourced", HOSTED["crowdsourced"], False),
+    ("lbfgs", _SANDBLASTER, False),
 )
 """With their names, and True for ranks."""
 
@@ -202,7 +241,8 @@ def _compared() -> list[Case]:
     """Each strategy as it is, with a worker that is lost, and with one that cheats."""
     found = []
     for name, strategy, ranks in _COMPARED:
-        plain = Case(table="strategies", name=name, strategy=strategy, workers=4, epochs=2, ranks=ranks)
+        epochs = _PASSES if strategy == _SANDBLASTER else 2
+        plain = Case(table="strategies", name=name, strategy=strategy, workers=4, epochs=epochs, ranks=ranks)
         if name == ONE_PROCESS:
             found.append(replace(plain, workers=1))
             continue
@@ -292,6 +332,22 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
             ranks=isinstance(strategy, ExchangeConfig | TournamentConfig),
         )
         for name, strategy, workers in _EXCHANGES
+    ]
+    lines += [
+        Case(table="exchanges", name=name, strategy=strategy, workers=2, ranks=True, network=network, peak_rate=0.02)
+        for name, strategy, network in _PARTS
+    ]
+    lines += [
+        Case(
+            table="second-order",
+            name=name,
+            strategy=BatchConfig(period=7),  # six portions of 40 batches
+            workers=workers,
+            slow=slow,
+            epochs=40,
+            once=True,
+        )
+        for name, workers, slow in _SECOND_ORDER
     ]
     lines += _compared()
     return [line for line in lines if line.table in tables]
@@ -478,6 +534,13 @@ def _exchanges(line: Line, lines: Lines) -> list[Judged | None]:
         each = [_mean(other, "step_bytes") for other in (_other(line, lines, workers=4), line) if other]
         words = f"{each[-1]:,.0f} bytes a step of each rank (as with 4 ranks)"
         return [Judged(words=words, reached=max(each) == min(each))]
+    if row["strategy"] == "hybrid":
+        return [_share(_mean(line, "allreduce_bytes") / _mean(line, "bytes_sent"), 8)]
+    if row["strategy"] == "factors":
+        other = _other(line, lines, strategy=_WIDE)
+        share = _mean(other, "step_bytes") / _mean(line, "step_bytes") if other else None
+        same = _within_a_point(_paired(line, other, "accuracy"), "it")
+        return [] if share is None else [_share(share, 12), same]
     if row["strategy"] == "gossip":
         differences = _paired(line, _other(line, lines, strategy="allreduce"), "accuracy")
         spread = max(row["spread"] for row in line)
@@ -508,6 +571,30 @@ def _exchanges(line: Line, lines: Lines) -> list[Judged | None]:
     return []
 
 
+def _share(times: float, least: int) -> Judged:
+    return Judged(words=f"1/{times:.1f} of the bytes of allreduce (at most 1/{least})", reached=times >= least)
+
+
+def _second_order(line: Line, lines: Lines) -> list[Judged | None]:
+    row = line[0]
+    if row["strategy"] != "lbfgs":
+        words = f"loss {row['objective']:.4f}, the lowest of {row['runs_of_grid']} runs: rate {row['rate']:g}"
+        return [Judged(words=words + f", momentum {row['momentum']:g}" * bool(row["momentum"]), reached=True)]
+    if row["slow"]:
+        calm = _other(line, lines, slow=())
+        same = bool(calm) and all(difference == 0 for difference in _paired(line, calm, "objective"))
+        words = f"loss {row['objective']:.4f}, {'to the bit that' if same else 'which differs from that'} without it"
+        return [_ratio(line, calm, "no slow one", 1.2), Judged(words=words, reached=same) if calm else None]
+    found: list[Judged | None] = []
+    for name, least in ((DESCENT, 6.0), (NESTEROV, 3.0)):
+        if other := _other(line, lines, strategy=name, workers=1):
+            times = _mean(other, "objective") / _mean(line, "objective")
+            words = f"loss {row['objective']:.4f}: 1/{times:.1f} of {name}'s (at most 1/{least:g})"
+            found.append(Judged(words=words, reached=times >= least))
+    words = f"{row['command_bytes']:,} bytes of commands (at most 50,000)"
+    return [*found, Judged(words=words, reached=row["command_bytes"] <= 50_000)]
+
+
 def _range(differences: Sequence[float]) -> str:
     return f"{100 * min(differences):+.2f} to {100 * max(differences):+.2f}"
 
@@ -525,5 +612,6 @@ _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "cheating": _cheating,
     "churn": _churn,
     "exchanges": _exchanges,
+    "second-order": _second_order,
     "strategies": _no_targets,
 }

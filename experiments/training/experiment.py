@@ -16,6 +16,7 @@ from typing import Any
 from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
 from experiments.training.compared import compared
+from experiments.training.shares import NETWORKS, SHARES, shares_table
 from tierkit.errors import InvalidInput
 from tierkit.extras import training_extra
 from training.strategies.config import ServerConfig
@@ -35,7 +36,9 @@ class Chosen(Options):
 
     seeds: int = option(5, "Runs of each line, from --seed on.", quick=1, min=1, max=_MOST_SEEDS)
     only: list[str] | None = option(
-        None, f"A table; may be repeated. Default: all, {', '.join(TABLES)}.", metavar="TABLE"
+        None,
+        f"A table; may be repeated. Default: {', '.join(TABLES)}. By itself: {SHARES}, which trains nothing.",
+        metavar="TABLE",
     )
     images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=240, max=60_000)
     faults: int = option(1_000, "Faults in all runs together.", quick=20, min=2, max=100_000)
@@ -57,9 +60,12 @@ class Training(Experiment):
     quick = "{images:,} images rather than 60,000, one seed rather than 5, {faults} faults rather than 1,000"
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
+        if chosen.only == [SHARES]:
+            await _measure_shares(run, chosen)
+            return
         wrong = [name for name in chosen.only or () if name not in TABLES]
         if wrong:
-            raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}")
+            raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}, and {SHARES} by itself")
         with training_extra("training on the fleet", "learn"):
             from experiments.training.running import NETWORK, Bench, serve_s
         lines = cases(chosen.only or TABLES)
@@ -75,7 +81,7 @@ class Training(Experiment):
             "link_bytes_per_s": LINK_BYTES_PER_S,
         }
         plain = sum(line.table == "strategies" and not line.lost and line.cheat is None for line in lines)
-        run.expect(3 + len(lines) * len(seeds) + (plain if chosen.real else 0))
+        run.expect(3 + sum(1 if line.once else len(seeds) for line in lines) + (plain if chosen.real else 0))
         with run.step("reading the images, and the time of a step"):
             bench = await asyncio.to_thread(Bench, chosen.data, chosen.images, run.folder)
         core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -96,16 +102,20 @@ class Training(Experiment):
 
         for line in lines:
             cost = costs["dc-adaptive" if _compensates(line) else "downpour"]
-            for seed in seeds:
+            for seed in seeds[:1] if line.once else seeds:
                 with run.step(f"{line.table}: {line.words}, {line.workers} workers"):
                     try:
-                        found = await asyncio.to_thread(
-                            bench.run,
-                            line,
-                            seed,
-                            serve_s=cost,
-                            faults=chosen.faults // max(1, faulty),
-                            watch=watch,
+                        found = await (
+                            bench.run_hybrid(line, seed)
+                            if line.name == "hybrid"
+                            else asyncio.to_thread(
+                                bench.run,
+                                line,
+                                seed,
+                                serve_s=cost,
+                                faults=chosen.faults // max(1, faulty),
+                                watch=watch,
+                            )
                         )
                     except asyncio.CancelledError:
                         stop.set()
@@ -125,6 +135,8 @@ class Training(Experiment):
                 )
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
+        if record["config"].get("only") == [SHARES]:
+            return list(record["points"])
         points = [{**point, "slow": tuple(point["slow"])} for point in record["points"]]
         verdicts = judge(points)
         runs = {place: sum(key(point) == place for point in points) for place in verdicts}
@@ -143,6 +155,8 @@ class Training(Experiment):
         ]
 
     def table(self, record: Record) -> Table:
+        if record["config"].get("only") == [SHARES]:
+            return shares_table(self.rows(record))
         if record["config"].get("only") == ["strategies"]:
             return compared(self.rows(record))
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -153,6 +167,16 @@ class Training(Experiment):
             rows=[_shown(line) for line in lines.values()],
             spare=("MB sent", "updates"),
         )
+
+
+async def _measure_shares(run: Run, chosen: Chosen) -> None:
+    with training_extra("training on the fleet", "learn"):
+        from experiments.training.layers import shares
+    run.config |= {"only": [SHARES], "images": chosen.images, "faults": chosen.faults}
+    run.expect(len(NETWORKS))
+    for name in NETWORKS:
+        with run.step(name):
+            run.add(**await asyncio.to_thread(shares, name))
 
 
 def _compensates(line: Case) -> bool:

@@ -18,7 +18,7 @@ from training.learner import FlatLearner
 from training.messages import MOST_LOSS
 from training.parallel.exchange import Done, Program, Seat
 from training.parallel.lockstep import Ranks, run_ranks
-from training.parallel.programs import make_program
+from training.parallel.programs import check_rule, make_program
 from training.strategies.config import RanksConfig, TournamentConfig
 from training.units import Flat
 from training.virtual import Link
@@ -68,6 +68,7 @@ def simulate_ranks(
     steps = learners[0].steps
     if steps < ranks:
         raise InvalidInput(f"the run has {steps:,} steps, fewer than its {ranks:,} ranks: give it more epochs")
+    check_rule(choice, learners[0], ranks)
     step_s = _step_s(learners[0]) if machines.step_s is None else machines.step_s
     losses: list[float] = []
     programs = [

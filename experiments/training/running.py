@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,15 +17,16 @@ import torch
 from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
 from experiments.training.ranks import RankMachines, simulate_ranks
+from experiments.training.second_order import second_order
 from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
-from models.training.config import CONFIGS, TrainConfig, find_config
+from models.training.config import CONFIGS, NetworkConfig, TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError, InvalidInput, ServiceFailed
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
 from training.payloads import packed_bytes
-from training.strategies.config import ExchangeConfig, TournamentConfig
+from training.strategies.config import BatchConfig, ExchangeConfig, TournamentConfig
 from training.units import Sends
 from training.virtual import Link
 from training.worker.connection import HostConnection
@@ -40,6 +41,8 @@ _STEPS, _UNMEASURED = 200, 20
 _CLIENTS = 4
 _HELD_OUT = 120
 """One of so many images is held out: 500 of each class of all 60,000."""
+_FEW, _SMALL_BATCH = 7_000, 32
+"""Images that the networks of single lines train on, and their batches."""
 
 
 class Bench:
@@ -58,12 +61,18 @@ class Bench:
         whole = self._dataset.read("train")
         if len(whole) < images:
             raise DataError(f"MNIST has {len(whole):,} training images here, fewer than {images:,}")
+        self._all_images = len(whole)
         self._images, self._test = whole.take(np.arange(images)), self._dataset.read("test")
         text = (CONFIGS / f"{NETWORK}.toml").read_text(encoding="utf-8")
         # Fewer images are held out where there are fewer in all.
         file = folder / f"{NETWORK}.toml"
-        file.write_text(text.replace("held_out_per_class = 500", f"held_out_per_class = {images // _HELD_OUT}"))
-        self._config = find_config(NETWORK, file)
+        text = text.replace("held_out_per_class = 500", f"held_out_per_class = {images // _HELD_OUT}")
+        file.write_text(text)
+        self._still_file = folder / "without-dropout" / file.name
+        """The network for L-BFGS, which compares values of one function."""
+        self._still_file.parent.mkdir(exist_ok=True)
+        self._still_file.write_text(text.replace("dropout = 0.1", "dropout = 0.0"))
+        self._config, self._still = (find_config(NETWORK, each) for each in (file, self._still_file))
         self.host_flags = ["--network", str(file), *([] if data is None else ["--data", str(data.absolute())])]
         """Of a host that trains it."""
         self._folder = folder
@@ -72,13 +81,15 @@ class Bench:
         learner = FlatLearner(self._config, self._drawn(0))
         self._size_bytes = packed_bytes(len(learner.weights()), len(learner.buffers()), "fp32")
         """Of the weights, and of an update, as they are sent."""
-        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in ("gradient", "change")}
+        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in get_args(Sends)}
         """Processor seconds, median."""
 
     def run(
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """One run of a line; what came of it."""
+        if case.table == "second-order":
+            return second_order(case, (self._images, self._test, self._dataset.hierarchy), seed, watch)
         step_s = case.step_s or self.step_s[case.strategy.sends]
         if case.ranks:
             return self._run_ranks(case, seed, step_s, watch)
@@ -89,7 +100,9 @@ class Bench:
         cheaters = max(1, round(CHEATERS * case.workers / 10))
 
         def simulated(epochs: int, *, gradients: bool) -> dict[str, Any]:
-            config = self._of(seed, epochs=case.passes(epochs), peak_rate=case.peak_rate or self._config.peak_rate)
+            changes = {"epochs": case.passes(epochs), "peak_rate": case.peak_rate or self._config.peak_rate}
+            network = (self._still if isinstance(strategy, BatchConfig) else self._config).network
+            config = self._of(seed, **changes, network=network)
             updates = -(-config.epochs * self._drawn(seed).batches.steps_per_epoch // case.strategy.period)
             hit = min(faults, updates // 2) if case.faulty else 0
             found = run_simulation(
@@ -142,11 +155,44 @@ class Bench:
         """
         if case.name == "tournament, at a host":
             return None
+        network = str(self._still_file) if isinstance(case.strategy, BatchConfig) else self.host_flags[1]
         file = self._folder / "strategy.toml"
         file.write_text(_toml(case.strategy.model_dump(mode="json", exclude_none=True)))
         given = {"--strategy": file, "--workers": case.workers, "--epochs": case.epochs, "--seed": seed}
+        found = await self._run_here(case, network, given)
+        return float(found["seconds"])
+
+    async def run_hybrid(self, case: Case, seed: int) -> dict[str, Any]:
+        """A run with processes on this machine, whose bytes are counted. It has no virtual time.
+
+        Raises:
+            ServiceFailed: the run fails.
+        """
+        config = self._few(case, seed, self._all_images)
+        learner = FlatLearner(config, TrainingData(config, self._images, self._dataset.hierarchy))
+        file = self._folder / "hybrid" / f"{config.name}.toml"
+        file.parent.mkdir(exist_ok=True)
+        plain, network = config.model_dump(mode="json", exclude_none=True, exclude={"network"}), config.network
+        file.write_text(
+            f'{_toml(plain)}[network]\nkind = "{network.kind}"\n[network.options]\n{_toml(network.options)}'
+        )
+        found = await self._run_here(case, str(file), {"--strategy": "hybrid", "--workers": case.workers})
+        steps = found["updates"] // case.workers
+        return {
+            **found,
+            "cheat": None,
+            "virtual_seconds": None,
+            "epoch_seconds": None,
+            "size_bytes": self._size_bytes,
+            "step_s": self.step_s["gradient"],
+            "step_bytes": found["bytes_sent"] / found["updates"],
+            "allreduce_bytes": steps * 2 * (case.workers - 1) * learner.weights().nbytes,
+        }
+
+    async def _run_here(self, case: Case, network: str, given: Mapping[str, object]) -> dict[str, Any]:
+        """Result of `terrace train run` with these flags."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "terrace", "train", "run", self.host_flags[1], *self.host_flags[2:]),
+            *(sys.executable, "-P", "-m", "terrace", "train", "run", network, *self.host_flags[2:]),
             *(str(word) for flag in given.items() for word in flag),
             "--json",
             stdin=asyncio.subprocess.DEVNULL,
@@ -161,14 +207,19 @@ class Bench:
             raise
         if process.returncode:
             raise ServiceFailed(f"{case.name}: {error.decode()[-500:]}", code=process.returncode)
-        return float(json.loads(out)["seconds"])
+        found: dict[str, Any] = json.loads(out)
+        return found
 
     def _run_ranks(self, case: Case, seed: int, step_s: float, watch: Callable[[], None]) -> dict[str, Any]:
         assert isinstance(case.strategy, ExchangeConfig | TournamentConfig)
+        config, drawn = self._of(seed, epochs=case.epochs), self._drawn(seed)
+        if case.network:
+            config = self._few(case, seed, len(self._images))
+            drawn = TrainingData(config, self._images, self._dataset.hierarchy)
         found = simulate_ranks(
-            self._of(seed, epochs=case.epochs),
+            config,
             case.strategy,
-            (self._drawn(seed), self._test),
+            (drawn, self._test),
             RankMachines(
                 ranks=case.workers,
                 slow=case.slow,
@@ -189,6 +240,18 @@ class Bench:
             "twice": 0,
             "missing": 0,
         }
+
+    def _few(self, case: Case, seed: int, images: int) -> TrainConfig:
+        """The network of a line, trained on few of these images."""
+        return self._of(
+            seed,
+            epochs=case.epochs,
+            name=case.network["kind"],
+            network=NetworkConfig.model_validate(case.network),
+            peak_rate=case.peak_rate or self._config.peak_rate,
+            batch_size=_SMALL_BATCH,
+            held_out_per_class=max(1, (images - _FEW) // 10),
+        )
 
     def _of(self, seed: int, **changes: Any) -> TrainConfig:
         return self._config.model_copy(update={"seed": seed, **changes})

@@ -19,7 +19,8 @@ from training.learner import FlatLearner
 from training.messages import MOST_LOSS
 from training.payloads import Format, format_of_weights, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import HostedConfig
+from training.strategies.config import BatchConfig, HostedConfig
+from training.strategies.lbfgs import check_lbfgs
 from training.strategies.protocol import Strategy
 from training.units import Computed, Flat, Sends, Update
 from training.virtual import Conditions, Link, SimulatedWorker, draw_faults, simulate
@@ -79,8 +80,10 @@ def run_simulation(
         Unavailable: all workers died.
         InvalidInput: there are fewer updates than faults; the weights become such that nothing, or no loss
             that means anything, can be computed from them; workers die too soon; or the strategy judges more or
-            fewer updates together than it can.
+            fewer updates together than it can, or cannot train this network.
     """
+    if isinstance(choice, BatchConfig):
+        check_lbfgs(config, machines.wire)
     data, test = images
     learner, wire = FlatLearner(config, data, strategy=choice), machines.wire
     weights, buffers = learner.weights(), learner.buffers()
@@ -147,6 +150,7 @@ def run_simulation(
         "cheat": machines.cheat if machines.cheaters else None,
         "cheaters": machines.cheaters,
         **{name: figure for name, figure in asdict(found).items() if name != "spent"},
+        **strategy.results(),
         "step_s": step_s,
         "serve_s": serve_s,
     }

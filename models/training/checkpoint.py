@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +93,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     Raises:
         SetupError: it could not be written.
     """
-    buffer = io.BytesIO()
-    torch.save({field: getattr(checkpoint, field) for field in Checkpoint.__slots__}, buffer)
-    write_atomically(folder / CHECKPOINT, buffer.getvalue())
+    state = {field: getattr(checkpoint, field) for field in Checkpoint.__slots__}
+    write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file))
 
 
 def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:

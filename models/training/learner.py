@@ -131,11 +131,6 @@ class NetworkLearner:
         with torch.no_grad(), autocast(self.config, self.data.device):
             self.network(self.data.batches.batch(step).images)
 
-    def served(self) -> nn.Module:
-        """The network with the weights that it has now, as it answers."""
-        network = _load(self.config, self.data.hierarchy, _served(self.network.state_dict()))
-        return network.to(self.data.device, memory_format=torch.channels_last)
-
     def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array:
         data = self.data
         network = _load(self.config, data.hierarchy, _served(averaged))

@@ -45,7 +45,8 @@ StrategyName = Annotated[
     typer.Option(
         metavar="NAME",
         help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
-        "bmuf, diloco, tournament; for ranks allreduce, elastic, gossip, ensemble; or a TOML file.",
+        "bmuf, diloco, tournament, lbfgs; for ranks allreduce, elastic, gossip, ensemble, pipeline, hybrid, factors; "
+        "or a TOML file.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]

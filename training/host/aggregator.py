@@ -28,7 +28,7 @@ from training.learner import FlatLearner, foreign, learner_of, read_images
 from training.messages import GrantedLease, RunSpec
 from training.payloads import unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import TournamentConfig, find_hosted
+from training.strategies.config import BatchConfig, TournamentConfig, find_hosted
 from training.strategies.protocol import Strategy
 from training.units import Flat, WorkUnit
 from training.worker.connection import HostConnection
@@ -206,8 +206,10 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 "weights: train that run with fedavg, bmuf, diloco or average"
             )
         network, strategy = above.network, find_hosted(settings.strategy)
-        if isinstance(strategy, TournamentConfig):
-            raise InvalidInput("an aggregator gives its parent one change: give it a --strategy other than tournament")
+        if isinstance(strategy, TournamentConfig | BatchConfig):
+            raise InvalidInput(
+                "an aggregator gives its parent one change: give it a --strategy other than tournament and lbfgs"
+            )
         if strategy.inner != above.strategy.inner:
             raise InvalidInput(
                 f"the workers of the run at {parent.url} use {above.strategy.inner}, and those of this host would use "

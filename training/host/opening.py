@@ -22,7 +22,8 @@ from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images
 from training.messages import SPEC, RunSpec
 from training.strategies.build import build_strategy
-from training.strategies.config import find_hosted
+from training.strategies.config import BatchConfig, find_hosted
+from training.strategies.lbfgs import check_lbfgs
 
 __all__ = ["dataset_of", "find_network", "open_host"]
 
@@ -52,6 +53,11 @@ def open_host(settings: HostSettings) -> Host:
         raise SetupError(str(error)) from error
     changes = {"epochs": settings.epochs, "seed": settings.seed}
     network = network.model_copy(update={name: value for name, value in changes.items() if value is not None})
+    if isinstance(strategy, BatchConfig):
+        try:
+            check_lbfgs(network, settings.wire, shares_data=settings.share_data)
+        except InvalidInput as error:
+            raise SetupError(str(error)) from error
     folder = settings.run_folder
     if any(folder.glob("rank-*-*.safetensors")):
         raise SetupError(f"{folder} holds a run of ranks: give another --folder")

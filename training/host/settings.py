@@ -43,7 +43,7 @@ class HostSettings(ServiceSettings):
 
     strategy: str = "fedavg"
     """How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, bmuf, diloco,
-    tournament, or a TOML file."""
+    tournament, lbfgs, or a TOML file."""
 
     workers: Annotated[int, Field(ge=1, le=1_000_000)] = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""

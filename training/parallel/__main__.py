@@ -36,9 +36,12 @@ _SAY_S, _SHOW_S = 5.0, 0.1
 class Flags:
     """Options of one rank."""
 
-    strategy: Annotated[str, typer.Option(help="allreduce, elastic, gossip, tournament, ensemble, or a TOML file.")] = (
-        "allreduce"
-    )
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="allreduce, elastic, gossip, tournament, ensemble, pipeline, hybrid, factors, or a TOML file."
+        ),
+    ] = "allreduce"
     folder: Annotated[Path | None, typer.Option(help="Folder that keeps the run.", file_okay=False)] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Replaces the configuration's.")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="Replaces the configuration's.")] = None

@@ -46,7 +46,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """All-gather of short vectors of the same length: answered by all of them, joined in the order of the ranks."""
+    """All-gather of vectors of the same length: answered by all of them, joined in the order of the ranks."""
 
     values: Flat
 

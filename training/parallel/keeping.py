@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -12,10 +13,9 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from tierkit.atomic import made_folder, write_atomically
-from tierkit.copies.files import sha256_of
 from tierkit.errors import SetupError, WeightsError
 from training.learner import FlatLearner
 from training.units import Flat
@@ -104,7 +104,11 @@ class Checkpoints:
         }
         vectors = {"joined": learner.joined(), "momentum": learner.momentum()}
         said["sha256"] = _digest(self._rank, step, *vectors.values())
-        write_atomically(self._path(step), save(vectors, said))
+        path = self._path(step)
+        try:
+            write_atomically(path, lambda file: save_file(vectors, file.name, said))
+        except SafetensorError as error:
+            raise SetupError(f"cannot write {path}: {error}") from error
         for old in self._steps()[:-_NEWEST]:
             self._path(old).unlink(missing_ok=True)
 
@@ -158,4 +162,7 @@ def _vector(values: np.ndarray) -> Flat:
 
 
 def _digest(rank: int, step: int, *vectors: Flat) -> str:
-    return sha256_of(b"".join((f"{rank} {step} ".encode(), *(each.tobytes() for each in vectors))))
+    found = hashlib.sha256(f"{rank} {step} ".encode())
+    for each in vectors:
+        found.update(each.data)
+    return found.hexdigest()

@@ -31,6 +31,8 @@ from training.messages import MOST_LOSS, RESULT, SPEC
 from training.parallel.exchange import Done
 from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.meeting import RankPlace
+from training.parallel.pipeline import RankStage
+from training.parallel.programs import check_rule
 from training.parallel.reporting import RankProgress, RankReports, ReportsTo
 from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
 
@@ -92,6 +94,10 @@ class RankRun:
         self.dataset = Dataset.open(options.dataset or network.dataset, data)
         images, self.test = read_images(network, self.dataset, device=str(self.device))
         self.learner = FlatLearner(network, images, strategy=strategy)
+        check_rule(strategy, self.learner, place.ranks)
+        self.stage = None
+        if isinstance(strategy, ExchangeConfig) and strategy.rule == "pipeline":
+            self.stage = RankStage(strategy, self.learner, place.rank, place.ranks)
         batches = strategy.batches(place.ranks)
         self.steps = self.learner.steps // batches
         if not self.steps:
@@ -181,10 +187,10 @@ class RankRun:
             SetupError: the weights give no loss that means something.
         """
         learner = self.learner
-        final = learner.weights(), learner.buffers()
-        accuracy, loss = learner.evaluated(*final, self.test)
+        accuracy, loss = learner.evaluated(learner.weights(), learner.buffers(), self.test)
         if not loss <= MOST_LOSS:
-            less = ", or set scaling to none," if self.strategy.rule == "allreduce" else ""
+            scaled = self.strategy.rule in ("allreduce", "hybrid", "factors")
+            less = ", or set scaling to none," if scaled else ""
             raise SetupError(
                 f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: lower the "
                 f"learning rate{less} and begin again in another folder"
@@ -208,7 +214,9 @@ class RankRun:
             "staleness": 0.0,
             "seconds": max(each.seconds for each in totals),
             "loss": self.progress.loss,
-            "updates": sum(each.updates for each in totals),
+            "updates": sum(each.updates for each in totals)
+            * self.strategy.batches(self.place.ranks)
+            // self.place.ranks,
             "bytes_sent": sum(each.bytes_sent for each in totals),
             "bytes_received": sum(each.bytes_received for each in totals),
             "faults": 0,

@@ -18,6 +18,7 @@ from training.parallel.exchange import Done, Mean, Seat
 from training.parallel.group import Group, run_program
 from training.parallel.keeping import Totals
 from training.parallel.meeting import Meeting, RankPlace, common_step
+from training.parallel.pipeline import pipeline
 from training.parallel.programs import make_program
 from training.parallel.rank import RankOptions, RankRun
 from training.parallel.reporting import RankProgress
@@ -62,16 +63,21 @@ def _run(run: RankRun) -> dict[str, Any] | None:
             steps = str(error)
         meeting.tell("kept", steps)
         start = common_step(meeting.all_told("kept"))
-        figures = run.continue_from(start)
-        reports = run.reports(run.totals.run, meeting.stop)
-        with meeting.group(run.device) as group, reports.sent(run.options.scheduler if place.rank == 0 else None):
-            try:
-                reports.result = _train(run, meeting, group, start, figures)
-            except (_Stopped, Unavailable) as error:
-                if isinstance(error, _Stopped) or _stopped(meeting):
-                    raise run.stopped from error
-                raise
-            return reports.result
+        with meeting.group(run.device) as group:
+            if run.strategy.rule == "hybrid":
+                from training.parallel.hybrid import split_dense  # its parts of torch take a second to import
+
+                split_dense(run.learner, group)
+            figures = run.continue_from(start)
+            reports = run.reports(run.totals.run, meeting.stop)
+            with reports.sent(run.options.scheduler if place.rank == 0 else None):
+                try:
+                    reports.result = _train(run, meeting, group, start, figures)
+                except (_Stopped, Unavailable) as error:
+                    if isinstance(error, _Stopped) or _stopped(meeting):
+                        raise run.stopped from error
+                    raise
+                return reports.result
 
 
 def _train(
@@ -98,6 +104,12 @@ def _train(
         if isinstance(strategy, ExchangeConfig) and strategy.rule == "allreduce":
             stack.enter_context(computed_by_torch(learner, start=start))
             program = allreduce_by_torch(learner, strategy, group, start=start)
+        elif isinstance(strategy, ExchangeConfig) and strategy.rule == "hybrid":
+            from training.parallel.hybrid import hybrid
+
+            program = hybrid(learner, strategy, group, start=start)
+        elif run.stage is not None:
+            program = pipeline(run.stage, group, start=start)
         else:
             seat = Seat(rank=group.rank, ranks=group.ranks, test=run.test, start=start, kept=kept)
             program = make_program(strategy, learner, seat)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from training.strategies.config import HostedConfig, OuterConfig, TournamentConfig
+from training.strategies.config import BatchConfig, HostedConfig, OuterConfig, TournamentConfig
+from training.strategies.lbfgs import BatchRules
 from training.strategies.leases import Leases
 from training.strategies.outer_rules import OuterRules
 from training.strategies.protocol import Schedule, Strategy
@@ -30,7 +31,7 @@ def build_strategy(
         unit: steps to hand out, and the rate of the workers' steps, for part of a run. Default: the whole run.
 
     Raises:
-        InvalidInput: so many updates of this network cannot be judged together.
+        InvalidInput: so many updates of this network cannot be judged together, or its vectors do not fit in memory.
     """
     rate = config.local_rate if config.local_rate is not None or unit is None else unit.rate
     leases = Leases(steps=(unit or learner).steps, period=config.period, lease_s=lease_s, rate=rate)
@@ -38,4 +39,6 @@ def build_strategy(
         return OuterRules(config, start, leases, workers)
     if isinstance(config, TournamentConfig):
         return Tournament(config, start, leases, learner, workers)
+    if isinstance(config, BatchConfig):
+        return BatchRules(config, start, leases, learner)
     return ServerRules(config, start, leases, learner, workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -238,6 +238,16 @@ class ExchangeConfig(Strict):
     def batches(self, ranks: int) -> int:
         """Batches that make a step of all ranks together."""
         return 1 if self.rule == "pipeline" else ranks
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unmasked(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("rule") == "factors" and "masking" in given:
+            raise ValueError(
+                "factors cannot be masked, since the factors of the first layer are the images. All ranks need them as "
+                "they are; use a strategy of a host, such as fedavg, with masking"
+            )
+        return given
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:

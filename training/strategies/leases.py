@@ -1,7 +1,8 @@
 """Leases of units: each step is computed at least once, and its update is applied exactly once.
 
 A lease expires unless its worker shows progress. An update that takes far longer than the last one of its worker is a
-straggler: a round does not wait for it, and its steps are granted again once no others are left.
+straggler: a round does not wait for it, and its steps are granted again once no others are left. A unit may also have
+backup copies: then the first update counts, and the leases of the others end.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Leases:
     def __init__(self, *, steps: int, period: int, lease_s: float, rate: float | None = None) -> None:
         self._steps, self._period, self.rate = steps, period, rate
         self._first = 0
+        self.until = steps
+        """Later steps are not handed out yet."""
+        self.most_copies = 1
+        """Leases of a unit at a time."""
         self._lease_s = lease_s
         self._next_step = self._number = 0
         self._again: deque[range] = deque()
@@ -71,6 +76,7 @@ class Leases:
         """Hand out these steps, under numbers that go on after those of another one. For one that is fresh."""
         self._first = self._next_step = steps.start
         self._steps, self._number, self._took = steps.stop, former._number, former._took
+        self.until = steps.stop
 
     def __len__(self) -> int:
         return len(self._held)
@@ -90,12 +96,11 @@ class Leases:
         """
         if self._again:
             steps = self._again.popleft()
-        elif self._next_step < self._steps:
-            steps = range(self._next_step, min(self._next_step + self._period, self._steps))
+        elif self._next_step < (until := min(self.until, self._steps)):
+            steps = range(self._next_step, min(self._next_step + self._period, until))
             self._next_step = steps.stop
         else:
             return None
-        self._number += 1
         unit = WorkUnit(
             version=version,
             first=steps.start,
@@ -103,6 +108,29 @@ class Leases:
             rate=self.rate if rate is None else rate,
             segments=self.segments.get(worker, ()),
         )
+        return self._hold(worker, unit, now)
+
+    def grant_copy(self, worker: str, now: float) -> UnitLease | None:
+        """A backup copy of the unit that is out for longest; None if no unit is out for much longer than units usually
+        take, or each of these has `most_copies` leases."""
+        due = self._copies_due()
+        return self._hold(worker, due[0][2], now) if due and due[0][0] <= now else None
+
+    def _copies_due(self) -> list[tuple[float, int, WorkUnit]]:
+        """Time at which each unit that is out may have one more lease, its first step, and the unit; sorted. The usual
+        time of a unit is the median of the workers' last ones."""
+        if self.most_copies == 1 or not self._took:
+            return []
+        usual_s = _PATIENCE * statistics.median(self._took.values())
+        latest = {held.lease.unit.first: held for held in self._held.values()}  # which is the last one in this order
+        return sorted(
+            (held.since + usual_s, first, held.lease.unit)
+            for first, held in latest.items()
+            if len(self._copies(held.lease)) < self.most_copies
+        )
+
+    def _hold(self, worker: str, unit: WorkUnit, now: float) -> UnitLease:
+        self._number += 1
         lease = UnitLease(number=self._number, worker=worker, unit=unit)
         self._held[lease.number] = _Held(lease, unit.first, now + self._lease_s, since=now)
         return lease
@@ -119,20 +147,27 @@ class Leases:
         return held.lease if update.steps == held.lease.unit.span else "refused"
 
     def fulfil(self, lease: UnitLease, now: float) -> None:
-        """Its update is in the weights."""
+        """Its update is in the weights. Leases of copies of its unit end."""
         self._time(self._held.pop(lease.number), now)
+        for number in self._copies(lease):
+            del self._held[number]
         self.done += lease.unit.steps
         self._fulfilled[lease.number] = None
         if len(self._fulfilled) > _REMEMBERED:
             del self._fulfilled[next(iter(self._fulfilled))]
 
     def give_back(self, lease: UnitLease, overdue_at: float | None = None) -> None:
-        """Its steps are for another worker. If its update is overdue, its worker takes at least this long, and will be
-        waited for longer next time."""
+        """Its steps are for another worker, unless one computes a copy. If its update is overdue, its worker takes at
+        least this long, and will be waited for longer next time."""
         held = self._held.pop(lease.number)
         if overdue_at is not None:
             self._time(held, overdue_at)
-        self._again.append(lease.unit.span)
+        if not self._copies(lease):
+            self._again.append(lease.unit.span)
+
+    def _copies(self, lease: UnitLease) -> list[int]:
+        """Numbers of the leases that are out for the same steps."""
+        return [number for number, held in self._held.items() if held.lease.unit.span == lease.unit.span]
 
     def renew(self, number: int, worker: str, shown: int, now: float) -> bool:
         """The worker has computed the steps before `shown`: its lease goes on if these are more than it had shown.
@@ -162,8 +197,12 @@ class Leases:
         return [self._held[number].lease for _, number in late]
 
     def next_change(self, now: float) -> float | None:
-        """When the next of the leases that are out becomes overdue or expires; None where none is out."""
-        return min((due if now < due < held.until else held.until for held, due in self._due()), default=None)
+        """When the next of the leases that are out becomes overdue or expires, or may be copied; None where none is
+        out."""
+        copies = [due for due, _, _ in self._copies_due() if due > now]
+        return min(
+            (*copies, *(due if now < due < held.until else held.until for held, due in self._due())), default=None
+        )
 
     def _due(self) -> list[tuple[_Held, float]]:
         """The leases that are out, and when the update of each is overdue. A worker that has brought none is expected

@@ -7,19 +7,21 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from models.training.networks.alexnet import AlexNet
 from models.training.networks.early_exit import EarlyExit
-from models.training.networks.mlp import Mlp, reseed
+from models.training.networks.mlp import Mlp, leaves_out, reseed
 from models.training.networks.mobilenet import MobileNetV1
 from models.training.networks.resnet import ResNet34
 from models.training.networks.wideresnet import WideResNet
 from tierkit.errors import InvalidInput
 
-__all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "reseed"]
+__all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "leaves_out", "reseed"]
 
 _MOST_REASON = 300
 """Characters of what is wrong: it may repeat the options."""
 
 _KINDS: dict[str, type[nn.Module]] = {
+    "alexnet": AlexNet,
     "early-exit": EarlyExit,
     "mlp": Mlp,
     "mobilenet-v1": MobileNetV1,

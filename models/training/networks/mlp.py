@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mlp", "reseed"]
+__all__ = ["Dropout", "Mlp", "leaves_out", "reseed"]
 
 _MOST_LAYERS = 1_000
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
@@ -16,12 +16,17 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 def reseed(network: nn.Module, seed: int) -> None:
     """Have a network leave out the same units as after any other call with this seed, on each kind of device."""
-    layers = (layer for layer in network.modules() if isinstance(layer, _Dropout))
+    layers = (layer for layer in network.modules() if isinstance(layer, Dropout))
     for place, layer in enumerate(layers):
         layer.chance.manual_seed(seed + (place << 48))
 
 
-class _Dropout(nn.Module):
+def leaves_out(network: nn.Module) -> bool:
+    """True if a network has dropout."""
+    return any(isinstance(layer, Dropout) and layer.share > 0 for layer in network.modules())
+
+
+class Dropout(nn.Module):
     """Leaves out a share of its inputs in training. What it leaves out follows from `reseed` alone: torch's own layer
     draws from the generator of the whole process, from which other threads draw as well.
 
@@ -31,14 +36,14 @@ class _Dropout(nn.Module):
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self._share = share
+        self.share = share
         self.chance = torch.Generator()
 
     def forward(self, values: Tensor) -> Tensor:
-        if not self.training or not self._share:
+        if not self.training or not self.share:
             return values
-        kept = torch.rand(values.shape, generator=self.chance) >= self._share
-        return values * (kept / (1 - self._share)).to(values.device, values.dtype)
+        kept = torch.rand(values.shape, generator=self.chance) >= self.share
+        return values * (kept / (1 - self.share)).to(values.device, values.dtype)
 
 
 class Mlp(nn.Module):
@@ -73,7 +78,7 @@ class Mlp(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), _Dropout(dropout)]
+            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)
         self.feature_width = widths[-1]
@@ -82,6 +87,13 @@ class Mlp(nn.Module):
         """Output of the last hidden layer `[n, feature_width]`, the input of the classifier."""
         features: Tensor = self.layers(images)
         return features
+
+    def chain(self) -> list[nn.Module]:
+        """Blocks whose composition is `forward`. The network can be cut between any two of them."""
+        flatten, *layers = self.layers
+        blocks = [*(layers[first : first + 3] for first in range(0, len(layers), 3)), [self.classifier]]
+        blocks[0].insert(0, flatten)
+        return [nn.Sequential(*block) for block in blocks]
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(images))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from models.training.networks.pooling import MeanPool
+
 __all__ = ["MobileNetV1"]
 
 # (output channels at alpha = 1, stride) of the thirteen depthwise-separable blocks, table 1 of the paper.
@@ -72,6 +74,10 @@ class MobileNetV1(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Pooled features `[n, feature_width]`, the input of the classifier."""
         return torch.mean(self.blocks(self.stem(images)), dim=(2, 3))
+
+    def chain(self) -> list[nn.Module]:
+        """Blocks whose composition is `forward`. The network can be cut between any two of them."""
+        return [self.stem, *self.blocks, nn.Sequential(MeanPool(), self.classifier)]
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(images))

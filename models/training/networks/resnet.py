@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from models.training.networks.pooling import MeanPool
 from tierkit.errors import MissingExtra
 
 __all__ = ["ResNet34"]
@@ -68,6 +69,11 @@ class ResNet34(nn.Module):
         """Pooled features `[n, feature_width]`, the input of the classifier."""
         stem = self.pool(self.relu(self.norm(self.encoder(images))))
         return torch.mean(self.blocks(stem), dim=(2, 3))
+
+    def chain(self) -> list[nn.Module]:
+        """Blocks whose composition is `forward`. The network can be cut between any two of them."""
+        stem = nn.Sequential(self.encoder, self.norm, self.relu, self.pool)
+        return [stem, *self.blocks, nn.Sequential(MeanPool(), self.classifier)]
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(images))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.training.networks.pooling import MeanPool
+
 __all__ = ["Block", "WideResNet"]
 
 
@@ -64,6 +66,11 @@ class WideResNet(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Pooled features `[n, feature_width]`, the input of the classifier."""
         return torch.mean(F.relu(self.norm(self.blocks(self.encoder(images)))), dim=(2, 3))
+
+    def chain(self) -> list[nn.Module]:
+        """Blocks whose composition is `forward`. The network can be cut between any two of them."""
+        tail = nn.Sequential(self.norm, nn.ReLU(), MeanPool(), self.classifier)
+        return [self.encoder, *self.blocks, tail]
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(images))

@@ -38,7 +38,7 @@ def test_all_tables(digits: Path, tmp_path: Path) -> None:
     assert len(rows) == len(cases())
     assert {row["table"] for row in rows} == set(TABLES)
     for row in rows:
-        assert row["virtual_seconds"] > 0
+        assert row["strategy"] == "hybrid" or row["virtual_seconds"] > 0
         assert row["updates"] > 0
         assert 0 < row["step_s"] < 1
         if "step_bytes" not in row:  # with a host
@@ -52,10 +52,30 @@ def test_all_tables(digits: Path, tmp_path: Path) -> None:
     assert [row["faults"] > 0 for row in by_table["faults"]] == [False, True, False, True]
     names = [line[0] for line in compared(by_table["strategies"]).rows]
     assert names[0] == "one process"
-    assert set(STRATEGIES) <= {*names, "elastic"}
+    # The last three are for other networks.
+    assert set(STRATEGIES) <= {*names, "elastic", "pipeline", "hybrid", "factors"}
     record = json.loads((tmp_path / "run" / RECORD).read_text())
     assert record["config"]["network"] == "mnist-64-64"
     assert len(record["points"]) == len(rows)
+
+
+def test_shares_need_no_images(tmp_path: Path) -> None:
+    flags = ["training", "--only", "shares", "--json", "--out", str(tmp_path / "run")]
+    ended = CliRunner().invoke(app, flags, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    rows = {row.pop("network"): row for row in json.loads(ended.stdout)}
+    assert rows["mnist-100"] == {
+        "convolution_macs": 0,
+        "dense_macs": 784 * 100 + 100 * 10,
+        "convolution_parameters": 0,
+        "dense_parameters": 784 * 100 + 100 + 100 * 10 + 10,
+    }
+    found = rows["alexnet"]
+    assert found["dense_parameters"] / (found["dense_parameters"] + found["convolution_parameters"]) > 0.95
+    weights = (64 * 3 * 25, 128 * 64 * 25, 256 * 128 * 9, 256 * 256 * 9, 256 * 256 * 9)
+    assert found["convolution_macs"] == sum(
+        each * side**2 for each, side in zip(weights, (32, 16, 8, 8, 8), strict=True)
+    )
 
 
 def test_a_table_that_is_none_is_refused(digits: Path, tmp_path: Path) -> None:

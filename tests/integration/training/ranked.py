@@ -25,7 +25,7 @@ _CONFIG = TrainConfig.model_validate(
         "name": "tiny",
         "tier": "end",
         "target": "fine",
-        "network": {"kind": "mlp", "options": {"inputs": 192, "hidden": [8], "activation": "tanh"}},
+        "network": {"kind": "mlp", "options": {"inputs": 192, "hidden": [64], "activation": "tanh"}},
         "epochs": 8,
         "batch_size": 6,
         "peak_rate": 0.05,

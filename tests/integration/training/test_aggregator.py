@@ -138,6 +138,16 @@ async def test_a_parent_that_adds_up_gradients_is_refused(start_host: StartHost,
             await asyncio.to_thread(open_aggregator, below)
 
 
+@pytest.mark.parametrize("strategy", ["tournament", "lbfgs"])
+async def test_an_aggregator_has_a_strategy_that_gives_one_change(
+    start_host: StartHost, shapes: Path, tmp_path: Path, strategy: str
+) -> None:
+    async with start_host() as top:
+        below = HostSettings(parent=top.url, dataset=str(shapes), folder=tmp_path / "below", strategy=strategy)
+        with pytest.raises(SetupError, match="other than tournament and lbfgs"):
+            await asyncio.to_thread(open_aggregator, below)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

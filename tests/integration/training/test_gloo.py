@@ -46,6 +46,7 @@ def test_real_processes_do_what_virtual_time_foretells(ranks: int, tmp_path: Pat
         ExchangeConfig(rule="gossip"),
         TournamentConfig(period=2),
         ExchangeConfig(rule="ensemble"),
+        ExchangeConfig(rule="factors"),
     ]
     for choice, found in zip(choices, run_with_gloo(choices, ranks, tmp_path), strict=True):
         learners, seats = zip(*(build(choice, rank, ranks) for rank in range(ranks)), strict=True)

@@ -159,7 +159,7 @@ def test_the_mean_of_torch_is_that_of_the_plain_program(network: Network, shapes
     np.testing.assert_allclose(np.mean(found, axis=0)[values:], learners[0].buffers(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("rule", ["allreduce", "gossip", "tournament", "ensemble"])
+@pytest.mark.parametrize("rule", ["allreduce", "gossip", "tournament", "ensemble", "factors"])
 def test_a_run_that_was_killed_continues_to_the_same_weights(rule: str, options: RankOptions, tmp_path: Path) -> None:
     given = changed(options, strategy=rule, epochs=6)
     with rank_processes(changed(given, folder=tmp_path / "unbroken"), 2) as ranks:

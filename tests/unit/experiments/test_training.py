@@ -184,6 +184,35 @@ def test_an_ensemble_is_held_against_its_best_network() -> None:
         assert [each for _, each in found] == reached
 
 
+@pytest.mark.parametrize(("size", "accuracy", "reached"), [(12.0, 0.9, [True, True]), (11.9, 0.88, [False, False])])
+def test_factors_are_held_against_the_bytes_of_allreduce(size: float, accuracy: float, reached: list[bool]) -> None:
+    wide = {**ROW, "table": "exchanges", "strategy": "allreduce, wide layers", "step_bytes": size}
+    found = verdicts(wide, {**wide, "strategy": "factors", "step_bytes": 1.0, "accuracy": accuracy})
+    assert [each for _, each in found] == reached
+    assert verdicts({**wide, "strategy": "factors"}) == []
+
+
+@pytest.mark.parametrize(("size", "reached"), [(8_000, True), (7_900, False)])
+def test_hybrid_is_held_against_the_bytes_of_allreduce(size: int, reached: bool) -> None:
+    found = verdicts({**ROW, "table": "exchanges", "strategy": "hybrid", "allreduce_bytes": size})
+    assert [each for _, each in found] == [reached]
+
+
+def test_the_table_of_shares_has_a_line_for_each_network_and_the_source() -> None:
+    point = {
+        "network": "net",
+        "convolution_macs": 900_000,
+        "dense_macs": 100_000,
+        "convolution_parameters": 10_000,
+        "dense_parameters": 190_000,
+    }
+    record = {"config": {"quick": False, "only": ["shares"]}, "points": [point]}
+    first, second = TRAINING.table(record).rows
+    assert first == ["net", "1.00", "90.00", "10.00", "0.20", "5.00", "95.00"]
+    assert second[0].startswith("the source")
+    assert TRAINING.rows(record) == [point]
+
+
 def test_one_table_over_all_strategies() -> None:
     point = {**ROW, "table": "strategies", "scaling": "strong", "slow": [], "bytes_sent": 1e6, "bytes_received": 1e6}
     one = {**point, "strategy": "one process", "workers": 1, "virtual_seconds": 10.0, "real_seconds": 5.0}
@@ -224,3 +253,33 @@ def test_several_seeds_are_a_mean_and_its_spread() -> None:
     points = [{**ROW, "slow": [], "seed": seed, "accuracy": 0.9 + seed / 100} for seed in range(3)]
     (row,) = TRAINING.table({"config": {"quick": False, "only": ["scaling"]}, "points": points}).rows
     assert row[3:5] == ["3", "91.00 ± 1.00"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reached"),
+    [
+        ({}, [True, True, True]),
+        ({"objective": 0.102}, [False, True, True]),
+        ({"objective": 0.15}, [False, False, True]),
+        ({"command_bytes": 50_001}, [True, True, False]),
+    ],
+)
+def test_lbfgs_is_held_against_the_best_runs_of_gradient_descent(change: dict[str, Any], reached: list[bool]) -> None:
+    table = {"table": "second-order", "scaling": "strong", "rate": 0.8, "runs_of_grid": 5}
+    descent = {**table, "strategy": "gradient descent", "workers": 1, "objective": 0.61, "momentum": 0.0}
+    nesterov = {**table, "strategy": "Nesterov", "workers": 1, "objective": 0.31, "momentum": 0.9}
+    assert verdicts(nesterov) == [("loss 0.3100, the lowest of 5 runs: rate 0.8, momentum 0.9", True)]
+    lbfgs = {**table, "strategy": "lbfgs", "objective": 0.1, "command_bytes": 50_000, **change}
+    assert [found for _, found in verdicts(descent, nesterov, lbfgs)] == reached
+
+
+@pytest.mark.parametrize(
+    ("seconds", "objective", "reached"),
+    [(1.2, 0.1, [True, True]), (1.21, 0.1, [False, True]), (1.0, 0.2, [True, False])],
+)
+def test_a_slow_worker_of_lbfgs_costs_little_and_changes_no_bit(
+    seconds: float, objective: float, reached: list[bool]
+) -> None:
+    calm = {"table": "second-order", "scaling": "strong", "strategy": "lbfgs", "objective": 0.1, "command_bytes": 1}
+    slow = {**calm, "slow": (8.0,), "epoch_seconds": seconds, "objective": objective}
+    assert [found for _, found in verdicts(calm, slow)] == reached

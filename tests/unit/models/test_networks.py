@@ -25,6 +25,14 @@ pytestmark = pytest.mark.train
         ("wide-resnet", 100, {"depth": 28, "width": 10}, 36_536_884),
         ("wide-resnet", 100, {"depth": 16, "width": 2}, 703_284),
         ("early-exit", 100, {"stem_stride": 2}, 828_852 + 80 * 513 + 2_650_340),
+        # Convolutions 1,685,120; dense layers 33,562,624; classifier 409,700.
+        ("alexnet", 100, {}, 35_657_444),
+        (
+            "alexnet",
+            10,
+            {"image": (1, 28, 28), "widths": [4] * 5, "hidden": [8, 8]},
+            104 + 404 + 3 * 148 + 520 + 72 + 90,
+        ),
         ("mlp", 10, {"hidden": [100]}, 784 * 100 + 100 + 100 * 10 + 10),
         ("mlp", 10, {"inputs": 192, "hidden": [], "activation": "relu"}, 192 * 10 + 10),
     ],
@@ -62,6 +70,14 @@ def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
         assert network(torch.zeros(2, 3, side, side)).shape == (2, 7)
 
 
+def test_the_chain_of_alexnet_is_the_network():
+    network = build_network("alexnet", 7, {"widths": [4] * 5, "hidden": [8, 8]}).eval()
+    given = images = torch.randn(2, 3, 32, 32)
+    for block in network.chain():
+        given = block(given)
+    assert torch.equal(given, network(images))
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -71,6 +87,11 @@ def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
         ("wide-resnet", {"depth": 27}),
         ("wide-resnet", {"depth": 10, "width": -1}),
         ("mobilenet-v1", {"block_strides": [1, 2]}),
+        ("alexnet", {"hidden": [64]}),
+        ("alexnet", {"widths": [64] * 4}),
+        ("alexnet", {"image": [3, 32]}),
+        ("alexnet", {"image": [3, 32, 0]}),
+        ("alexnet", {"dropout": -0.1}),
         ("mlp", {"hidden": 100}),
         ("mlp", {"hidden": [64, 0]}),
         ("mlp", {"hidden": ["64"]}),

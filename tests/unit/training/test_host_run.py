@@ -15,7 +15,7 @@ from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.messages import UpdateHead
 from training.strategies.build import build_strategy
-from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig, TournamentConfig
+from training.strategies.config import HOSTED, BatchConfig, HostedConfig, OuterConfig, ServerConfig, TournamentConfig
 from training.strategies.tournament import Tournament
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update
@@ -28,6 +28,7 @@ A, B = "a" * 16, "b" * 16
 KINDS: dict[str, HostedConfig] = {
     **HOSTED,
     "tournament": TournamentConfig(period=2),
+    "lbfgs": BatchConfig(period=2, history=2),
     "sgd, judged": ServerConfig(rule="sgd", trust=TrustConfig(updates=3)),
     "average, judged": ServerConfig(rule="average", period=2, trust=TrustConfig(updates=3, quarantine=0.45)),
     "fedavg, judged": OuterConfig(period=2, workers=3, trust=TrustConfig(centre="trimmed-mean")),
@@ -39,7 +40,7 @@ def new_run(strategy: str = "sgd", *, steps: int = 40) -> TrainingRun:
         build_strategy(
             KINDS[strategy],
             (np.zeros(VALUES, np.float32), np.ones(BUFFERS, np.float32)),
-            constant(0.1, steps=steps),
+            constant(0.1, steps=steps, epochs=10 if strategy == "lbfgs" else 1),
             workers=2,
             lease_s=LEASE_S,
         )

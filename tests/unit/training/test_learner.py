@@ -198,6 +198,8 @@ def test_the_networks_of_all_tiers_learn_on_the_fleet(name: str) -> None:
     options = dict(bundled.network.options)
     if "width" in options:
         options["width"] = 1  # or a step of the widest takes seconds
+    if bundled.network.kind == "alexnet":
+        options |= {"hidden": (64, 64)}
     # What they need of other runs, a fleet does not know; all else is as they have it.
     config = bundled.model_copy(
         update={
@@ -248,3 +250,36 @@ def test_a_machine_that_trains_with_others_needs_no_torchvision() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert "MissingExtra: the network resnet-34 needs the extra 'train'" in ended.stderr
+
+
+def test_portions_add_up_to_the_gradient_of_the_whole_pass_and_change_nothing() -> None:
+    own = learner(CONFIG.model_copy(update={"epochs": 3, "weight_decay": 0.3}))
+    batches, start = own.data.batches.steps_per_epoch, (own.weights(), own.buffers())
+    assert batches > 1
+    parts = [own.compute(range(first, first + 1), "portion") for first in range(batches)]
+    whole = own.compute(range(batches), "portion")
+    assert own.weights().tobytes() == start[0].tobytes()
+    np.testing.assert_allclose(sum(each.values for each in parts), whole.values, rtol=1e-4, atol=1e-6)
+    assert whole.loss == pytest.approx(sum(each.loss for each in parts) / batches)
+    again = own.compute(range(2 * batches, 3 * batches), "portion")  # of the third pass
+    assert (again.values.tobytes(), again.loss) == (whole.values.tobytes(), whole.loss)
+    # Along the gradient, the loss with its weight decay falls as the gradient says.
+    slope = whole.values.astype(np.float64) / batches
+    away = 1e-3 / np.linalg.norm(slope)
+    losses = []
+    for sign in (1, -1):
+        own.load((start[0] + sign * away * slope).astype(np.float32), start[1])
+        losses.append(own.compute(range(batches), "portion").loss)
+    assert (losses[0] - losses[1]) / (2 * away) == pytest.approx(float(slope @ slope), rel=0.02)
+
+
+def test_a_portion_that_is_given_up_leaves_no_gradient_behind() -> None:
+    own = learner(CONFIG.model_copy(update={"epochs": 3}))
+    expected = own.compute(range(1), "portion")
+
+    def lost(step: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        own.compute(range(2), "portion", watch=lost)
+    assert own.compute(range(1), "portion").values.tobytes() == expected.values.tobytes()

@@ -48,9 +48,11 @@ class Quadratic:
             self.steps.append(step)
             gradient = self.here - GOAL
             total = total + gradient
+            if sends == "portion":
+                continue
             self.here = self.here - np.float32(rate or RATE) * gradient
         loss = float(np.square(self.here - GOAL).sum() / 2)
-        return Computed(values=total if sends == "gradient" else before - self.here, buffers=NONE, loss=loss)
+        return Computed(values=before - self.here if sends == "change" else total, buffers=NONE, loss=loss)
 
 
 def run(
@@ -68,7 +70,7 @@ def run(
     strategy = build_strategy(
         config,
         (np.zeros(3, np.float32), NONE),
-        constant(RATE, steps=steps),
+        constant(RATE, steps=steps, epochs=20 if config.family == "batch" else 1),
         workers=len(workers),
         lease_s=lease_s,
     )
