@@ -210,12 +210,13 @@ class GrantedLease(Frozen, extra="ignore"):
             )
         if len(set(self.segments)) < len(self.segments):
             raise InvalidAnswer("the host has granted a lease that names a segment twice")
-        batches = steps // spec.network.all_epochs
-        two_passes = self.push and self.first // batches != (self.first + self.push - 1) // batches
-        if spec.strategy.sends == "portion" and (self.segments or two_passes):
-            raise InvalidAnswer(
-                f"a portion has batches of one pass over all images, not {self.push:,} from {self.first:,} on"
-            )
+        if spec.strategy.sends == "portion":
+            batches = steps // spec.network.all_epochs
+            if self.segments or self.first // batches != (self.first + self.push - 1) // batches:
+                raise InvalidAnswer(
+                    f"the host has granted {self.push:,} batches from {self.first:,} on as a portion, which has no "
+                    f"segments and only batches of one pass of {batches:,}"
+                )
 
 
 class Progress(Frozen):

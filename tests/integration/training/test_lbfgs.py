@@ -163,22 +163,22 @@ async def test_killed_processes_change_no_bit(
     strategy: str,
     by_one: Callable[[int], Awaitable[dict[str, Any]]],
 ) -> None:
-    expected = await by_one(100)
+    expected = await by_one(60)
     pids: dict[str, int] = {}
     to_kill = ["worker-1", "host"]
 
     def watch(status: RunStatus) -> None:
         # The first one as soon as there is an update, the other when there has been progress since.
-        if to_kill and status.updates >= 1 + 100 * (2 - len(to_kill)):
+        if to_kill and status.updates >= 1 + 60 * (2 - len(to_kill)):
             os.kill(pids[to_kill.pop(0)], signal.SIGKILL)
 
     images = {"dataset": shapes}
-    host = {"network": network(100), "strategy": strategy, "folder": tmp_path / "killed", "lease_s": 2}
+    host = {"network": network(60), "strategy": strategy, "folder": tmp_path / "killed", "lease_s": 2}
     found = await run_here(
         LocalRun(
             host={**host, "workers": 2, **images},
             worker={"threads": 1, **images},
-            workers=2,
+            workers=1,
             on_start=lambda name, pid: pids.update({name: pid}),
         ),
         watch,
