@@ -153,6 +153,10 @@ def test_a_network_that_does_not_fit_in_one_process_trains_in_two(options: RankO
     run = Limited(options=wide, port=free_port(), more_bytes=round(3.5 * size))
     [one] = in_processes(run_limited, 1, run, tmp_path)
     assert "allocate" in one
+    less = dataclasses.replace(run, more_bytes=round(1.7 * size))
+    for rank, refused in enumerate(in_processes(run_limited, 2, less, tmp_path)):
+        assert isinstance(refused, SetupError), refused
+        assert f"stage {rank} of 2 needs" in str(refused)
     result, other = in_processes(run_limited, 2, run, tmp_path)
     assert other is None
     assert isinstance(result, dict), result
