@@ -20,7 +20,9 @@ from training.parallel.running import run_rank
 __all__ = ["RankProcess", "place_of", "rank_processes"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["training.parallel.running", "torch._dynamo", "tests.rank_processes"])
+_CONTEXT.set_forkserver_preload(
+    ["training.parallel.running", "training.parallel.schedules", "torch._dynamo", "tests.rank_processes"]
+)
 _BUDGET_S = 60.0
 
 

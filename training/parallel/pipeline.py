@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from models.training.batches import Batch
 from models.training.config import TrainConfig
@@ -65,6 +64,8 @@ class RankStage:
     """
 
     def __init__(self, config: ExchangeConfig, learner: FlatLearner, rank: int, ranks: int) -> None:
+        from training.parallel import schedules  # takes a second, which other rules do not need
+
         check_pipeline(config, learner, ranks)
         if config.frozen:
             learner.freeze()
@@ -83,6 +84,7 @@ class RankStage:
         self._parts = NetworkParts(learner, [[chain[place] for place in cut] for cut in cuts], rank)
         own = [chain[place] for place in cuts[rank]]
         self._blocks = _Blocks(own, learner.config, first=rank == 0, last=rank == ranks - 1)
+        self._torch = schedules
         self._schedule: tuple[tuple[int, ...], Any] | None = None
         self._batch: Batch | None = None
         learner.network.train()
@@ -129,10 +131,10 @@ class RankStage:
             borders, micro = self._borders[images.shape[2], images.shape[3]], config.micro_batches
             count = len(images) // micro
             came = torch.empty(count, *images.shape[1:], device="meta") if not rank else _sent(borders[rank - 1], count)
-            stage = _TimedStage(self._blocks, rank, ranks, images.device, came, _sent(borders[rank], count))
+            stage = self._torch.TimedStage(self._blocks, rank, ranks, images.device, came, _sent(borders[rank], count))
             stage.learner = self.learner
-            kind = ScheduleGPipe if config.schedule == "gpipe" else Schedule1F1B
-            self._schedule = tuple(images.shape), kind(stage, micro, loss_fn=self._loss)
+            schedule = self._torch.SCHEDULES[config.schedule](stage, micro, loss_fn=self._loss)
+            self._schedule = tuple(images.shape), schedule
         return self._schedule[1]
 
     def _loss(self, output: Tensor, rows: Tensor) -> Tensor:
@@ -217,29 +219,6 @@ class _Blocks(nn.Module):
         with autocast(self._config, given.device):
             value = self.blocks(value)
         return value if self._last or value.ndim < 4 else value.permute(0, 2, 3, 1).contiguous()
-
-
-class _TimedStage(PipelineStage):
-    """A stage that counts the time in which it computes."""
-
-    learner: FlatLearner
-    busy_s = 0.0
-
-    def forward_one_chunk(self, *args: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        found = super().forward_one_chunk(*args, **named)
-        self._spend("forward", began)
-        return found
-
-    def backward_one_chunk(self, *args: Any, **named: Any) -> None:
-        began = time.perf_counter()
-        super().backward_one_chunk(*args, **named)
-        self._spend("backward", began)
-
-    def _spend(self, name: str, began: float) -> None:
-        took = time.perf_counter() - began
-        self.busy_s += took
-        self.learner.spend(name, took)
 
 
 def _batch_size(learner: FlatLearner) -> int:

@@ -83,7 +83,7 @@ CASES = {
 def in_processes(work: Callable[..., None], ranks: int, cases: Any, meeting: Path) -> list[Any]:
     """What each rank has found."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.integration.training.staged"])
+    context.set_forkserver_preload(["tests.integration.training.staged", "training.parallel.schedules"])
     answers = context.Queue()
     processes = [
         context.Process(target=work, args=(rank, ranks, str(meeting), cases, answers)) for rank in range(ranks)
@@ -147,16 +147,20 @@ def written(folder: Path, kind: str = "mlp", options: Mapping[str, Any] = _SMALL
 
 
 def test_a_network_that_does_not_fit_in_one_process_trains_in_two(options: RankOptions, tmp_path: Path) -> None:
-    network = written(tmp_path, options={"inputs": 3072, "hidden": [3072] * 4}, epochs=2, peak_rate=1e-3)
+    network = written(tmp_path, options={"inputs": 3072, "hidden": [3072] * 4}, epochs=1, peak_rate=1e-3)
     wide = dataclasses.replace(options, network=network, folder=tmp_path / "run")
     size = 4 * 4 * 3072 * 3073
     run = Limited(options=wide, port=free_port(), more_bytes=round(3.5 * size))
     [one] = in_processes(run_limited, 1, run, tmp_path)
-    assert "allocate memory" in one
+    assert "allocate" in one
+    less = dataclasses.replace(run, more_bytes=round(1.7 * size))
+    for rank, refused in enumerate(in_processes(run_limited, 2, less, tmp_path)):
+        assert isinstance(refused, SetupError), refused
+        assert f"stage {rank} of 2 needs" in str(refused)
     result, other = in_processes(run_limited, 2, run, tmp_path)
     assert other is None
     assert isinstance(result, dict), result
-    assert (result["updates"], result["workers"]) == (4, 2)
+    assert (result["updates"], result["workers"]) == (2, 2)
     assert (tmp_path / "run" / "checkpoint.pt").stat().st_size > size
 
 
