@@ -14,7 +14,7 @@ from models.hierarchy import Hierarchy
 from models.training.config import Config
 from tierkit.atomic import write_atomically
 from tierkit.documents import faults
-from tierkit.errors import WeightsError
+from tierkit.errors import SetupError, WeightsError
 
 __all__ = [
     "CHECKPOINT",
@@ -94,7 +94,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         SetupError: it could not be written.
     """
     state = {field: getattr(checkpoint, field) for field in Checkpoint.__slots__}
-    write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file))
+    try:
+        write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file))
+    except RuntimeError as error:  # torch hides the error of the file
+        reason = error.__context__ or error
+        raise SetupError(f"cannot write {folder / CHECKPOINT}: {reason}; the old file, if any, is whole") from error
 
 
 def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:

@@ -56,17 +56,15 @@ def check_pipeline(config: ExchangeConfig, learner: FlatLearner, ranks: int) -> 
 
 
 class RankStage:
-    """The blocks of one rank; memory of all other blocks is released.
+    """The blocks of one rank; memory of all other blocks is released. `check_pipeline` comes first.
 
     Raises:
-        InvalidInput: see `check_pipeline`.
         SetupError: the stage does not fit in the memory that is free.
     """
 
     def __init__(self, config: ExchangeConfig, learner: FlatLearner, rank: int, ranks: int) -> None:
         from training.parallel import schedules  # takes a second, which other rules do not need
 
-        check_pipeline(config, learner, ranks)
         if config.frozen:
             learner.freeze()
         self.learner, self._config, self._rank, self._ranks = learner, config, rank, ranks
@@ -102,7 +100,7 @@ class RankStage:
         learner, first, last = self.learner, self._rank == 0, self._rank == self._ranks - 1
         began = time.perf_counter()
         batch = self._batch = learner.data.batches.batch(number)
-        # As in one process.
+        # Dropout is the same as in one process.
         reseed(learner.network, learner.config.seed * 2_654_435_761 + number)
         learner.spend("load", time.perf_counter() - began)
         losses: list[Tensor] = []

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import queue
 import re
+import resource
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from models.dataset import Dataset
 from models.training.checkpoint import load_checkpoint
 from models.training.config import TrainConfig, find_config
 from models.training.data import TrainingData
+from models.training.record import FleetFacts
 from terrace.cli import run
 from tests.integration.training.staged import Limited, parts, run_limited, run_stage, time_rounds, whole
 from tests.rank_processes import rank_processes
@@ -34,6 +36,7 @@ from tierkit.errors import InvalidInput, SetupError, UpstreamUnavailable
 from tierkit.http.address import free_port
 from training.learner import FlatLearner, read_images
 from training.parallel.exchange import Seat
+from training.parallel.keeping import Checkpoints, Totals
 from training.parallel.pipeline import RankStage
 from training.parallel.programs import check_rule, make_program
 from training.parallel.rank import RankOptions
@@ -256,6 +259,32 @@ def test_a_stage_without_room_is_refused_before_the_start(monkeypatch: pytest.Mo
             RankStage(pipeline(frozen=True), learner, rank, 2)
     own = sum(each.nbytes for each in learner.network.parameters())
     assert own == 4 * learner.lengths[0] < 4 * FlatLearner(case, learner.data).lengths[0]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    tiny = config("mlp", MLP | {"hidden": [400, 400]})
+    learner, number = FlatLearner(tiny, TrainingData(tiny, shape_images(8), SHAPES)), resource.RLIMIT_FSIZE
+    kept = Checkpoints(tmp_path, 0, {})
+    before = resource.getrlimit(number)
+    fleet = FleetFacts(strategy="pipeline", workers=2, updates=1)
+    final = learner.weights(), learner.buffers()
+
+    def write() -> None:
+        kept.save(1, learner, Totals(), {})
+
+    def write_whole() -> None:
+        learner.keep(final, tmp_path, dataset="shapes", seconds=1.0, fleet=fleet)
+
+    for each, name in ((write, "rank-0-1.safetensors"), (write_whole, "checkpoint.pt")):
+        each()
+        content = (tmp_path / name).read_bytes()
+        resource.setrlimit(number, (100_000, before[1]))
+        try:
+            with pytest.raises(SetupError, match=f"cannot write .*{name}.*File too large"):
+                each()
+        finally:
+            resource.setrlimit(number, before)
+        assert (tmp_path / name).read_bytes() == content
 
 
 def test_a_pipeline_has_no_run_on_virtual_time() -> None:
