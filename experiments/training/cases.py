@@ -31,6 +31,7 @@ __all__ = [
     "NESTEROV",
     "ONE_PROCESS",
     "TABLES",
+    "WIDE",
     "Case",
     "Judged",
     "cases",
@@ -119,6 +120,11 @@ class Case:
     once: bool = False
     """True if the line has only the first seed: chance does not matter for its target."""
 
+    @property
+    def by_processes(self) -> bool:
+        """True if the rule computes through torch, in processes of this machine, and has no virtual time."""
+        return self.strategy.rule in ("pipeline", "hybrid") if isinstance(self.strategy, ExchangeConfig) else False
+
     def passes(self, epochs: int) -> int:
         """Through the training images, by all workers together."""
         return epochs * (self.workers if self.scaling == "weak" else 1)
@@ -182,6 +188,7 @@ _CHEATED: tuple[tuple[str, HostedConfig, tuple[Cheat | None, ...]], ...] = (
 ONE_PROCESS = "one process"
 APART = "lineages apart"
 _ALLREDUCE = ExchangeConfig(rule="allreduce")
+_PIPELINE = ExchangeConfig(rule="pipeline")
 _GRID = [0.01, 0.0464, 0.2154, 1.0]
 """From a tenth of the network's rate to ten times it, which is too high."""
 _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
@@ -195,14 +202,18 @@ _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("bmuf", HOSTED["bmuf"], 4),
     ("diloco", _DILOCO, 4),
 )
-_WIDE = "allreduce, wide layers"
-_PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = tuple(
-    (name, ExchangeConfig.model_validate({"rule": rule}), {"kind": kind, "options": options})
-    for name, rule, kind, options in (
-        (_WIDE, "allreduce", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
-        ("factors", "factors", "mlp", {"hidden": [1024, 1024], "activation": "relu"}),
-        ("hybrid", "hybrid", "alexnet", {"image": [1, 28, 28], "widths": [16, *[32] * 4], "hidden": [1024, 512]}),
-    )
+WIDE = ", wide layers"
+"""Ends the name of a line with another network than the experiment's own."""
+_WIDE = f"allreduce{WIDE}"
+_WIDE_NETWORK = {"kind": "mlp", "options": {"hidden": [1024, 1024], "activation": "relu"}}
+_DENSE_NETWORK = {
+    "kind": "alexnet",
+    "options": {"image": [1, 28, 28], "widths": [16, *[32] * 4], "hidden": [1024, 512]},
+}
+_PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = (
+    (_WIDE, _ALLREDUCE, _WIDE_NETWORK),
+    ("factors", ExchangeConfig(rule="factors"), _WIDE_NETWORK),
+    ("hybrid", ExchangeConfig(rule="hybrid"), _DENSE_NETWORK),
 )
 """With the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
 _SANDBLASTER, _PASSES = BatchConfig(period=92), 20
@@ -235,6 +246,13 @@ _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     ("lbfgs", _SANDBLASTER, False),
 )
 """With their names, and True for ranks."""
+_WIDE_COMPARED: tuple[tuple[str, StrategyConfig, int], ...] = (
+    (f"{ONE_PROCESS}{WIDE}", _ALLREDUCE, 1),
+    (_WIDE, _ALLREDUCE, 4),
+    (f"factors{WIDE}", ExchangeConfig(rule="factors"), 4),
+    (f"hybrid{WIDE}", ExchangeConfig(rule="hybrid"), 4),
+)
+"""With workers. These train `_WIDE_NETWORK`."""
 
 
 def _compared() -> list[Case]:
@@ -249,6 +267,13 @@ def _compared() -> list[Case]:
         found += [plain, replace(plain, cheat="sign-flip")]
         if not ranks:
             found.append(replace(plain, lost=True))
+    common = Case(table="strategies", name="pipeline", strategy=_PIPELINE, workers=2, epochs=2, ranks=True)
+    found.append(common)
+    for name, strategy, workers in _WIDE_COMPARED:
+        line = replace(common, name=name, strategy=strategy, workers=workers, network=_WIDE_NETWORK, peak_rate=0.02)
+        found.append(line)
+        if workers > 1 and not line.by_processes:
+            found.append(replace(line, cheat="sign-flip"))
     return found
 
 

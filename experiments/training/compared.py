@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.harness import Table, cell
-from experiments.training.cases import ONE_PROCESS
+from experiments.training.cases import ONE_PROCESS, WIDE
 
 __all__ = ["compared"]
 
@@ -30,6 +30,11 @@ _WHEN = {
     "dc-adaptive": "as sgd, with 8 workers or more, if no lambda is known",
     "average": "as fedavg, without rounds and their waits",
     "crowdsourced": "to compare with the volunteers' platform of 2018",
+    "pipeline": "a network that does not fit in the memory of one machine",
+    f"{ONE_PROCESS}{WIDE}": "whenever it is fast enough",
+    f"allreduce{WIDE}": "as allreduce",
+    f"factors{WIDE}": "wide dense layers and small batches, with few ranks",
+    f"hybrid{WIDE}": "dense layers that have most of the parameters",
     "lbfgs": "few images or a large fleet, and the lowest loss on the training images",
 }
 
@@ -46,7 +51,6 @@ def compared(rows: _Rows) -> Table:
     for row in rows:
         place = lost if row.get("lost") else cheated if row.get("cheat") else calm
         place.setdefault(row["strategy"], []).append(row)
-    one = calm.get(ONE_PROCESS, [])
     return Table(
         headings="strategy | workers | n | accuracy, % | MB | virtual s | real s | faster than one process? | "
         "a lost worker costs | a cheat costs | choose it for",
@@ -57,9 +61,9 @@ def compared(rows: _Rows) -> Table:
                 str(len(line)),
                 _spread([100 * row["accuracy"] for row in line]),
                 f"{statistics.fmean(map(_carried, line)) / 1e6:,.1f}",
-                f"{_mean(line, 'virtual_seconds'):.2f}",
+                cell(_mean(line, "virtual_seconds"), ".2f"),
                 cell(line[0].get("real_seconds"), ".1f"),
-                _faster(line, one),
+                _faster(line, calm.get(_by_itself(name), [])),
                 _of_lost(line, lost.get(name, [])),
                 _of_cheat(line, cheated.get(name, [])),
                 _WHEN[name],
@@ -70,6 +74,11 @@ def compared(rows: _Rows) -> Table:
     )
 
 
+def _by_itself(name: str) -> str:
+    """The line of one process with the same network."""
+    return ONE_PROCESS + (WIDE if name.endswith(WIDE) else "")
+
+
 def _carried(row: Mapping[str, Any]) -> float:
     """Bytes over all links: with a host, updates and weights."""
     with_host = "step_bytes" not in row
@@ -78,24 +87,31 @@ def _carried(row: Mapping[str, Any]) -> float:
 
 def _faster(line: _Rows, one: _Rows) -> str:
     """By how much a run is faster than one process, on virtual and on real time."""
-    if not one or line[0]["strategy"] == ONE_PROCESS:
+    if not one or line[0]["strategy"] == one[0]["strategy"]:
         return "-"
-    found = [("virtual", _mean(one, "virtual_seconds") / _mean(line, "virtual_seconds"))]
+    found = []
+    if (here := _mean(line, "virtual_seconds")) is not None and (whole := _mean(one, "virtual_seconds")) is not None:
+        found.append(("virtual", whole / here))
     if line[0].get("real_seconds") and one[0].get("real_seconds"):
         found.append(("here", one[0]["real_seconds"] / line[0]["real_seconds"]))
-    return "; ".join(
-        f"{place}: {f'{times:.1f} times' if times > 1 else f'no, one process is {1 / times:.1f} times as fast'}"
-        for place, times in found
+    return (
+        "; ".join(
+            f"{place}: {f'{times:.1f} times' if times > 1 else f'no, one process is {1 / times:.1f} times as fast'}"
+            for place, times in found
+        )
+        or "-"
     )
 
 
 def _of_lost(line: _Rows, lost: _Rows) -> str:
     if lost:
-        more_s = _mean(lost, "virtual_seconds") - _mean(line, "virtual_seconds")
+        more_s = statistics.fmean(each["virtual_seconds"] for each in lost)
+        more_s -= statistics.fmean(each["virtual_seconds"] for each in line)
         return f"{_points(line, lost)}, {more_s:+.2f} s"
     if line[0]["workers"] == 1:
         return "the run"
-    words = f"a new start from the last epoch: {_mean(line, 'epoch_seconds'):.2f} s or less"
+    epoch_s = _mean(line, "epoch_seconds")
+    words = "a new start from the last epoch" + ("" if epoch_s is None else f": {epoch_s:.2f} s or less")
     return f"{words}; with `elastic`, no step" if line[0]["strategy"] == "allreduce" else words
 
 
@@ -115,8 +131,9 @@ def _points(line: _Rows, other: _Rows) -> str:
     return f"{statistics.fmean(gaps):+.1f} points" if gaps else "-"
 
 
-def _mean(line: _Rows, name: str) -> float:
-    return statistics.fmean(row[name] for row in line)
+def _mean(line: _Rows, name: str) -> float | None:
+    values = [row[name] for row in line if row[name] is not None]
+    return statistics.fmean(values) if values else None
 
 
 def _spread(values: Sequence[float]) -> str:

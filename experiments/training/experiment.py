@@ -106,8 +106,8 @@ class Training(Experiment):
                 with run.step(f"{line.table}: {line.words}, {line.workers} workers"):
                     try:
                         found = await (
-                            bench.run_hybrid(line, seed)
-                            if line.name == "hybrid"
+                            bench.run_processes(line, seed)
+                            if line.by_processes
                             else asyncio.to_thread(
                                 bench.run,
                                 line,

@@ -22,6 +22,7 @@ from experiments.training.simulation import Machines, run_simulation
 from models.dataset import Dataset
 from models.training.config import CONFIGS, NetworkConfig, TrainConfig, find_config
 from models.training.data import TrainingData
+from models.training.networks import build_network, count_parameters
 from tierkit.errors import DataError, InvalidInput, ServiceFailed
 from tierkit.http.client import open_client
 from training.learner import FlatLearner
@@ -81,7 +82,9 @@ class Bench:
         learner = FlatLearner(self._config, self._drawn(0))
         self._size_bytes = packed_bytes(len(learner.weights()), len(learner.buffers()), "fp32")
         """Of the weights, and of an update, as they are sent."""
-        self.step_s: dict[Sends, float] = {sends: self._measured(sends) for sends in get_args(Sends)}
+        self.step_s: dict[Sends, float] = {
+            sends: _step_s(FlatLearner(self._config, self._drawn(0)), sends) for sends in get_args(Sends)
+        }
         """Processor seconds, median."""
 
     def run(
@@ -153,44 +156,48 @@ class Bench:
         Raises:
             ServiceFailed: the run fails.
         """
-        if case.name == "tournament, at a host":
+        if case.name == "tournament, at a host" or case.by_processes:
             return None
-        network = str(self._still_file) if isinstance(case.strategy, BatchConfig) else self.host_flags[1]
-        file = self._folder / "strategy.toml"
-        file.write_text(_toml(case.strategy.model_dump(mode="json", exclude_none=True)))
-        given = {"--strategy": file, "--workers": case.workers, "--epochs": case.epochs, "--seed": seed}
-        found = await self._run_here(case, network, given)
+        still = isinstance(case.strategy, BatchConfig)
+        network = str(self._still_file) if still else self.host_flags[1]
+        if case.network:
+            network = self._written(self._few(case, seed, self._all_images))
+        found = await self._run_here(case, network, {"--epochs": case.epochs, "--seed": seed})
         return float(found["seconds"])
 
-    async def run_hybrid(self, case: Case, seed: int) -> dict[str, Any]:
-        """A run with processes on this machine, whose bytes are counted. It has no virtual time.
+    async def run_processes(self, case: Case, seed: int) -> dict[str, Any]:
+        """A run with processes on this machine, for a rule without a run on virtual time.
 
         Raises:
             ServiceFailed: the run fails.
         """
-        config = self._few(case, seed, self._all_images)
-        learner = FlatLearner(config, TrainingData(config, self._images, self._dataset.hierarchy))
-        file = self._folder / "hybrid" / f"{config.name}.toml"
-        file.parent.mkdir(exist_ok=True)
-        plain, network = config.model_dump(mode="json", exclude_none=True, exclude={"network"}), config.network
-        file.write_text(
-            f'{_toml(plain)}[network]\nkind = "{network.kind}"\n[network.options]\n{_toml(network.options)}'
-        )
-        found = await self._run_here(case, str(file), {"--strategy": "hybrid", "--workers": case.workers})
+        if case.network:
+            config = self._few(case, seed, self._all_images)
+        else:
+            held_out = (self._all_images - len(self._images)) // 10 + self._config.held_out_per_class
+            changes = {"epochs": case.epochs, "held_out_per_class": held_out}
+            config = self._of(seed, network=self._still.network, **changes)
+        network = build_network(config.network.kind, len(self._dataset.hierarchy.fine), config.network.options)
+        found = await self._run_here(case, self._written(config), {})
         steps = found["updates"] // case.workers
         return {
             **found,
+            "real_seconds": found["seconds"],
             "cheat": None,
             "virtual_seconds": None,
             "epoch_seconds": None,
             "size_bytes": self._size_bytes,
             "step_s": self.step_s["gradient"],
             "step_bytes": found["bytes_sent"] / found["updates"],
-            "allreduce_bytes": steps * 2 * (case.workers - 1) * learner.weights().nbytes,
+            "allreduce_bytes": steps * 2 * (case.workers - 1) * 4 * count_parameters(network),
         }
 
     async def _run_here(self, case: Case, network: str, given: Mapping[str, object]) -> dict[str, Any]:
-        """Result of `terrace train run` with these flags."""
+        """Result of `terrace train run` with the strategy and the workers of a line."""
+        strategy = self._folder / "strategy.toml"
+        chosen = case.strategy.model_dump(mode="json", exclude_unset=True)  # others may be for other rules
+        strategy.write_text(_toml({"family": case.strategy.family, **chosen}))
+        given = {"--strategy": strategy, "--workers": case.workers, **given}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "terrace", "train", "run", network, *self.host_flags[2:]),
             *(str(word) for flag in given.items() for word in flag),
@@ -216,6 +223,7 @@ class Bench:
         if case.network:
             config = self._few(case, seed, len(self._images))
             drawn = TrainingData(config, self._images, self._dataset.hierarchy)
+            step_s = _step_s(FlatLearner(config, drawn), case.strategy.sends)
         found = simulate_ranks(
             config,
             case.strategy,
@@ -241,6 +249,13 @@ class Bench:
             "missing": 0,
         }
 
+    def _written(self, config: TrainConfig) -> str:
+        """File of a configuration."""
+        file = self._folder / "processes" / f"{config.name}.toml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(_toml(config.model_dump(mode="json", exclude_none=True)))
+        return str(file)
+
     def _few(self, case: Case, seed: int, images: int) -> TrainConfig:
         """The network of a line, trained on few of these images."""
         return self._of(
@@ -262,23 +277,29 @@ class Bench:
             self._data[seed] = TrainingData(self._of(seed), self._images, self._dataset.hierarchy)
         return self._data[seed]
 
-    def _measured(self, sends: Sends) -> float:
-        learner = FlatLearner(self._config, self._drawn(0))
 
-        def once(step: int) -> float:
-            began = time.thread_time()
-            learner.compute(range(step, step + 1), sends)
-            return time.thread_time() - began
+def _step_s(learner: FlatLearner, sends: Sends) -> float:
+    """Processor seconds of a step, median."""
 
-        return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
+    def once(step: int) -> float:
+        began = time.thread_time()
+        learner.compute(range(step, step + 1), sends)
+        return time.thread_time() - began
+
+    return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
 
 
-def _toml(values: Mapping[str, Any]) -> str:
-    """A document in TOML, with its tables last."""
+def _toml(values: Mapping[str, Any], within: str = "") -> str:
+    """A document in TOML, with its tables last.
+
+    Args:
+        within: name of the table that these values are in, with a dot.
+    """
     plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
     tables = {name: value for name, value in values.items() if isinstance(value, dict)}
     lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
-    return "\n".join([*lines, *(f"[{name}]\n{_toml(value)}" for name, value in tables.items())]) + "\n"
+    named = (f"[{within}{name}]\n{_toml(value, f'{within}{name}.')}" for name, value in tables.items())
+    return "\n".join([*lines, *named]) + "\n"
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:
