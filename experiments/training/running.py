@@ -166,7 +166,7 @@ class Bench:
         return float(found["seconds"])
 
     async def run_processes(self, case: Case, seed: int) -> dict[str, Any]:
-        """A run with processes on this machine, for a rule without a run on virtual time.
+        """A run with processes on this machine; its rule has no virtual time.
 
         Raises:
             ServiceFailed: the run fails.
