@@ -177,4 +177,7 @@ def _become(asked: dict[str, Any], fds: list[int]) -> None:
     sys.path.remove(str(_ROOT))
     sys.orig_argv = [sys.executable, "-P", "-m", *asked["words"]]
     sys.argv = [*asked["words"]]
+    for name in (asked["words"][0], asked["words"][0] + ".__main__"):
+        if not hasattr(sys.modules.get(name), "__path__"):
+            sys.modules.pop(name, None)  # or runpy warns of it
     runpy.run_module(asked["words"][0], run_name="__main__", alter_sys=True)
