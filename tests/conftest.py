@@ -38,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
         zygote.install()
 
 
+def pytest_unconfigure() -> None:
+    """Nothing that the tests have started stays."""
+    zygote.close()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
     return _FilesAndOneFleet(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fresh_processes", "install"]
+__all__ = ["close", "fresh_processes", "install"]
 
 _ROOT = Path(__file__).parent.parent
 _PRELOADED = (
@@ -59,6 +59,14 @@ _off = 0
 def install() -> None:
     """From now on, `python -P -m module` of this process is forked."""
     subprocess.Popen._execute_child = _forked_child  # type: ignore[attr-defined]
+
+
+def close() -> None:
+    """End the process that forks, and wait for it."""
+    while _zygotes:
+        connection, process = _zygotes.pop()
+        connection.close()
+        process.wait(_BUDGET_S)
 
 
 @contextlib.contextmanager

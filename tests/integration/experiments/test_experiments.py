@@ -122,7 +122,6 @@ def test_table4(profile: str, tmp_path: Path) -> None:
     ]
     assert all(row["ms_without"] > 30 and row["ms_with"] > 30 and row["encoding_ms"] > 0 for row in rows)
     # The end device is emulated, many times slower than this machine, and so are its heads.
-    assert rows[0]["encoding_ms"] > rows[1]["encoding_ms"]
     assert rows[0]["slowness"] > 2
     assert rows[1]["slowness"] is None
     assert [round(row["upload_bytes_without"] / 50) for row in rows] == [pytest.approx(3072, rel=0.02)] * 3
