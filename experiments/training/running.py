@@ -182,6 +182,7 @@ class Bench:
         steps = found["updates"] // case.workers
         return {
             **found,
+            "strategy": case.name,
             "real_seconds": found["seconds"],
             "cheat": None,
             "virtual_seconds": None,
