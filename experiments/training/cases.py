@@ -248,9 +248,9 @@ _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
 """With their names, and True for ranks."""
 _WIDE_COMPARED: tuple[tuple[str, StrategyConfig, int], ...] = (
     (f"{ONE_PROCESS}{WIDE}", _ALLREDUCE, 1),
-    (_WIDE, _ALLREDUCE, 4),
-    (f"factors{WIDE}", ExchangeConfig(rule="factors"), 4),
-    (f"hybrid{WIDE}", ExchangeConfig(rule="hybrid"), 4),
+    (_WIDE, _ALLREDUCE, 2),
+    (f"factors{WIDE}", ExchangeConfig(rule="factors"), 2),
+    (f"hybrid{WIDE}", ExchangeConfig(rule="hybrid"), 2),
 )
 """With workers. These train `_WIDE_NETWORK`."""
 

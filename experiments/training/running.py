@@ -38,7 +38,7 @@ NETWORK = "mnist-64-64"
 
 SPREAD = 0.1
 """Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
-_STEPS, _UNMEASURED = 200, 20
+_STEPS, _FEW_STEPS, _UNMEASURED = 200, 30, 20
 _CLIENTS = 4
 _HELD_OUT = 120
 """One of so many images is held out: 500 of each class of all 60,000."""
@@ -224,7 +224,7 @@ class Bench:
         if case.network:
             config = self._few(case, seed, len(self._images))
             drawn = TrainingData(config, self._images, self._dataset.hierarchy)
-            step_s = _step_s(FlatLearner(config, drawn), case.strategy.sends)
+            step_s = _step_s(FlatLearner(config, drawn), case.strategy.sends, _FEW_STEPS)
         found = simulate_ranks(
             config,
             case.strategy,
@@ -279,7 +279,7 @@ class Bench:
         return self._data[seed]
 
 
-def _step_s(learner: FlatLearner, sends: Sends) -> float:
+def _step_s(learner: FlatLearner, sends: Sends, steps: int = _STEPS) -> float:
     """Processor seconds of a step, median."""
 
     def once(step: int) -> float:
@@ -287,7 +287,7 @@ def _step_s(learner: FlatLearner, sends: Sends) -> float:
         learner.compute(range(step, step + 1), sends)
         return time.thread_time() - began
 
-    return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + _STEPS)][_UNMEASURED:])
+    return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + steps)][_UNMEASURED:])
 
 
 def _toml(values: Mapping[str, Any], within: str = "") -> str:
