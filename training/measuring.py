@@ -8,11 +8,22 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["free_bytes", "gflops"]
+__all__ = ["NO_MEMORY", "free_bytes", "gflops", "lacks_memory"]
+
+NO_MEMORY = (
+    "not enough memory, and what was kept is whole: lower batch_size, raise the limit of this process (ulimit -d), or "
+    "use another machine; a pipeline with more ranks needs less for each"
+)
 
 _SIDE = 512
 _BUDGET_S = 0.2
 _MEMORY, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """True if an error comes from too little memory: torch raises its own for the CPU as a plain RuntimeError."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "alloc_cpu" in str(error) or "not enough memory" in str(error)
 
 
 def gflops(device: str) -> float:

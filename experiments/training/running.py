@@ -196,8 +196,9 @@ class Bench:
     async def _run_here(self, case: Case, network: str, given: Mapping[str, object]) -> dict[str, Any]:
         """Result of `terrace train run` with the strategy and the workers of a line."""
         strategy = self._folder / "strategy.toml"
+        kind = case.strategy.model_dump(include={"family", "rule"})
         chosen = case.strategy.model_dump(mode="json", exclude_unset=True)  # others may be for other rules
-        strategy.write_text(_toml({"family": case.strategy.family, **chosen}))
+        strategy.write_text(_toml({**kind, **chosen}))
         given = {"--strategy": strategy, "--workers": case.workers, **given}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "terrace", "train", "run", network, *self.host_flags[2:]),

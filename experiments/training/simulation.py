@@ -138,6 +138,8 @@ def run_simulation(
                 f"the loss of the weights is {loss:.3g} at the end, which is not finite or above {MOST_LOSS:g}: lower "
                 "the learning rate, in the network's configuration or the strategy's"
             )
+    if strategy.failure and machines.gradients:
+        raise InvalidInput(strategy.failure)
     return {
         "network": config.name,
         "workers": machines.workers,

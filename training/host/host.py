@@ -592,6 +592,7 @@ class Host:
             # The last update may have its weights in, and not yet be counted: only the run's thread knows.
             figures = await self._call(self._figures)
             result = {**figures, "accuracy": await self._measured(self._test)}
+            self.error = self.error or self._run.strategy.failure
             if not self.error:
                 await asyncio.to_thread(self._keep, result)
                 self.result = result

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from models.dataset import Dataset
 from models.training.config import TrainConfig, find_config
@@ -124,6 +124,11 @@ def dataset_of(settings: HostSettings, network: TrainConfig) -> Dataset:
     return Dataset.open(settings.dataset or network.dataset, data)
 
 
+def _different(one: BaseModel, other: BaseModel) -> list[str]:
+    """Fields with other values."""
+    return [name for name in type(one).model_fields if getattr(one, name) != getattr(other, name)]
+
+
 def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     """The run that a folder holds, which must be the wanted one; that one if there is none."""
     path = folder / SPEC
@@ -132,7 +137,8 @@ def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     kept = read_json(path, RunSpec, what="run", error=SetupError)
     asked = wanted.model_copy(update={"id": kept.id, "lease_s": kept.lease_s})
     if asked != kept:
-        different = [name for name in RunSpec.model_fields if getattr(asked, name) != getattr(kept, name)]
+        of_run = (name for name in _different(asked, kept) if name != "network")
+        different = [*_different(asked.network, kept.network), *of_run]
         raise SetupError(
             f"{folder} holds another run, with other values of {', '.join(different)}: "
             "give the same as before, or another --folder"

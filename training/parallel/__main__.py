@@ -119,6 +119,13 @@ def main() -> None:
         sys.stderr.write(harmless(f"terrace rank {os.environ.get('RANK', '?')}: {error}") + "\n")
         code = 2 if asked_wrongly(error) else 1
         sys.exit(os.EX_TEMPFAIL if isinstance(error, (Unavailable, DeadlineExceeded)) else code)
+    except (MemoryError, RuntimeError) as error:
+        from training.measuring import NO_MEMORY, lacks_memory
+
+        if not lacks_memory(error):
+            raise
+        sys.stderr.write(f"terrace rank {os.environ.get('RANK', '?')}: {NO_MEMORY}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

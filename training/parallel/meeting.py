@@ -293,7 +293,10 @@ def _bounded(place: RankPlace, seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds + _GRACE_S, end)
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError as error:
+        raise SetupError(f"rank {place.rank} cannot start a thread: raise its limits of memory and threads") from error
     try:
         yield
     finally:

@@ -38,9 +38,13 @@ def check_pipeline(config: ExchangeConfig, learner: FlatLearner, ranks: int) -> 
     if learner.config.target == "coarse" and learner.config.auxiliary:
         raise InvalidInput(f"a pipeline cannot train {name!r} with its second classifier: set auxiliary to 0")
     if not 2 <= ranks <= len(blocks):
-        raise InvalidInput(f"{name!r} can be cut into stages for 2 to {len(blocks)} ranks, and there are {ranks}")
+        most = "has one block and cannot be cut" if len(blocks) < 2 else f"can be cut for 2 to {len(blocks)} ranks"
+        raise InvalidInput(f"{name!r} {most}, and there are {ranks}: use another number of ranks, or another strategy")
     if batch % micro:
-        raise InvalidInput(f"a batch of {batch:,} images cannot be cut into {micro:,} equal micro_batches")
+        raise InvalidInput(
+            f"a batch of {batch:,} images cannot be cut into {micro:,} equal micro_batches: give a number that divides "
+            "it, or change batch_size"
+        )
     if config.schedule == "1f1b" and micro < ranks:
         raise InvalidInput(
             f"1f1b needs {ranks} micro_batches for {ranks} ranks, and has {micro}: set schedule to gpipe"
@@ -144,8 +148,9 @@ class RankStage:
         batch, micro, own_bytes = _batch_size(learner), config.micro_batches, 4 * learner.lengths[0]
         together = micro if config.schedule == "gpipe" else min(micro, self._ranks - self._rank)
         kept = sum(each.kept_bytes for each in blocks) * together * batch // micro + passing * batch
-        # Gradient, gradient with weight decay, momentum, and copies for a checkpoint.
-        needed, free = kept + 4 * own_bytes, free_bytes(str(learner.data.device))
+        # Gradient, gradient with weight decay, momentum, and copies for a checkpoint; a step of the largest tensor.
+        largest = max((each.nbytes for each in learner.network.parameters()), default=0)
+        needed, free = kept + 4 * own_bytes + 2 * largest, free_bytes(str(learner.data.device))
         if free is None:
             return
         if needed > free:

@@ -41,7 +41,9 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
         InvalidInput: the rule cannot be used with this number of ranks, or has no such program.
     """
     if config.rule in ("pipeline", "hybrid"):
-        raise InvalidInput(f"{config.rule} computes through torch, and has no run on virtual time: start processes")
+        raise InvalidInput(
+            f"{config.rule} computes through torch, and has no run on virtual time: use terrace train run"
+        )
     if isinstance(config, TournamentConfig):
         return tournament(learner, config, seat)
     if config.rule == "ensemble":

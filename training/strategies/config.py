@@ -176,6 +176,13 @@ class TournamentConfig(Strict):
         return ranks
 
 
+def _without_tables(given: Any, why: str) -> Any:
+    """Raises ValueError for tables that only some strategies of a host have."""
+    if isinstance(given, dict) and (tables := [name for name in ("trust", "masking") if name in given]):
+        raise ValueError(f"no table {' or '.join(tables)} is possible, since {why}; fedavg and sgd have them")
+    return given
+
+
 _OPTIONS = {
     "allreduce": {"scaling", "warmup", "elastic"},
     "gossip": {"period"},
@@ -205,6 +212,11 @@ class BatchConfig(Strict):
     """Changes of weights and gradient that the coordinator remembers."""
     shards: int = Field(default=2, ge=1, le=64)
     """Parts of the vectors, each with its own dot products."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_trusting(cls, given: Any) -> Any:
+        return _without_tables(given, "lbfgs has no second gradient to compare one with, and noise misleads its steps")
 
 
 class ExchangeConfig(Strict):
@@ -241,13 +253,13 @@ class ExchangeConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _unmasked(cls, given: Any) -> Any:
+    def _is_trusting(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("rule") == "factors" and "masking" in given:
             raise ValueError(
                 "factors cannot be masked, since the factors of the first layer are the images. All ranks need them as "
                 "they are; use a strategy of a host, such as fedavg, with masking"
             )
-        return given
+        return _without_tables(given, "ranks trust each other")
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
@@ -321,7 +333,10 @@ def find_strategy(name: str) -> StrategyConfig:
     family = given.get("family", "server")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise InvalidInput(f"the strategy {path}: family is {family!r}, known are {', '.join(_FAMILIES)}")
-    if family == "exchange" and given.get("rule") == "tournament":
+    rule = given.get("rule")
+    if "family" not in given and isinstance(rule, str) and (right := _family_of(rule)) not in (None, family):
+        raise InvalidInput(f'the strategy {path}: the rule {rule} needs family = "{right}"')
+    if family == "exchange" and rule == "tournament":
         return read_document(path, TournamentConfig, what="strategy")
     return read_document(path, _FAMILIES[family], what="strategy")
 
@@ -340,6 +355,13 @@ def find_hosted(name: str) -> HostedConfig:
             "terrace train run"
         )
     return found
+
+
+def _family_of(rule: str) -> str | None:
+    """Family of a rule by this name that no other family has."""
+    if rule in _OPTIONS or rule == "tournament":
+        return "exchange"
+    return "batch" if rule == "lbfgs" else None
 
 
 _FAMILIES: dict[str, type[StrategyConfig]] = {

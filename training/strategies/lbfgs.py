@@ -66,13 +66,15 @@ def check_lbfgs(network: TrainConfig, wire: str, *, shares_data: bool = False) -
         "early_side": None,
         "stream": False,
     }
-    wrong = [f"{name} = {found}" for name, value in wanted.items() if (found := getattr(network, name)) != value]
-    if dropout := network.network.options.get("dropout"):
-        wrong.append(f"dropout = {dropout}")
+    wrong = [name for name, value in wanted.items() if getattr(network, name) != value]
+    if network.network.options.get("dropout"):
+        wanted["dropout"] = 0
+        wrong.append("dropout")
     if wrong:
+        changes = (f"leave out {name}" if wanted[name] is None else f"set {name} to {wanted[name]}" for name in wrong)
         raise InvalidInput(
-            f"lbfgs compares the loss of the same images at different weights, and {network.name!r} has "
-            f"{', '.join(wrong)}: set precision to fp32, and switch the others off in its configuration"
+            f"lbfgs compares the loss of the same images at different weights, which {', '.join(wrong)} of "
+            f"{network.name!r} would change: {', '.join(changes).replace('False', 'false')}"
         )
     if wire != "fp32":
         raise InvalidInput(f"lbfgs compares gradients, which {wire} rounds: set --wire fp32")
@@ -263,6 +265,8 @@ class BatchRules(Strategy):
         self._period, self._epochs = config.period, learner.config.all_epochs
         values, portions = len(self.weights), -(-self._batches // config.period)
         if (total := 4 * values * (2 * config.history + portions + 7)) > _MOST_BYTES:
+            if 4 * values * (2 + 1 + 7) > _MOST_BYTES:
+                raise InvalidInput(f"a network of {values:,} values is too large for lbfgs: use another strategy")
             raise InvalidInput(
                 f"lbfgs with {portions:,} portions and a history of {config.history} takes {total / 2**30:.1f} GiB for "
                 f"this network, more than the {_MOST_BYTES >> 30} that are kept: give a longer period, or a shorter "
@@ -287,6 +291,12 @@ class BatchRules(Strategy):
 
     def start_of(self, lease: UnitLease) -> tuple[Flat, Flat]:
         return self._trial, self.buffers
+
+    @property
+    def failure(self) -> str:
+        if self.finished and self._epochs > 1 and self._coordinator.accepted < 2:
+            return "no pass after the first lowered the loss: lower peak_rate, or give more epochs"
+        return ""
 
     def results(self) -> dict[str, float]:
         value = self._coordinator.value

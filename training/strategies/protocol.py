@@ -218,6 +218,11 @@ class Strategy(ABC):
     def _release(self, version: int) -> None:  # noqa: B027
         """One update less needs the weights of this version."""
 
+    @property
+    def failure(self) -> str:
+        """Reason why the weights of a finished run are of no use; "" for none."""
+        return ""
+
     def results(self) -> dict[str, float]:
         """Figures of the rule at the end of the run, by their names in the result."""
         return {}

@@ -440,13 +440,13 @@ NETWORK = TrainConfig(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"precision": "bf16"}, "precision = bf16"),
-        ({"crop_padding": 4, "mirror": True}, "crop_padding = 4, mirror = True"),
-        ({"mixup": 0.2}, "mixup = 0.2"),
-        ({"cutmix": 1.0}, "cutmix = 1.0"),
-        ({"early_side": 16}, "early_side = 16"),
-        ({"stream": True}, "stream = True"),
-        ({"network": NetworkConfig(kind="mlp", options={"dropout": 0.1})}, "dropout = 0.1"),
+        ({"precision": "bf16"}, "set precision to fp32"),
+        ({"crop_padding": 4, "mirror": True}, "set crop_padding to 0, set mirror to false"),
+        ({"mixup": 0.2}, "set mixup to 0"),
+        ({"cutmix": 1.0}, "set cutmix to 0"),
+        ({"early_side": 16}, "leave out early_side"),
+        ({"stream": True}, "set stream to false"),
+        ({"network": NetworkConfig(kind="mlp", options={"dropout": 0.1})}, "set dropout to 0"),
     ],
 )
 def test_a_function_that_differs_from_pass_to_pass_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -466,6 +466,15 @@ def test_vectors_that_do_not_fit_in_memory_are_refused_before_they_are_made() ->
     config, start_at = BatchConfig(period=1), (np.zeros(10_000, np.float32), NONE)
     with pytest.raises(InvalidInput, match="longer period"):
         build_strategy(config, start_at, constant(0.1, steps=10**6), workers=2, lease_s=1.0)
+    too_large = np.broadcast_to(np.float32(0), 54_000_000), NONE
+    with pytest.raises(InvalidInput, match="too large for lbfgs"):
+        build_strategy(config, too_large, constant(0.1, steps=2), workers=2, lease_s=1.0)
+
+
+def test_a_run_whose_loss_has_never_fallen_has_failed() -> None:
+    with np.errstate(over="ignore"):
+        assert "lower peak_rate" in to_the_end(start(passes=3, rate=1e30)).failure
+    assert to_the_end(start(passes=3)).failure == ""
 
 
 @pytest.mark.parametrize("table", ["[trust]", "[masking]"])

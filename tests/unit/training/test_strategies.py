@@ -322,6 +322,9 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
         ('rule = "sgd"\nrate = inf', "rate is inf"),
         ('family = "outer"\nperiod = 1_000_000_000', "period is 1000000000"),
         ('family = "outer"\nnesterov = true', "momentum"),
+        ('family = "exchange"\nrule = "pipeline"\n[trust]\nrecheck = 0.1', "ranks trust each other"),
+        ('rule = "pipeline"', 'needs family = "exchange"'),
+        ('rule = "lbfgs"', 'needs family = "batch"'),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_what_is(tmp_path: Path, text: str, error: str) -> None:
