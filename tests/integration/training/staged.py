@@ -107,17 +107,19 @@ def time_rounds(rank: int, ranks: int, meeting: str, cases: Mapping[str, Case], 
     one = learner(next(iter(cases.values())))
     one.freeze()
     stages = {name: RankStage(case[1], learner(case), rank, ranks) for name, case in cases.items()}
-    found: dict[str, list[float]] = {name: [] for name in ("one process", *stages)}
+    found: dict[str, list[float]] = {name: [] for name in ("one process", "two threads", *stages)}
     for number in range(_ROUNDS + 1):
         for name in found:
             dist.barrier()
             began = time.perf_counter()
-            if name != "one process":
+            if name in stages:
                 stages[name].step(number, group)
                 stages[name].learner.descend(_RATE)
                 dist.barrier()
             elif rank == 0:
+                torch.set_num_threads(2 if name == "two threads" else 1)
                 one.walk(number, _RATE)
+                torch.set_num_threads(1)
             if number:  # the first warms up
                 found[name].append(time.perf_counter() - began)
     times = {name: each.learner.take_times() for name, each in stages.items()}
