@@ -150,7 +150,7 @@ class RankStage:
         kept = sum(each.kept_bytes for each in blocks) * together * batch // micro + passing * batch
         # Gradient, gradient with weight decay, momentum, and copies for a checkpoint; a step of the largest tensor.
         largest = max((each.nbytes for each in learner.network.parameters()), default=0)
-        needed, free = kept + 4 * own_bytes + 2 * largest, free_bytes(str(learner.data.device))
+        needed, free = kept + 4 * own_bytes + largest, free_bytes(str(learner.data.device))
         if free is None:
             return
         if needed > free:

@@ -153,7 +153,7 @@ def test_a_network_that_does_not_fit_in_one_process_trains_in_two(options: RankO
     network = written(tmp_path, options={"inputs": 3072, "hidden": [3072] * 4}, epochs=1, peak_rate=1e-3)
     wide = dataclasses.replace(options, network=network, folder=tmp_path / "run")
     size = 4 * 4 * 3072 * 3073
-    run = Limited(options=wide, port=free_port(), more_bytes=round(3.5 * size))
+    run = Limited(options=wide, port=free_port(), more_bytes=round(3.6 * size))
     [one] = in_processes(run_limited, 1, run, tmp_path)
     assert "allocate" in one
     less = dataclasses.replace(run, more_bytes=round(1.7 * size))
