@@ -45,7 +45,7 @@ def second_order(
     """Run one line.
 
     Args:
-        images: to train on, of which the first 10,100 are used; of the test set; and their classes.
+        images: the first 10,100 of the first set are trained on; the second is the test set; then their classes.
         watch: called now and then; what it raises ends the run.
     """
     train, test, hierarchy = images

@@ -1,4 +1,4 @@
-"""Processes that `tests.zygote` forks are like those that Python starts anew."""
+"""`tests.zygote` forks processes that behave like those of a new interpreter."""
 
 import os
 import subprocess
@@ -44,9 +44,9 @@ def test_a_process_has_its_own_folder_environment_streams_and_session(tmp_path: 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(7)", "import os; os.kill(os.getpid(), 9)", "1 / 0"])
 def test_a_process_ends_as_it_would_otherwise(program: str) -> None:
-    forked, anew = started(program), started(program, fresh=True)
-    assert forked.returncode == anew.returncode != 0
-    assert forked.stderr.splitlines()[-1:] == anew.stderr.splitlines()[-1:]
+    forked, new = started(program), started(program, fresh=True)
+    assert forked.returncode == new.returncode != 0
+    assert forked.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
 
 
 def test_what_python_reads_when_it_starts_counts() -> None:

@@ -52,7 +52,7 @@ def strategy(tmp_path: Path) -> str:
 
 @pytest.fixture
 def by_one(start_host: StartHost, shapes: Path, strategy: str) -> Callable[[int], Awaitable[dict[str, Any]]]:
-    """Trains so many passes with one worker, and returns the result."""
+    """Train this number of passes with one worker; the result."""
 
     async def train(passes: int) -> dict[str, Any]:
         async with start_host(strategy=strategy, folder="by-one", **{**GIVEN, "epochs": passes}) as running:
