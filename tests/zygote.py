@@ -1,10 +1,10 @@
 """Services of tests start from a process that has imported everything already: a service takes up to a second of a
 core to import what it needs, and the suite starts hundreds.
 
-`install` has `subprocess` fork them instead of executing Python anew. They are processes like all others: children of
-the test's process, with their own arguments, environment, folder and streams. What differs is how they appear in /proc:
-their command line is another one, and their memory has the modules of all services. Tests that look there take the
-fixture `fresh_processes`.
+After `install`, `subprocess` forks them and does not start Python again. They are processes like all others: children
+of the test's process, with their own arguments, environment, folder and streams. Only in /proc they look different: their
+command line is another one, and their memory has the modules of all services. Tests that look there take the fixture
+`fresh_processes`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def serve(number: int) -> None:
         says, hears = os.pipe()
         if not (first := os.fork()):
             if os.fork():
-                os._exit(0)  # the child is then one of whoever has asked
+                os._exit(0)  # the child is then adopted by the process that asked
             while os.getppid() != parent:
                 os.sched_yield()
             os.close(says)

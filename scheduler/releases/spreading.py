@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _MOST_AT_ONCE = 500
-"""Nodes of a fleet in which each event seeks sources at once. A larger fleet seeks them at intervals."""
+"""Most nodes of a fleet that seeks sources at each event. A larger fleet seeks them at intervals."""
 _LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
 """For which a node that has no source yet may be kept waiting."""

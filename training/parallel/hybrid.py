@@ -1,4 +1,4 @@
-"""Hybrid parallelism (Krizhevsky 2014, arXiv:1404.5997, scheme a): each rank computes the convolutions of its own
+"""Hybrid parallelism (Krizhevsky 2014, arXiv:1404.5997, scheme a): each rank computes the convolutions for one
 batch, and a part of the dense layers for the batches of all ranks.
 
 torch's DTensor splits two dense layers in a row: the first by its outputs, the second by its inputs, so nothing travels

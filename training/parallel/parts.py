@@ -15,7 +15,7 @@ __all__ = ["NetworkParts"]
 
 
 class NetworkParts:
-    """The parts of a learner's network, of which this process keeps one: memory of the others is released.
+    """Parts of a learner's network. This process keeps one, and releases the memory of the others.
 
     Args:
         parts: blocks of each rank, which together are the whole network.

@@ -15,7 +15,7 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class TimedStage(PipelineStage):
-    """A stage that counts the time in which it computes."""
+    """A stage that measures its computing time."""
 
     learner: FlatLearner
     busy_s = 0.0
