@@ -2,7 +2,7 @@
 core to import what it needs, and the suite starts hundreds.
 
 After `install`, `subprocess` forks them and does not start Python again. They are processes like all others: children
-of the test's process, with their own arguments, environment, folder and streams. Only in /proc they look different: their
+of the test's process, with their own arguments, environment, folder and streams. Only in /proc they differ: their
 command line is another one, and their memory has the modules of all services. Tests that look there take the fixture
 `fresh_processes`.
 """
