@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.target import Target
 from models.data import ImageSet
+from models.training.onnx_network import OnnxNetwork
 from tierkit.tensors import Array
 
 __all__ = ["Overheard", "train_surrogate"]
@@ -69,7 +69,7 @@ def train_surrogate(
     _begin(surrogate, images[:256], seen.mean(dim=(0, 2, 3)), spread[:, 0, 0])
     members = {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)}
     groups = []
-    for part in (part for pair in surrogate.weights() for part in pair if part is not None):
+    for part in (part for layer in surrogate.layers() for part in layer.parameters):
         groups.append({"params": [part.requires_grad_()], "lr": _RATE * max(float(part.detach().std()), 1e-3)})
     optimizer = torch.optim.Adam(groups)
     rates = [group["lr"] for group in groups]
@@ -93,7 +93,7 @@ def train_surrogate(
 
 def _begin(surrogate: OnnxNetwork, images: Array, mean: Tensor, spread: Tensor) -> None:
     """Give the last layer's channels the means and deviations that were seen."""
-    weight, bias = surrogate.weights()[-1]
+    weight, bias = surrogate.layers()[-1].weight, surrogate.layers()[-1].bias
     with torch.no_grad():
         features = surrogate(torch.from_numpy(images).float())
         gain = spread / features.std(dim=(0, 2, 3)).clamp_min(1e-6)

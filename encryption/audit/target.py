@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encryption.audit.onnx_torch import OnnxNetwork, round_through
 from encryption.features import pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
 from encryption.packing import sends_levels
@@ -18,6 +17,7 @@ from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
+from models.training.onnx_network import OnnxNetwork, round_through
 from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.oip.compression import compress
@@ -106,8 +106,8 @@ class Target:
         nothing within it is rounded."""
         torch.manual_seed(seed)
         network = OnnxNetwork(dequantize_onnx(self.head_file))
-        for weight, bias in network.weights():
-            torch.nn.init.kaiming_normal_(weight)
-            if bias is not None:
-                torch.nn.init.zeros_(bias)
+        for layer in network.layers():
+            torch.nn.init.kaiming_normal_(layer.weight)
+            if layer.bias is not None:
+                torch.nn.init.zeros_(layer.bias)
         return network

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.similarity import mean_ssim
 from encryption.audit.target import Target
+from models.training.onnx_network import OnnxNetwork
 from tierkit.tensors import Array
 
 __all__ = ["PRIORS", "Arrived", "Search", "is_linear", "least_squares", "optimise", "total_variation"]

@@ -11,7 +11,6 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 import torch
 
 from encryption.audit.decoder import InversionDecoder, Lessons, check_shapes, reconstruct, train_decoder
-from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
 from encryption.audit.sheet import draw_sheet
@@ -24,6 +23,7 @@ from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder
 from models.session import load_encoder, load_model
 from models.split import extract_part
+from models.training.onnx_network import OnnxNetwork
 from tierkit.errors import DataError, NotFound
 from tierkit.types import EncoderKind
 

@@ -1,12 +1,15 @@
-"""A stored network as a torch module, so that an attacker who holds the weights can differentiate through it.
+"""A stored network as a torch module: it can be differentiated, trained, and written back into its file.
 
 Quantised steps compute what ONNX Runtime computes; their gradient is that of the identity within the range of the
-levels (straight-through estimator, arXiv:1308.3432), since rounding itself has none.
+levels (straight-through estimator, arXiv:1308.3432), since rounding itself has none. So an INT8 network is trained with
+the rounding of its activations, and its scales stay as they were calibrated.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +22,27 @@ from torch.nn import functional as F
 from tierkit.errors import WeightsError
 from tierkit.tensors import Array
 
-__all__ = ["OnnxNetwork", "round_through"]
+__all__ = ["Layer", "OnnxNetwork", "rewritten", "round_through"]
 
 _BATCH = 250
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def round_through(values: Tensor) -> Tensor:
     """`values` rounded to whole numbers, half to even; the gradient passes unchanged."""
     return values + (torch.round(values) - values).detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parameters of a convolution or a matrix product."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
 class OnnxNetwork(nn.Module):
@@ -49,7 +65,7 @@ class OnnxNetwork(nn.Module):
         self._steps: list[_Step] = []
         for node in graph.node:
             if node.op_type not in _OPERATORS:
-                raise WeightsError(f"the audit cannot differentiate through the ONNX operator {node.op_type!r}")
+                raise WeightsError(f"the ONNX operator {node.op_type!r} cannot be differentiated")
             attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
             if node.op_type == "QuantizeLinear":
                 attributes["levels"] = torch.iinfo(stored[node.input[2]].dtype)
@@ -80,16 +96,125 @@ class OnnxNetwork(nn.Module):
             parts = [self(torch.from_numpy(np.ascontiguousarray(part)).float()) for part in _batches(values)]
         return np.concatenate([part.numpy() for part in parts])
 
-    def weights(self) -> list[tuple[nn.Parameter, nn.Parameter | None]]:
-        """Weight and bias of each convolution and matrix product, in the order of the graph."""
-        products = [step for step in self._steps if step.operator in ("Conv", "Gemm", "MatMul")]
+    def layers(self) -> list[Layer]:
+        """Convolutions and matrix products by stored weights, in the order of the graph."""
+        products = [step for step in self._steps if step.operator in _PRODUCTS and step.inputs[1] in self._keys]
         return [
-            (
+            Layer(
                 self.values[self._keys[step.inputs[1]]],
                 self.values[self._keys[step.inputs[2]]] if len(step.inputs) > 2 else None,
             )
             for step in products
         ]
+
+    def parameter(self, name: str) -> nn.Parameter | None:
+        """The parameter of a tensor of the file; None if it has none."""
+        key = self._keys.get(name)
+        return None if key is None else self.values[key]
+
+
+def rewritten(content: bytes, network: OnnxNetwork) -> bytes:
+    """A file with the weights and biases that `network` has now.
+
+    INT8 weights get new scales by output channel, and their biases the scales that follow; all else stays.
+
+    Args:
+        content: the file that `network` was made of.
+
+    Raises:
+        WeightsError: a weight that has changed is stored in a form that this function does not write.
+    """
+    model = onnx.load_from_string(content)
+    file = _File(model.graph)
+    for node in model.graph.node:
+        if node.op_type in _PRODUCTS:
+            file.write(node, network)
+    onnx.checker.check_model(model)
+    done: bytes = model.SerializeToString()
+    return done
+
+
+class _File:
+    """The stored tensors of a graph, while layers are written into it."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._stored = {item.name: item for item in graph.initializer}
+        self._makers = {node.output[0]: node for node in graph.node}
+        self._uses = Counter(name for node in graph.node for name in node.input)
+
+    def write(self, node: onnx.NodeProto, network: OnnxNetwork) -> None:
+        """Write weight and bias of a product if one of them has changed."""
+        names = [name for name in node.input[1:3] if name]
+        found = [(name, network.parameter(name)) for name in names]
+        new = {name: each.detach().cpu().numpy() for name, each in found if each is not None}
+        if not any(not np.array_equal(values, self._floats(name)) for name, values in new.items()):
+            return
+        weight, *bias = names
+        scale = self._write_weight(weight, new[weight]) if weight in new else None
+        for name in bias:
+            if name in new:
+                self._write_bias(name, new[name], node.input[0], scale)
+
+    def _write_weight(self, name: str, values: Array) -> Array | None:
+        """Write a weight; returns the scales of its output channels, None for a weight in FP32."""
+        if name in self._stored:
+            self._put(name, values.astype(np.float32))
+            return None
+        levels, scales, zero = self._quantised(name)
+        axis = next((item.i for item in self._makers[name].attribute if item.name == "axis"), 1)
+        if self._array(levels).dtype != np.int8 or self._array(zero).any():
+            raise WeightsError(f"the weights {name!r} are quantised in another form than INT8 around zero")
+        others = tuple(each for each in range(values.ndim) if each != axis % values.ndim)
+        largest = np.abs(values).max(axis=others, keepdims=True)
+        if self._array(scales).size == 1:
+            largest = np.full_like(largest, largest.max())
+        scale = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+        self._put(levels, np.clip(np.round(values / scale), -127, 127).astype(np.int8))
+        flat = scale.reshape(-1)
+        self._put(scales, flat if self._array(scales).size > 1 else flat[0].reshape(self._array(scales).shape))
+        return flat
+
+    def _write_bias(self, name: str, values: Array, given: str, weight_scale: Array | None) -> None:
+        if name in self._stored:
+            self._put(name, values.astype(np.float32))
+            return
+        levels, scales, _ = self._quantised(name)
+        maker = self._makers.get(given)
+        if weight_scale is None or maker is None or maker.op_type != "DequantizeLinear":
+            raise WeightsError(f"the bias {name!r} is quantised, and the scales that it follows are not known")
+        scale = (self._array(maker.input[1]) * weight_scale).astype(np.float32)
+        steps = np.round(values.astype(np.float64) / scale)
+        held = np.iinfo(np.int32)
+        self._put(levels, np.clip(steps, held.min, held.max).astype(np.int32))
+        self._put(scales, scale.reshape(self._array(scales).shape) if scale.size == self._array(scales).size else scale)
+
+    def _quantised(self, name: str) -> tuple[str, str, str]:
+        """Names of the levels, scales and zero points of a quantised tensor, which belong to it only."""
+        maker = self._makers.get(name)
+        if maker is None or maker.op_type != "DequantizeLinear" or len(maker.input) != 3:
+            raise WeightsError(f"the values {name!r} are stored in a form that cannot be written")
+        if any(self._uses[each] > 1 for each in maker.input[:2]):
+            raise WeightsError(f"the values {name!r} share their scale with others, so they cannot be written")
+        levels, scales, zero = maker.input
+        return levels, scales, zero
+
+    def _floats(self, name: str) -> Array:
+        """A tensor as `OnnxNetwork` reads it."""
+        if name in self._stored:
+            return self._array(name)
+        maker = self._makers[name]
+        known = {each: torch.from_numpy(self._array(each).copy()) for each in maker.input}
+        attributes = {item.name: onnx.helper.get_attribute_value(item) for item in maker.attribute}
+        read: Array = _Step(maker.op_type, attributes, tuple(maker.input), name)(known).float().numpy()
+        return read
+
+    def _array(self, name: str) -> Array:
+        return numpy_helper.to_array(self._stored[name])
+
+    def _put(self, name: str, values: Array) -> None:
+        if values.shape != self._array(name).shape:
+            raise WeightsError(f"{name!r} has the shape {self._array(name).shape}, and {values.shape} came")
+        self._stored[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), name))
 
 
 def _batches(values: Array) -> list[Array]:
@@ -136,7 +261,7 @@ def _convolve(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Tensor:
     values, weight, *bias = inputs
     top, left, bottom, right = attributes.get("pads", (0, 0, 0, 0))
     if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or weight.dim() != 4:
-        raise WeightsError("the audit knows convolutions over two dimensions with explicit padding only")
+        raise WeightsError("only convolutions over two dimensions with explicit padding can be differentiated")
     padding: tuple[int, int] = (top, left)
     if (top, left) != (bottom, right):
         values, padding = F.pad(values, (left, right, top, bottom)), (0, 0)
