@@ -7,7 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+import torch
 
 from models.data import ImageSet, read_sample
 from models.export.dequantize import dequantize_onnx

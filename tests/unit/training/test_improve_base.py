@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
