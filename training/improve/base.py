@@ -23,8 +23,19 @@ from training.own_data import OwnData
 from training.strategies.config import StrategyConfig
 from training.units import Flat
 
-__all__ = ["AS_STORED", "FileNetwork", "own_learner", "own_training_data", "read_base", "worker_learner", "written"]
+__all__ = [
+    "AS_STORED",
+    "IMPROVED",
+    "FileNetwork",
+    "own_learner",
+    "own_training_data",
+    "read_base",
+    "worker_learner",
+    "written",
+]
 
+IMPROVED = "network.onnx"
+"""In the folder of a host's run that has finished: the network that it has made of a release's."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
