@@ -29,9 +29,10 @@ from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest,
 from models.pictures.decode import decoder
 from models.tuning import TuningTarget, tuned_on
 from tierkit.atomic import write_atomically
-from tierkit.client import Client, ReleaseState
+from tierkit.client import Client
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, SetupError, TerraceError, WeightsError
+from tierkit.wire.releases import ReleaseState
 from training.improve.gate import Comparison, compared, judge
 from training.improve.plan import IMPROVE, STRATEGY_NAME, Plan, check_strategy, training_of, write_plan
 from training.improve.successor import Judged, answers_of, entry_to_improve, successor, write_set

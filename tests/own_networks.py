@@ -70,7 +70,8 @@ def network(*extra: onnx.NodeProto, classes: int = 3, **stored: np.ndarray) -> b
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", classes])],
         [numpy_helper.from_array(values, name) for name, values in held.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return bytes(made.SerializeToString())
 
 
 def own(content: bytes, layers: int = 1, side: int = SIDE) -> OwnData:

@@ -27,6 +27,7 @@ STRATEGY_NAME = "improve"
 IMPROVE = OuterConfig(
     period=8,
     quorum=0.6,
+    once=True,
     trust=TrustConfig(centre="trimmed-mean", cheaters=0.2, deviation=8.0, quarantine=0.05),
 )
 """Unless another strategy is given: few steps from the same weights without momentum, and a trimmed mean of the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import onnx
 import pytest
@@ -33,7 +35,7 @@ def int8() -> bytes:
     return (weights_folder() / load_manifest().entry(NAME).file).read_bytes()
 
 
-def served(content: bytes, precision: str, tmp_path, images) -> np.ndarray:
+def served(content: bytes, precision: Literal["int8", "fp32"], tmp_path, images) -> np.ndarray:
     path = tmp_path / "network.onnx"
     path.write_bytes(content)
     entry = load_manifest().entry(NAME).with_file(path, precision=precision)
@@ -92,7 +94,7 @@ def graph(nodes, stored) -> bytes:
     logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
     held = [numpy_helper.from_array(values, name) for name, values in stored.items()]
     made = helper.make_graph(nodes, "g", [images], [logits], held)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return bytes(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
 
 
 def test_weights_in_a_form_that_cannot_be_written_are_refused():
