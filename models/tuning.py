@@ -299,11 +299,11 @@ def tuned_on(folder: Path, images: Callable[[ModelEntry], Labelled], target: Tun
     """Thresholds for a weights folder, chosen on labelled images that its networks have not seen. Writes nothing.
 
     Args:
-        images: as a network takes them.
-        data: which images these are.
+        images: gives them in the size of a network.
+        data: a description of these images.
 
     Raises:
-        InvalidInput, WeightsError, DataError: as `tune` and `load_model`.
+        InvalidInput, WeightsError, DataError: see `tune` and `load_model`.
     """
     answers = _answer_all(
         load_manifest(folder), folder, images, provider="cpu", threads=1, report=lambda name, images, of: None

@@ -1,6 +1,6 @@
 """From a release to a better one, step by step: each step is done once, and its result is in a folder.
 
-The folder holds `improve.json` (what was wanted, and what came of it), `base/` (model set of the release), `plan/`
+The folder holds `improve.json` (options and state), `base/` (model set of the release), `plan/`
 (what workers train), `run/` (the host's run) and `set/` (the improved model set).
 """
 
@@ -35,13 +35,13 @@ from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, S
 from tierkit.wire.releases import ReleaseState
 from training.improve.gate import Comparison, compared, judge
 from training.improve.plan import IMPROVE, STRATEGY_NAME, Plan, check_strategy, training_of, write_plan
-from training.improve.successor import Judged, answers_of, entry_to_improve, successor, write_set
+from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
 from training.messages import RESULT
 from training.own_data import OwnData
 from training.strategies.config import HostedConfig
 
-__all__ = ["IMPROVED", "Goal", "Improving", "Outcome", "Wish"]
+__all__ = ["IMPROVED", "Goal", "ImproveState", "ImproveWish", "Improving"]
 
 IMPROVED = "network.onnx"
 _STATE, _BASE, _PLAN, _RUN, _SET, _ABOVE = "improve.json", "base", "plan", "run", "set", "above"
@@ -52,13 +52,13 @@ _MOST_LOOKED_AT = 4_000
 _PAGE = 100
 _LOOK_S = 1.0
 _TARGET = TuningTarget(accuracy=0.99)
-"""Of thresholds, as `terrace models tune-escalation` has it."""
+"""The default of `terrace models tune-escalation`."""
 
 State = Literal["training", "evaluating", "released", "refused", "failed"]
 
 
-class Wish(Frozen):
-    """What an improvement is to do; the same for each start of one folder."""
+class ImproveWish(Frozen):
+    """The options of an improvement that must be the same for each start of one folder."""
 
     release: str
     """NAME@NUMBER, in force."""
@@ -73,18 +73,18 @@ class Wish(Frozen):
     strategy: Annotated[HostedConfig, Field(discriminator="family")] = IMPROVE
 
 
-class Outcome(BaseModel):
-    """What came of an improvement so far."""
+class ImproveState(BaseModel):
+    """The state of an improvement."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
     id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    wish: Wish
+    wish: ImproveWish
     created_at: datetime
     state: State = "training"
     figures: dict[str, float] = Field(default_factory=dict)
     passes: bool | None = None
-    """Whether it may become a release; None before it is judged."""
+    """True if it may become a release; None before it is judged."""
     temperature: float | None = None
     reason: str = ""
     new_release: str | None = None
@@ -94,7 +94,7 @@ class Outcome(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How an improvement is judged, and what becomes of it."""
+    """The options that may change from start to start."""
 
     validation: str | None = None
     """Name or folder of labelled pictures that no network was trained on."""
@@ -109,7 +109,7 @@ class Goal:
     within_s: float = 86_400.0
     """Time for the training of this start of the command."""
     say: Callable[[str], None] = lambda text: None
-    told: Callable[[Outcome], None] = lambda outcome: None
+    told: Callable[[ImproveState], None] = lambda outcome: None
     """Called when something has changed."""
 
 
@@ -121,19 +121,21 @@ class Improving:
         SetupError: the folder cannot be used.
     """
 
-    def __init__(self, client: Client, folder: Path, wish: Wish, goal: Goal) -> None:
+    def __init__(self, client: Client, folder: Path, wish: ImproveWish, goal: Goal) -> None:
         self._client, self._folder, self._wish, self._goal = client, folder, wish, goal
-        self._outcome: Outcome | None = None
+        self._outcome: ImproveState | None = None
         if (folder / _STATE).exists():
-            found = read_json(folder / _STATE, Outcome, what="state of an improvement", error=SetupError)
-            if different := [name for name in Wish.model_fields if getattr(found.wish, name) != getattr(wish, name)]:
+            found = read_json(folder / _STATE, ImproveState, what="state of an improvement", error=SetupError)
+            if different := [
+                name for name in ImproveWish.model_fields if getattr(found.wish, name) != getattr(wish, name)
+            ]:
                 raise InvalidInput(
                     f"{folder} holds an improvement with other values of {', '.join(different)}: give the same as "
                     "before, or another --folder"
                 )
             self._outcome = found
 
-    def run(self) -> Outcome:
+    def run(self) -> ImproveState:
         """Do what is left to do.
 
         Raises:
@@ -159,7 +161,7 @@ class Improving:
 
     # --- the release, and the plan ---
 
-    def _prepare(self) -> Outcome:
+    def _prepare(self) -> ImproveState:
         """Fetch the release, write the plan, and begin."""
         wish, folder = self._wish, self._folder
         check_strategy(wish.strategy)
@@ -199,7 +201,7 @@ class Improving:
         _make(folder / _PLAN)
         plan = Plan(own=own, network=network, choice=wish.choice, strategy=wish.strategy)
         write_plan(folder / _PLAN, plan, content)
-        outcome = Outcome(id=secrets.token_hex(16), wish=wish, created_at=datetime.now(UTC))
+        outcome = ImproveState(id=secrets.token_hex(16), wish=wish, created_at=datetime.now(UTC))
         self._tell(outcome)
         return outcome
 
@@ -223,13 +225,13 @@ class Improving:
 
     # --- training ---
 
-    def _train(self, outcome: Outcome) -> None:
+    def _train(self, outcome: ImproveState) -> None:
         if (self._folder / _RUN / RESULT).exists():
             return
         self._tell(outcome, state="training", reason="")
         asyncio.run(self._hosted(outcome))
 
-    async def _hosted(self, outcome: Outcome) -> None:
+    async def _hosted(self, outcome: ImproveState) -> None:
         """Let a host train; workers find it through the scheduler."""
         folder = self._folder
         flags = flags_of(
@@ -249,14 +251,14 @@ class Improving:
             except TimeoutError:
                 raise DeadlineExceeded(
                     f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
-                    "work --scheduler URL --kept FOLDER)? The same command goes on"
+                    "work --scheduler URL --kept FOLDER)? The same command continues"
                 ) from None
         if host.process.returncode != 0 or not (folder / _RUN / RESULT).exists():
             raise host.failure
 
     # --- judgement ---
 
-    def _judge(self, outcome: Outcome) -> None:
+    def _judge(self, outcome: ImproveState) -> None:
         self._tell(outcome, state="evaluating", reason="")
         base, new = self._folder / _BASE, self._folder / _RUN
         manifest = load_manifest(base)
@@ -275,7 +277,7 @@ class Improving:
             self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
             return
 
-        def both(judged: Judged) -> tuple[Comparison, Any]:
+        def both(judged: ComparedOn) -> tuple[Comparison, Any]:
             old = answers_of(manifest, entry, base, judged.images)
             now = answers_of(manifest, improved, new, judged.images)
             return compared(old, now, judged.labels), now
@@ -305,12 +307,12 @@ class Improving:
         manifest.check_hierarchy(dataset.hierarchy)
         return dataset.read_for(entry, "test")
 
-    def _judged(self, labelled: Labelled, entry: ModelEntry) -> Judged:
+    def _judged(self, labelled: Labelled, entry: ModelEntry) -> ComparedOn:
         labels = labelled.fine if entry.target == "fine" else labelled.coarse
         assert labels is not None
-        return Judged(images=labelled.images, labels=labels)
+        return ComparedOn(images=labelled.images, labels=labels)
 
-    def _answered_above(self, manifest: Manifest, entry: ModelEntry) -> Judged:
+    def _answered_above(self, manifest: Manifest, entry: ModelEntry) -> ComparedOn:
         """The newest pictures that the scheduler has with sure answers from above."""
         decode, never = decoder(entry.fit), threading.Event()
         pixels: list[Any] = []
@@ -335,7 +337,7 @@ class Improving:
                 break
         height, width, colours = entry.input_shape
         images = np.stack(pixels) if pixels else np.zeros((0, height, width, colours), np.uint8)
-        return Judged(images=images, labels=np.array(labels, np.int64))
+        return ComparedOn(images=images, labels=np.array(labels, np.int64))
 
     def _newest(self) -> Iterator[Any]:
         cursor, looked_at = None, 0
@@ -349,7 +351,7 @@ class Improving:
 
     # --- the new release ---
 
-    def _make_set(self, outcome: Outcome) -> None:
+    def _make_set(self, outcome: ImproveState) -> None:
         """Write the improved model set, if it is not there, with a new temperature and new thresholds."""
         folder, base = self._folder / _SET, self._folder / _BASE
         if (folder / _MADE).exists():
@@ -372,7 +374,7 @@ class Improving:
                 save_tuning(tuning, folder)
         write_atomically(folder / _MADE, b"")
 
-    def _release(self, outcome: Outcome) -> None:
+    def _release(self, outcome: ImproveState) -> None:
         """Make the release, and start its trial."""
         if outcome.new_release is None:
             self._check_free(self._number(outcome))
@@ -385,10 +387,10 @@ class Improving:
             self._client.start_release(outcome.new_release, **self._goal.trial)
         self._tell(outcome, state="released", started=True)
 
-    def _number(self, outcome: Outcome) -> int:
+    def _number(self, outcome: ImproveState) -> int:
         return self._client.release(outcome.wish.release).number
 
-    def _tell(self, outcome: Outcome, **changes: Any) -> None:
+    def _tell(self, outcome: ImproveState, **changes: Any) -> None:
         """Write what has changed, and tell who wants to hear of it."""
         for name, value in changes.items():
             setattr(outcome, name, value)

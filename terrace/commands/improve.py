@@ -60,9 +60,11 @@ class Improvement:
         ),
     ] = None
 
+    json: Json = False
+
     def wish(self) -> Any:
         """Return what `Improving` takes."""
-        from terrace.improving import Wish
+        from terrace.improving import ImproveWish
         from training.improve.plan import check_strategy
         from training.strategies.config import find_hosted
 
@@ -74,11 +76,11 @@ class Improvement:
             except (InvalidInput, SetupError) as error:
                 raise typer.BadParameter(str(error), param_hint="--strategy") from error
         names = ("release", "tier", "rounds", "layers", "devices", "rate", "least_confidence")
-        return Wish(batch=self.batch_size, **{name: getattr(self, name) for name in names}, **given)
+        return ImproveWish(batch=self.batch_size, **{name: getattr(self, name) for name in names}, **given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(TrialOptions):
     """Options of `terrace train improve` for the comparison of the networks, and for the host of the run."""
 
     validation: Annotated[
@@ -101,7 +103,7 @@ class Judgement:
         str, typer.Option(metavar="SPAN", help="Time for the training; then the command ends, and can continue.")
     ] = "1d"
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the host of the run listens; port 0 for any.")
+        str, typer.Option(metavar="HOST:PORT", help="Address at which the host of the run listens; port 0 for any.")
     ] = "127.0.0.1:0"
     advertise_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Under which devices reach it. Default: that address.")
@@ -127,11 +129,9 @@ def improve(
     context: typer.Context,
     improvement: Improvement,
     judgement: Judgement,
-    trial: TrialOptions,
     scheduler: Scheduler = DEFAULT_URL,
     *,
     credentials: Credentials,
-    json: Json = False,
 ) -> None:
     """Improve a release by what devices have kept: train, compare, make a release and start its trial."""
     check_tls_ca(context, scheduler)
@@ -149,14 +149,14 @@ def improve(
             validation=judgement.validation,
             data=judgement.data,
             release=not judgement.no_release,
-            trial=trial.fields(),
+            trial=judgement.fields(),
             host=judgement.host(scheduler, credentials),
             within_s=within_s,
             say=say,
             told=lambda outcome: _tell(client, outcome),
         )
         outcome = Improving(client, improvement.folder, wish, goal).run()
-    if json:
+    if improvement.json:
         print_json(outcome.model_dump(mode="json"))
     else:
         screen().print(one_line(_said(outcome, improvement.folder)), soft_wrap=True, markup=False)

@@ -236,8 +236,7 @@ class Working:
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Train on the pictures that the end node of this machine has kept in this folder, in place of a data "
-            "set.",
+            help="Train on the pictures that the end node of this machine has kept in this folder, and on no data set.",
             file_okay=False,
             metavar="DIRECTORY",
         ),
@@ -245,7 +244,7 @@ class Working:
 
     def __post_init__(self) -> None:
         if self.kept is not None and (self.data, self.dataset, self.fetch) != (None, None, None):
-            raise typer.BadParameter("--kept is in place of --data, --dataset and --fetch.")
+            raise typer.BadParameter("--kept replaces --data, --dataset and --fetch: leave them out.")
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
             raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
 

@@ -93,7 +93,7 @@ class HostParts:
     sharing: Sharing | None = None
     """Gives the training images to workers that lack them; None for a host that gives none away."""
     base: bytes | None = None
-    """File of the network that the run starts from, for workers that train on kept pictures; None for other runs."""
+    """File of the network from which workers with kept pictures start; None in other runs."""
 
 
 class Host:

@@ -25,7 +25,7 @@ __all__ = ["open_own_host", "without_pictures"]
 
 
 def open_own_host(settings: HostSettings) -> Host:
-    """The run of the plan in `settings.base`, which goes on if its folder holds it.
+    """The run of the plan in `settings.base`, or the run that its folder holds.
 
     Raises:
         SetupError: the plan, its network or the folder cannot be used, or the folder holds another run.
@@ -84,14 +84,14 @@ def without_pictures(spec: RunSpec, content: bytes) -> FlatLearner:
     """The learner of a machine that keeps the weights of such a run and trains on nothing itself.
 
     Raises:
-        InvalidAnswer: as `worker_learner`.
+        InvalidAnswer: see `worker_learner`.
     """
     assert spec.own is not None
     return worker_learner(spec, content, _blank(spec.own, spec.network))
 
 
 def _blank(own: OwnData, config: TrainConfig) -> ImageSet:
-    """One black picture. It shows that the network computes, and it is learned by nobody."""
+    """One black picture. It shows that the network computes, and no worker learns it."""
     hierarchy = own.classes
     label = np.zeros(1, np.int64)
     return ImageSet(

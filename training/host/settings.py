@@ -30,7 +30,7 @@ class HostSettings(ServiceSettings):
 
     base: UserPath | None = None
     """Folder that `terrace train improve` has prepared: a release's network, which workers train on pictures that each
-    of them has kept. In place of `network`, `strategy` and a data set. Default: none."""
+    of them has kept. The plan says network, strategy and classes. Default: none."""
 
     parent: HttpUrl | None = None
     """URL of another host, for which this one is a worker: it takes units from there, hands their steps out to its own

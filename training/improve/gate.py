@@ -1,4 +1,4 @@
-"""Whether an improved network may become a release: it is compared with the present one on the same pictures. Pure.
+"""The decision if an improved network may become a release, by a comparison with the present one. Pure.
 
 Only pictures count that one of the two networks answers rightly and the other wrongly: `gained` and `lost`. On labelled
 pictures the improved network may lose a little more than it gains, since it was trained for other pictures. On the
@@ -16,14 +16,14 @@ import numpy as np
 
 from tierkit.tensors import Array
 
-__all__ = ["FEWEST", "MOST_LOST", "Comparison", "Verdict", "compared", "judge", "wilson_low"]
+__all__ = ["FEWEST", "MOST_LOST", "Comparison", "GateVerdict", "compared", "judge", "wilson_low"]
 
 FEWEST = 50
 """Pictures with which a comparison says something."""
 MOST_LOST = 0.01
 """Share of labelled pictures by which the improved network may be worse."""
 _Z = NormalDist().inv_cdf(0.95)
-"""A network that is no better passes by chance once in twenty times."""
+"""One in twenty networks that are not better passes by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class Comparison:
 
     @property
     def change(self) -> float:
-        """Accuracy of the improved network less that of the present one."""
+        """Accuracy of the improved network minus the accuracy of the present network."""
         return (self.gained - self.lost) / max(1, self.pictures)
 
     def figures(self, of: str) -> dict[str, float]:
-        """Accuracies and counts by name, for people.
+        """Accuracies and counts by name.
 
         Args:
             of: begins the names.
@@ -57,12 +57,12 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What comes of an improvement."""
+class GateVerdict:
+    """The decision on an improvement."""
 
     passes: bool
     reason: str
-    """Why, with the figures."""
+    """The figures that decided."""
 
 
 def compared(old: Array, new: Array, labels: Array) -> Comparison:
@@ -83,7 +83,7 @@ def compared(old: Array, new: Array, labels: Array) -> Comparison:
     )
 
 
-def judge(validation: Comparison | None, above: Comparison | None) -> Verdict:
+def judge(validation: Comparison | None, above: Comparison | None) -> GateVerdict:
     """Decide by what is known; what has too few pictures counts as unknown.
 
     Args:
@@ -92,11 +92,11 @@ def judge(validation: Comparison | None, above: Comparison | None) -> Verdict:
     """
     known = [each for each in (validation, above) if each is not None]
     if not all(each.finite for each in known):
-        return Verdict(passes=False, reason="the improved network gives numbers that are not finite")
+        return GateVerdict(passes=False, reason="the improved network gives numbers that are not finite")
     validation, above = (each if each and each.pictures >= FEWEST else None for each in (validation, above))
     if validation is None and above is None:
         most = max((each.pictures for each in known), default=0)
-        return Verdict(
+        return GateVerdict(
             passes=False,
             reason=f"{most:,} pictures to compare the networks on, and {FEWEST} are needed: give labelled pictures "
             "with --validation, or let devices send pictures to the scheduler",
@@ -105,14 +105,14 @@ def judge(validation: Comparison | None, above: Comparison | None) -> Verdict:
     if validation is not None:
         said.append(_said("labelled pictures", validation))
         if validation.change < -MOST_LOST:
-            return Verdict(passes=False, reason=f"it loses too much: {said[-1]}")
+            return GateVerdict(passes=False, reason=f"it loses too much: {said[-1]}")
     if above is not None:
         said.append(_said("newest answers from above", above))
         if above.change < 0:
-            return Verdict(passes=False, reason=f"it is worse: {said[-1]}")
+            return GateVerdict(passes=False, reason=f"it is worse: {said[-1]}")
         if wilson_low(above.gained, above.gained + above.lost) <= 0.5:
-            return Verdict(passes=False, reason=f"it is not better by more than chance: {said[-1]}")
-    return Verdict(passes=True, reason="; ".join(said))
+            return GateVerdict(passes=False, reason=f"it is not better by more than chance: {said[-1]}")
+    return GateVerdict(passes=True, reason="; ".join(said))
 
 
 def wilson_low(count: int, total: int, z: float = _Z) -> float:

@@ -25,7 +25,7 @@ __all__ = ["FEWEST_PICTURES", "KeptImages", "images_of", "label_of", "read_kept"
 FEWEST_PICTURES = 8
 """A device with fewer learns them by heart."""
 _MOST_BYTES = 512 << 20
-"""Of decoded pixels in memory: 2,700 pictures of 256 x 256."""
+"""Bound on the decoded pixels in memory: 2,700 pictures of 256 x 256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class KeptImages:
 
     images: ImageSet
     by_people: int
-    """How many of their labels people gave."""
+    """Number of labels that people gave."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Number of the other pictures, by the reason."""
     keys: tuple[int, ...] = ()
-    """Of the pictures, in the kept sample."""
+    """Keys of the pictures in the kept sample."""
 
 
 def label_of(picture: KeptPicture, hierarchy: Hierarchy, target: str, least_confidence: float) -> int | str:

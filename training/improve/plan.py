@@ -1,4 +1,4 @@
-"""What a run on kept pictures trains and how: a document beside the network's file, which the host of the run reads."""
+"""The plan of a run on kept pictures: a document and the network's file in one folder, which the host reads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ IMPROVE = OuterConfig(
     period=8,
     quorum=0.6,
     once=True,
-    trust=TrustConfig(centre="trimmed-mean", cheaters=0.2, deviation=8.0, quarantine=0.05),
+    trust=TrustConfig(centre="trimmed-mean", cheaters=0.3, deviation=8.0, quarantine=0.05),
 )
 """Unless another strategy is given: few steps from the same weights without momentum, and a trimmed mean of the
-changes. Devices see different classes, so honest changes differ much, and their median would be near zero."""
+changes. Up to 30 % of the devices may cheat."""
 
 
 class Plan(Frozen):
@@ -45,8 +45,7 @@ class Plan(Frozen):
 
 
 def training_of(entry: ModelEntry, *, steps: int, batch: int = 32, rate: float = 0.01, seed: int = 0) -> TrainConfig:
-    """How workers train the network of an entry: plain SGD in FP32 from shifted crops, since a few steps are to change
-    little.
+    """The configuration of training for the network of an entry: plain SGD in FP32 on shifted crops.
 
     Args:
         steps: of all workers together.

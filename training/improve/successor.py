@@ -19,15 +19,15 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.tensors import Array
 
-__all__ = ["Judged", "answers_of", "entry_to_improve", "successor", "write_set"]
+__all__ = ["ComparedOn", "answers_of", "entry_to_improve", "successor", "write_set"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ComparedOn:
     """Pictures for comparing the two networks."""
 
     images: Images
-    """As the network takes them."""
+    """The pixels that the network takes."""
     labels: Array
     """int64 `[n]`, of the network's target."""
 

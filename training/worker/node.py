@@ -97,7 +97,7 @@ class WorkerOptions:
     tls_key: Path | None = None
     """Of that service."""
     kept: Path | None = None
-    """Folder of the pictures that the device of this worker has kept, for a run that trains on such pictures."""
+    """Folder of the pictures that the device of this worker has kept, if it trains on them."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from models.hierarchy import Hierarchy
 from models.kept.sample import KeptPicture
 from models.kept.store import KeptStore
 from models.manifest import load_manifest
-from terrace.improving import Goal, Improving, Outcome, Wish
+from terrace.improving import Goal, ImproveState, ImproveWish, Improving
 from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
 from tests.model_sets import COLOURS, colour_pictures, coloured
 from tierkit.client import AsyncClient, Client
@@ -157,8 +157,8 @@ async def test_devices_improve_the_network_of_their_release(tmp_path: Path) -> N
 
 async def improve(
     folder: Path, url: str, validation: Path | None, *, release: str = "models@1", tier: str = "end", **changes: Any
-) -> Outcome:
-    def run() -> Outcome:
+) -> ImproveState:
+    def run() -> ImproveState:
         with Client(url) as client:
             goal = Goal(
                 validation=None if validation is None else str(validation),
@@ -166,7 +166,7 @@ async def improve(
                 trial={"canary": 0.5, "for_s": 3600.0},
                 **changes,
             )
-            return Improving(client, folder, Wish(release=release, tier=tier, **TRAINING), goal).run()
+            return Improving(client, folder, ImproveWish(release=release, tier=tier, **TRAINING), goal).run()
 
     return await asyncio.to_thread(run)
 
@@ -201,7 +201,7 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
     async with blind_fleet(tmp_path) as (running, client, validation), devices(tmp_path, running.url):
         seen: list[str] = []
 
-        def die(outcome: Outcome) -> None:
+        def die(outcome: ImproveState) -> None:
             """At each news that has not been seen."""
             news = f"{outcome.state}, {outcome.passes}, {outcome.new_release}"
             if news not in seen:
