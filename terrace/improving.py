@@ -219,7 +219,12 @@ class Improving:
     def _fetch(self, path: Path, name: str, sha256: str) -> None:
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
             return
-        self._client.save_network(path, name, sha256)
+        try:
+            self._client.save_network(path, name, sha256)
+        except OSError as error:
+            raise SetupError(
+                f"cannot write {path}: {error.strerror}; make room there, and give the command again"
+            ) from error
         if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise WeightsError(f"the scheduler has sent another file than {name} with sha256 {sha256}")
 
@@ -253,8 +258,10 @@ class Improving:
                     f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
                     "work --scheduler URL --kept FOLDER)? The same command continues"
                 ) from None
-        if host.process.returncode != 0 or not (folder / _RUN / RESULT).exists():
+        if host.process.returncode != 0:
             raise host.failure
+        if not (folder / _RUN / RESULT).exists():
+            raise Conflict("the training was stopped before its end: the same command continues it")
 
     # --- judgement ---
 

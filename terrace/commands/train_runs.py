@@ -113,13 +113,15 @@ def invite(
     except typer.BadParameter as error:
         raise typer.BadParameter(error.message, param_hint="--expires") from error
     made = client.invite(run, uses=uses, expires_s=valid.total_seconds())
-    fetches = client.run(run).config.get("share_data") is True
+    config = client.run(run).config
+    fetches = config.get("share_data") is True
     link = f"{client.url}/ui/join#token={made.token}{'&fetch=own' if fetches else ''}"
     # People paste the command into a shell.
     command = f"TERRACE_TOKEN='{made.token}' terrace train work --scheduler {shlex.quote(','.join(client.urls))}"
     ca = None if client.tls_ca is None else client.tls_ca.name
     command += "" if ca is None else f" --tls-ca {shlex.quote(ca)}"
     command += " --fetch own" if fetches else ""
+    command += " --kept FOLDER" if "improves" in config else ""
     if json:
         print_json({**made.model_dump(mode="json"), "link": link, "command": command})
         return

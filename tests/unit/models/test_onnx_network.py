@@ -58,7 +58,7 @@ def test_an_unchanged_network_is_the_same_file(int8: bytes):
 @pytest.mark.parametrize("layers", [1, 5, 100])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_a_trained_network_answers_from_its_file_as_in_torch(
-    precision: str, layers: int, int8: bytes, tmp_path, sample: ImageSet
+    precision: Literal["int8", "fp32"], layers: int, int8: bytes, tmp_path, sample: ImageSet
 ):
     content = int8 if precision == "int8" else dequantize_onnx(int8)
     network, images = trained(content, layers), sample.images[:100]
