@@ -37,14 +37,15 @@ from training.improve.gate import Comparison, compared, judge
 from training.improve.plan import IMPROVE, STRATEGY_NAME, Plan, check_strategy, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
-from training.messages import RESULT
+from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
 from training.strategies.config import HostedConfig
 
-__all__ = ["IMPROVED", "Goal", "ImproveState", "ImproveWish", "Improving"]
+__all__ = ["IMPROVED", "STATE", "Goal", "ImproveState", "ImproveWish", "Improving"]
 
 IMPROVED = "network.onnx"
-_STATE, _BASE, _PLAN, _RUN, _SET, _ABOVE = "improve.json", "base", "plan", "run", "set", "above"
+STATE = "improve.json"
+_BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
 _MOST_PICTURES = 400
 """Newest pictures with answers from above that the networks are compared on."""
@@ -82,6 +83,8 @@ class ImproveState(BaseModel):
     wish: ImproveWish
     created_at: datetime
     state: State = "training"
+    devices: int = 0
+    """Devices whose updates are in the weights."""
     figures: dict[str, float] = Field(default_factory=dict)
     passes: bool | None = None
     """True if it may become a release; None before it is judged."""
@@ -124,8 +127,8 @@ class Improving:
     def __init__(self, client: Client, folder: Path, wish: ImproveWish, goal: Goal) -> None:
         self._client, self._folder, self._wish, self._goal = client, folder, wish, goal
         self._outcome: ImproveState | None = None
-        if (folder / _STATE).exists():
-            found = read_json(folder / _STATE, ImproveState, what="state of an improvement", error=SetupError)
+        if (folder / STATE).exists():
+            found = read_json(folder / STATE, ImproveState, what="state of an improvement", error=SetupError)
             if different := [
                 name for name in ImproveWish.model_fields if getattr(found.wish, name) != getattr(wish, name)
             ]:
@@ -263,10 +266,17 @@ class Improving:
         if not (folder / _RUN / RESULT).exists():
             raise Conflict("the training was stopped before its end: the same command continues it")
 
+    def _devices(self) -> int:
+        """Number of devices that have brought updates; 0 if the scheduler does not know it now."""
+        with contextlib.suppress(TerraceError):
+            spec = read_json(self._folder / _RUN / SPEC, RunSpec, what="run", error=SetupError)
+            return sum(each.updates > 0 for each in self._client.run(spec.id).workers)
+        return 0
+
     # --- judgement ---
 
     def _judge(self, outcome: ImproveState) -> None:
-        self._tell(outcome, state="evaluating", reason="")
+        self._tell(outcome, state="evaluating", reason="", devices=self._devices())
         base, new = self._folder / _BASE, self._folder / _RUN
         manifest = load_manifest(base)
         entry = entry_to_improve(manifest, outcome.wish.tier)
@@ -402,7 +412,7 @@ class Improving:
         for name, value in changes.items():
             setattr(outcome, name, value)
         _make(self._folder)
-        write_atomically(self._folder / _STATE, outcome.model_dump_json(indent=1).encode())
+        write_atomically(self._folder / STATE, outcome.model_dump_json(indent=1).encode())
         with contextlib.suppress(TerraceError):  # an older scheduler keeps no improvements, or it is away
             self._goal.told(outcome)
 

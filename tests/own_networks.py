@@ -16,6 +16,7 @@ from models.kept.store import KeptStore
 from models.training.config import TrainConfig
 from tests.shapes import SHAPES, shape_images
 from tierkit.tensors import Array
+from tierkit.types import Tier
 from training.own_data import OwnData
 
 __all__ = ["CONFIG", "SIDE", "keep", "kept_picture", "network", "own"]
@@ -99,7 +100,7 @@ def kept_picture(number: int, label: int, content: bytes, **changes: object) -> 
         "local": 1 - coarse,
         "local_confidence": 0.6,
         "margin": 0.2,
-        "tier": "cloud",
+        "tier": Tier.CLOUD,
         "node_id": "cloud-1",
         "upper_sha256": "1" * 64,
         "label": label,

@@ -11,20 +11,24 @@ import typer
 from terrace.commands.releases import TrialOptions
 from terrace.commands.token import span
 from terrace.commands.training import say
-from terrace.console import print_json, screen
+from terrace.console import percent, print_json, screen
 from terrace.options import DEFAULT_URL, Credentials, Data, Json, Scheduler, check_tls_ca, with_options
 from tierkit.client import Client
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import one_line
+from tierkit.types import Tier
+from tierkit.wire.learning import Improvement
 
 __all__ = ["improve"]
 
+_MOST_REASON = 500
+"""Characters that the scheduler takes."""
 _LONGEST_S = 30 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
+class ImproveOptions:
     """Options of `terrace train improve` for what is trained."""
 
     release: Annotated[
@@ -127,7 +131,7 @@ class Judgement(TrialOptions):
 @with_options
 def improve(
     context: typer.Context,
-    improvement: Improvement,
+    improvement: ImproveOptions,
     judgement: Judgement,
     scheduler: Scheduler = DEFAULT_URL,
     *,
@@ -137,7 +141,7 @@ def improve(
     check_tls_ca(context, scheduler)
     with training_extra("training on the fleet", "learn"):
         import torch  # noqa: F401
-    from terrace.improving import Goal, Improving
+    from terrace.improving import STATE, Goal, Improving
 
     try:
         within_s = span(judgement.within, longest_s=_LONGEST_S).total_seconds()
@@ -145,6 +149,10 @@ def improve(
         raise typer.BadParameter(error.message, param_hint="--within") from error
     wish = improvement.wish()
     with credentials.connect(scheduler) as client:
+        least = judgement.if_agreement_below
+        if least is not None and not (improvement.folder / STATE).exists() and (why := _no_need(client, least)):
+            screen().print(why, soft_wrap=True, markup=False)
+            return
         goal = Goal(
             validation=judgement.validation,
             data=judgement.data,
@@ -164,8 +172,31 @@ def improve(
         raise typer.Exit(1)
 
 
-def _tell(client: Client, outcome: Any) -> None:
+def _tell(client: Client, state: Any) -> None:
     """Let the page show how far an improvement is."""
+    client.put_improvement(
+        Improvement(
+            id=state.id,
+            release=state.wish.release,
+            tier=Tier(state.wish.tier),
+            state=state.state,
+            devices=state.devices,
+            rounds=state.wish.rounds,
+            figures=state.figures,
+            reason=state.reason[:_MOST_REASON],
+            new_release=state.new_release,
+        )
+    )
+
+
+def _no_need(client: Client, least: float) -> str:
+    """Reason why the fleet needs no improvement; "" if it needs one."""
+    now = client.learning()
+    if now.agreement is None:
+        return "nothing to do: no sure pictures were audited; set audit_share in the table [learn] of devices"
+    if now.agreement >= least:
+        return f"nothing to do: the tiers agree on {percent(now.agreement)} of {now.audited:,} audited pictures"
+    return ""
 
 
 def _said(outcome: Any, folder: Path) -> str:

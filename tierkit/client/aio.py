@@ -41,6 +41,7 @@ from tierkit.wire.api import (
     StateChange,
     parse,
 )
+from tierkit.wire.learning import Improvement, LearningNow
 from tierkit.wire.releases import (
     GuardName,
     NewRelease,
@@ -732,6 +733,17 @@ class AsyncClient(SchedulerConnection):
         # A repetition after a lost answer could meet the change that it has made itself, as a conflict.
         path = f"{_release_path(release)}/{change}"
         return parse(Rollout, (await self._request("POST", path, repeatable=False, upload=upload)).content)
+
+    async def learning(self) -> LearningNow:
+        """The kept samples of devices, the agreement of their sure answers with those from above, and the number of
+        labels; `NotFound` if the scheduler is of an older Terrace."""
+        return await self._get(LearningNow, "/v1/learning")
+
+    async def put_improvement(self, improvement: Improvement) -> Improvement:
+        """Tell how far the improvement of a release is; what the scheduler had of it is replaced."""
+        path = f"/v1/improvements/{improvement.id}"
+        answer = await self._request("PUT", path, repeatable=True, upload=json_upload(improvement))
+        return parse(Improvement, answer.content)
 
     async def _get(self, kind: type[T], path: str, **params: str | float | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}

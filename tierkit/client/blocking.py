@@ -206,6 +206,8 @@ class Client:
     promote_release = _blocking(AsyncClient.promote_release)
     stop_release = _blocking(AsyncClient.stop_release)
     roll_back = _blocking(AsyncClient.roll_back)
+    learning = _blocking(AsyncClient.learning)
+    put_improvement = _blocking(AsyncClient.put_improvement)
     prune_releases = _blocking(AsyncClient.prune_releases)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:

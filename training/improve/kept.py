@@ -71,13 +71,11 @@ def read_kept(folder: Path) -> Iterator[tuple[int, KeptPicture, bytes]]:
     """Key, picture and file of all pictures that a device has kept in a folder, the oldest first.
 
     Raises:
-        SetupError: the folder cannot be read.
+        SetupError: there is no kept sample, or it cannot be read.
+        SpoolUnavailable: the disk fails.
     """
     with closing(KeptStore.reading(folder)) as store:
-        after = 0
-        while page := store.read(after):
-            yield from page
-            after = page[-1][0]
+        yield from store.read_all()
 
 
 def images_of(kept: Iterable[tuple[int, KeptPicture, bytes]], own: OwnData, target: str) -> KeptImages:

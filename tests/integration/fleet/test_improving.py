@@ -27,6 +27,7 @@ from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, m
 from tests.model_sets import COLOURS, colour_pictures, coloured
 from tierkit.client import AsyncClient, Client
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound
+from tierkit.types import Tier
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -57,7 +58,7 @@ def keep(folder: Path, hierarchy: Hierarchy, number: int) -> Path:
             local=1,
             local_confidence=0.6,
             margin=0.2,
-            tier="edge",
+            tier=Tier.EDGE,
             node_id="edge-1",
             upper_sha256="1" * 64,
             label=label,

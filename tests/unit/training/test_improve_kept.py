@@ -13,6 +13,7 @@ from PIL import Image
 from models.kept.sample import KeptPicture
 from tests.shapes import SHAPES
 from tierkit.errors import DataError
+from tierkit.types import Tier
 from training.improve.kept import FEWEST_PICTURES, images_of, label_of
 from training.own_data import OwnData
 
@@ -27,7 +28,7 @@ PICTURE = KeptPicture(
     local=1,
     local_confidence=0.5,
     margin=0.1,
-    tier="cloud",
+    tier=Tier.CLOUD,
     node_id="cloud-1",
     upper_sha256="1" * 64,
     label=2,
