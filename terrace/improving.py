@@ -11,88 +11,40 @@ import contextlib
 import hashlib
 import secrets
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from models.dataset import Dataset
 from models.escalation import save_tuning
 from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
-from models.pictures.decode import decoder
 from models.tuning import TuningTarget, tuned_on
+from terrace.improve_state import ImproveState, ImproveWish
+from terrace.newest_answers import newest_answers
 from tierkit.atomic import write_atomically
 from tierkit.client import Client
-from tierkit.documents import Frozen, read_json
-from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, SetupError, TerraceError, WeightsError
+from tierkit.documents import read_json
+from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
 from tierkit.wire.releases import ReleaseState
 from training.improve.gate import Comparison, compared, judge
-from training.improve.plan import IMPROVE, STRATEGY_NAME, Plan, check_strategy, training_of, write_plan
+from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
 from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
-from training.strategies.config import HostedConfig
 
-__all__ = ["IMPROVED", "STATE", "Goal", "ImproveState", "ImproveWish", "Improving"]
+__all__ = ["IMPROVED", "STATE", "Goal", "Improving"]
 
 IMPROVED = "network.onnx"
 STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
-_MOST_PICTURES = 400
-"""Newest pictures with answers from above that the networks are compared on."""
-_MOST_LOOKED_AT = 4_000
-_PAGE = 100
-_LOOK_S = 1.0
 _TARGET = TuningTarget(accuracy=0.99)
 """The default of `terrace models tune-escalation`."""
-
-State = Literal["training", "evaluating", "released", "refused", "failed"]
-
-
-class ImproveWish(Frozen):
-    """The options of an improvement that must be the same for each start of one folder."""
-
-    release: str
-    """NAME@NUMBER, in force."""
-    tier: str = "end"
-    rounds: Annotated[int, Field(ge=1, le=10_000)] = 20
-    layers: Annotated[int, Field(ge=0, le=10_000)] = 8
-    devices: Annotated[int, Field(ge=1, le=10_000)] = 3
-    batch: Annotated[int, Field(ge=1, le=4_096)] = 32
-    rate: Annotated[float, Field(gt=0, le=10)] = 0.01
-    least_confidence: Annotated[float, Field(ge=0, le=1)] = 0.5
-    choice: str = STRATEGY_NAME
-    strategy: Annotated[HostedConfig, Field(discriminator="family")] = IMPROVE
-
-
-class ImproveState(BaseModel):
-    """The state of an improvement."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
-
-    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    wish: ImproveWish
-    created_at: datetime
-    state: State = "training"
-    devices: int = 0
-    """Devices whose updates are in the weights."""
-    figures: dict[str, float] = Field(default_factory=dict)
-    passes: bool | None = None
-    """True if it may become a release; None before it is judged."""
-    temperature: float | None = None
-    reason: str = ""
-    new_release: str | None = None
-    started: bool = False
-    """True once the trial of the new release has begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +119,7 @@ class Improving:
     def _prepare(self) -> ImproveState:
         """Fetch the release, write the plan, and begin."""
         wish, folder = self._wish, self._folder
-        check_strategy(wish.strategy)
+        strategy, together = fitted_to(wish.strategy, wish.devices)
         now = self._client.release(wish.release)
         self._check_free(now.number)
         if now.thresholds and self._goal.validation is None:
@@ -199,10 +151,10 @@ class Improving:
             resample=entry.resample,
             least_confidence=wish.least_confidence,
         )
-        steps = wish.rounds * wish.devices * wish.strategy.period
+        steps = wish.rounds * together * strategy.period
         network = training_of(entry, steps=steps, batch=wish.batch, rate=wish.rate)
         _make(folder / _PLAN)
-        plan = Plan(own=own, network=network, choice=wish.choice, strategy=wish.strategy)
+        plan = Plan(own=own, network=network, choice=wish.choice, strategy=strategy)
         write_plan(folder / _PLAN, plan, content)
         outcome = ImproveState(id=secrets.token_hex(16), wish=wish, created_at=datetime.now(UTC))
         self._tell(outcome)
@@ -306,7 +258,7 @@ class Improving:
             validation, _ = both(self._judged(self._validation(manifest, entry), entry))
             figures |= validation.figures("validation")
         self._goal.say("comparing the networks on the newest answers from above")
-        above, _ = both(self._answered_above(manifest, entry))
+        above, _ = both(newest_answers(self._client, entry, self._wish.least_confidence))
         figures |= above.figures("above")
         verdict = judge(validation, above if above.pictures else None)
         outcome.passes = verdict.passes
@@ -328,43 +280,6 @@ class Improving:
         labels = labelled.fine if entry.target == "fine" else labelled.coarse
         assert labels is not None
         return ComparedOn(images=labelled.images, labels=labels)
-
-    def _answered_above(self, manifest: Manifest, entry: ModelEntry) -> ComparedOn:
-        """The newest pictures that the scheduler has with sure answers from above."""
-        decode, never = decoder(entry.fit), threading.Event()
-        pixels: list[Any] = []
-        labels: list[int] = []
-        for seen in self._newest():
-            assert seen.fine is not None
-            index, confidence = (
-                (seen.fine.index, seen.fine.confidence)
-                if entry.target == "fine"
-                else (seen.fine.coarse_index, seen.fine.coarse_confidence)
-            )
-            sure = confidence is not None and self._wish.least_confidence <= confidence <= 1
-            if not sure or not 0 <= index < entry.classes:
-                continue
-            try:
-                file = self._client.picture(seen.node, seen.source, seen.sequence)
-                pixels.append(decode(file, never))
-            except (NotFound, InvalidInput):  # it was deleted meanwhile, or is damaged
-                continue
-            labels.append(index)
-            if len(labels) == _MOST_PICTURES:
-                break
-        height, width, colours = entry.input_shape
-        images = np.stack(pixels) if pixels else np.zeros((0, height, width, colours), np.uint8)
-        return ComparedOn(images=images, labels=np.array(labels, np.int64))
-
-    def _newest(self) -> Iterator[Any]:
-        cursor, looked_at = None, 0
-        while looked_at < _MOST_LOOKED_AT:
-            page = self._client.observation_page(limit=_PAGE, cursor=cursor)
-            looked_at += _PAGE
-            yield from (each for each in page.observations if each.picture and each.fine is not None)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     # --- the new release ---
 

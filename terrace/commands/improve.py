@@ -68,7 +68,7 @@ class ImproveOptions:
 
     def wish(self) -> Any:
         """Return what `Improving` takes."""
-        from terrace.improving import ImproveWish
+        from terrace.improve_state import ImproveWish
         from training.improve.plan import check_strategy
         from training.strategies.config import find_hosted
 

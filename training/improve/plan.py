@@ -14,9 +14,19 @@ from tierkit.documents import Frozen, read_json
 from tierkit.errors import InvalidInput, SetupError
 from training.own_data import OwnData
 from training.strategies.config import BatchConfig, HostedConfig, OuterConfig, TournamentConfig
-from training.trust.config import TrustConfig
+from training.trust.config import FEWEST, MOST, TrustConfig
 
-__all__ = ["BASE_FILE", "IMPROVE", "STRATEGY_NAME", "Plan", "check_strategy", "read_plan", "training_of", "write_plan"]
+__all__ = [
+    "BASE_FILE",
+    "IMPROVE",
+    "STRATEGY_NAME",
+    "Plan",
+    "check_strategy",
+    "fitted_to",
+    "read_plan",
+    "training_of",
+    "write_plan",
+]
 
 BASE_FILE = "base.onnx"
 """In the folder of a plan: the network that the run starts from."""
@@ -84,6 +94,24 @@ def check_strategy(strategy: HostedConfig) -> None:
         raise InvalidInput(f"{name} needs the training images on the host, and here they stay on the devices")
     if strategy.trust is not None and strategy.trust.recheck > 0:
         raise InvalidInput("the host has no kept pictures, so it can compute no update again: set trust.recheck to 0")
+
+
+def fitted_to(strategy: HostedConfig, devices: int) -> tuple[HostedConfig, int]:
+    """The strategy for so many devices, and how many of them have a turn in a round.
+
+    Raises:
+        InvalidInput: there are too few to outvote a wrong one; or see `check_strategy`.
+    """
+    check_strategy(strategy)
+    if strategy.trust is not None and devices < FEWEST:
+        raise InvalidInput(
+            f"the strategy judges the updates of {FEWEST} devices or more, and this run has {devices}: give --strategy "
+            "fedavg for so few"
+        )
+    if not isinstance(strategy, OuterConfig):
+        return strategy, devices
+    together = strategy.workers or (devices if strategy.trust is None else min(devices, MOST))
+    return strategy.model_copy(update={"workers": together}), together
 
 
 def write_plan(folder: Path, plan: Plan, content: bytes) -> None:

@@ -22,15 +22,30 @@ from models.kept.sample import KeptPicture
 from models.kept.store import KeptStore
 from models.manifest import load_manifest
 from terrace.cli import run as terrace
-from terrace.improving import Goal, ImproveState, ImproveWish, Improving
+from terrace.improve_state import ImproveState, ImproveWish
+from terrace.improving import Goal, Improving
 from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
 from tests.model_sets import COLOURS, colour_pictures, coloured
 from tierkit.client import AsyncClient, Client
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound
+from tierkit.testing import wait_for
 from tierkit.types import Tier
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
+SOURCE = """
+[[source]]
+name = "door"
+url = "{url}"
+rate = 100.0
+
+[uplink]
+escalate = "all"
+pictures_to_scheduler = "all"
+
+[spool]
+folder = "{spool}"
+"""
 TERRACE = (sys.executable, "-P", "-m", "terrace")
 DEVICES = 3
 TRAINING: dict[str, Any] = {"rounds": 12, "layers": 1, "devices": DEVICES, "rate": 5.0, "batch": 8}
@@ -83,8 +98,20 @@ async def blind_fleet(folder: Path) -> AsyncIterator[tuple[Fleet, AsyncClient, P
     assert terrace(tune) == 0
     async with fleet(folder) as (running, client):
         await running.lead(models)
-        await running.join("end-1", "edge-1")
+        source = folder / "end.toml"
+        source.write_text(SOURCE.format(url=validation, spool=folder / "spool"))
+        await asyncio.gather(running.join("edge-1"), running.join_with("end-1", "--config", str(source)))
         yield running, client, validation
+
+
+async def answered_above(client: AsyncClient, count: int) -> None:
+    """Wait until the scheduler has so many pictures with answers from above."""
+
+    async def so_many() -> bool:
+        page = await client.observation_page(limit=200)
+        return sum(each.picture and each.fine is not None for each in page.observations) >= count
+
+    await wait_for(so_many, what="pictures with answers from above", timeout_s=60)
 
 
 @contextlib.asynccontextmanager
@@ -137,6 +164,7 @@ async def test_devices_improve_the_network_of_their_release(tmp_path: Path) -> N
         name = (await client.releases()).in_force
         assert name == "models@1"
         wanted = flags(tmp_path / "improved", running.url, validation)
+        await answered_above(client, 60)
         code, _ = await command(*wanted, limit="1")
         assert code == 1
         assert not (tmp_path / "improved" / "improve.json").exists()
@@ -146,6 +174,9 @@ async def test_devices_improve_the_network_of_their_release(tmp_path: Path) -> N
         outcome = json.loads(said)
         assert (outcome["state"], outcome["new_release"]) == ("released", "models@2")
         assert outcome["figures"]["validation_new"] > outcome["figures"]["validation_old"] + 0.3
+        assert outcome["figures"]["above_pictures"] == 60
+        assert outcome["figures"]["above_gained"] > 20
+        assert outcome["devices"] == DEVICES
         now = await client.releases()
         assert now.rollout is not None
         assert (now.rollout.release, now.rollout.canary) == ("models@2", 0.5)

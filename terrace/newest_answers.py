@@ -1,0 +1,73 @@
+"""The newest pictures that a scheduler has with answers from above: networks are compared on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from models.manifest import ModelEntry
+from models.pictures.decode import decoder
+from tierkit.client import Client
+from tierkit.errors import InvalidInput, NotFound
+from tierkit.tensors import Array
+from tierkit.wire.sources import SeenPicture
+from training.improve.successor import ComparedOn
+
+__all__ = ["MOST_PICTURES", "newest_answers"]
+
+MOST_PICTURES = 400
+_MOST_LOOKED_AT = 4_000
+"""Observations, most of which may have no picture."""
+_PAGE = 100
+
+
+def newest_answers(client: Client, entry: ModelEntry, least_confidence: float) -> ComparedOn:
+    """Pictures as a network takes them, with the answers from above as labels. Damaged pictures are left out.
+
+    Args:
+        least_confidence: of an answer from above that counts.
+    """
+    decode, never = decoder(entry.fit), threading.Event()
+    pixels: list[Array] = []
+    labels: list[int] = []
+    for seen in _seen(client):
+        label = _label(seen, entry, least_confidence)
+        if label is None:
+            continue
+        try:
+            pixels.append(decode(client.picture(seen.node, seen.source, seen.sequence), never))
+        except (NotFound, InvalidInput):  # it was deleted meanwhile, or is damaged
+            continue
+        labels.append(label)
+        if len(labels) == MOST_PICTURES:
+            break
+    images = np.stack(pixels) if pixels else np.zeros((0, *entry.input_shape), np.uint8)
+    return ComparedOn(images=images, labels=np.array(labels, np.int64))
+
+
+def _label(seen: SeenPicture, entry: ModelEntry, least_confidence: float) -> int | None:
+    """The class from above; None if there is no sure one, or no picture."""
+    if seen.fine is None or not seen.picture:
+        return None
+    index, confidence = (
+        (seen.fine.index, seen.fine.confidence)
+        if entry.target == "fine"
+        else (seen.fine.coarse_index, seen.fine.coarse_confidence)
+    )
+    # Written so that NaN is refused as well.
+    if confidence is None or not least_confidence <= confidence <= 1 or not 0 <= index < entry.classes:
+        return None
+    return index
+
+
+def _seen(client: Client) -> Iterator[SeenPicture]:
+    """The newest observations."""
+    cursor = None
+    for _ in range(0, _MOST_LOOKED_AT, _PAGE):
+        page = client.observation_page(limit=_PAGE, cursor=cursor)
+        yield from page.observations
+        cursor = page.next_cursor
+        if cursor is None:
+            return
