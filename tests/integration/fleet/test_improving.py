@@ -27,7 +27,7 @@ from terrace.improving import Goal, Improving
 from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
 from tests.model_sets import COLOURS, colour_pictures, coloured
 from tierkit.client import AsyncClient, Client
-from tierkit.errors import Conflict, DataError, InvalidInput, NotFound
+from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, NotFound
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
@@ -232,7 +232,11 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = lose_answers(monkeypatch)
-    async with blind_fleet(tmp_path) as (running, client, validation), devices(tmp_path, running.url):
+    async with contextlib.AsyncExitStack() as stack:
+        running, client, validation = await stack.enter_async_context(blind_fleet(tmp_path))
+        with pytest.raises(DeadlineExceeded):  # without devices
+            await improve(tmp_path / "improved", running.url, validation, within_s=0.1)
+        await stack.enter_async_context(devices(tmp_path, running.url))
         seen: list[str] = []
 
         def die(outcome: ImproveState) -> None:
