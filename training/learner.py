@@ -349,10 +349,11 @@ class FlatLearner:
         self.load(*final)
         self._calibrate()
         network, data = self._learner.network.state_dict(), self.data
+        steps = self.steps if fleet.reached is None else fleet.reached.steps
         save_checkpoint(
             folder,
             Checkpoint(
-                step=self.steps,
+                step=steps,
                 config=self.config.model_dump(mode="json"),
                 hierarchy=data.hierarchy.content(),
                 data_sha256=data.sha256,
@@ -371,7 +372,7 @@ class FlatLearner:
             self.config,
             data,
             data=dataset,
-            steps=self.steps,
+            steps=steps,
             planned_steps=self.steps,
             seconds=seconds,
             fleet=fleet,

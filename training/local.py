@@ -126,7 +126,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                 status = None
                 with contextlib.suppress(TerraceError):  # the host is being started again
                     watch(status := await connection.status())
-                if status is not None and deserted and status.done < status.steps:
+                if status is not None and deserted and not status.computed:
                     raise workers[-1].failure
                 await asyncio.wait([each.watcher for each in (host, *workers)], timeout=_LOOK_S)
                 await asyncio.sleep(_LOOK_S)

@@ -18,6 +18,8 @@ from training.trust.score import FIRST
 from training.units import UnitLease, Verdict, WorkUnit
 
 __all__ = [
+    "CURVES",
+    "CURVES_PLOT",
     "LEASE_HEADER",
     "MOST_LOSS",
     "RESULT",
@@ -52,6 +54,10 @@ SPEC = "run.json"
 """In the folder of a host's run: what is trained, and how."""
 RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""
+CURVES = "curves.json"
+"""In the folder of a host's run: loss, accuracy, bytes and staleness."""
+CURVES_PLOT = "curves.png"
+"""The same as a plot, of a run that has finished."""
 
 _MOST_STEPS = 10**9
 _MOST_VALUES = 250_000_000
@@ -302,3 +308,5 @@ class RunStatus(Frozen):
     result: dict[str, Any] | None
     error: str | None = None
     """Why it has failed."""
+    computed: bool = False
+    """True if nothing is left to compute, though the result may not be there yet."""

@@ -71,6 +71,15 @@ class LocalTraining:
     ] = None
     epochs: Epochs = None
     seed: Seed = None
+    until: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1,
+            metavar="SHARE",
+            help="End as soon as the accuracy on held-out training images is this high, such as 0.96.",
+        ),
+    ] = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[
@@ -110,6 +119,8 @@ def run_local(
         raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda; ranks also take cuda:N.")
     if ranks and options.wire != "fp32":
         raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
+    if ranks and options.until is not None:
+        raise typer.BadParameter(f"--until is for a host; the ranks of {options.strategy} measure only at the end.")
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}
     common |= {"scheduler": options.scheduler, "token_file": credentials.token_file, "tls_ca": credentials.tls_ca}
     images = {"data": options.data, "dataset": options.dataset}
@@ -121,7 +132,8 @@ def run_local(
         if options.verbose:
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    host = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    host: dict[str, Any] = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    host["until"] = options.until
     ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
@@ -154,6 +166,17 @@ def run_local(
         f"{result['bytes_received'] / 1e6:,.1f} MB received",
         soft_wrap=True,
         markup=False,
+    )
+    if options.until is not None:
+        screen().print(_reached_text(options.until, result.get("reached")), soft_wrap=True, markup=False)
+
+
+def _reached_text(until: float, reached: dict[str, Any] | None) -> str:
+    if reached is None:
+        return f"the accuracy on held-out images was below {percent(until)} to the last step"
+    return (
+        f"{percent(reached['accuracy'])} of the held-out images right after {reached['seconds']:,.1f} s, "
+        f"{reached['updates']:,} updates and {reached['steps']:,} steps"
     )
 
 

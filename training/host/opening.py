@@ -114,6 +114,7 @@ def open_host(settings: HostSettings) -> Host:
             started_at=started_at,
             max_lease_wait_s=settings.max_lease_wait_s,
             sharing=sharing,
+            until=settings.until,
         )
     )
 

@@ -186,6 +186,7 @@ class HostReports:
                 "workers": spec.workers,
                 "wire": spec.wire,
                 "share_data": settings.share_data,
+                "until": settings.until,
             },
             url=url,
             more_urls=tuple(more),

@@ -60,6 +60,10 @@ class HostSettings(ServiceSettings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """In place of the configuration's."""
 
+    until: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End as soon as the accuracy on the held-out training images is this high, such as 0.96. Default: only after the
+    last step."""
+
     dataset: str | None = None
     """cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. Default: the configuration's."""
 
@@ -118,4 +122,6 @@ class HostSettings(ServiceSettings):
             raise ValueError("give --network, or --parent, which says what is trained, and not both")
         if self.parent is not None and self.share_data:
             raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
+        if self.parent is not None and self.until is not None:
+            raise ValueError("--until is for a host without --parent: that one measures the accuracy")
         return self
