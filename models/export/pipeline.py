@@ -182,7 +182,9 @@ def _draft(
         ece_before=0.0,
         ece_after=0.0,
         feature_shape=(channels, height, width),
-        head_parameters=count_parameters(next(part for part in network.modules() if isinstance(part, nn.Conv2d | nn.Linear))),
+        head_parameters=count_parameters(
+            next(part for part in network.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+        ),
         gpu=gpu,
         training=made[0].facts(made[1:]),
     )

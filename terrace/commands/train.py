@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from models.dataset import Dataset
-from terrace.commands import train_runs
+from terrace.commands import train_release, train_runs
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
@@ -38,6 +38,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
 app.add_typer(train_runs.app)
+app.add_typer(train_release.app)
 
 
 StrategyName = Annotated[
