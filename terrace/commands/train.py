@@ -52,6 +52,15 @@ StrategyName = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
 Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
+TeacherAnswers = Annotated[
+    Path | None,
+    typer.Option(
+        "--answers",
+        metavar="FILE",
+        help="Answers of the teacher, made by 'terrace models answers', for a network that has one.",
+        dir_okay=False,
+    ),
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")]
 
 
@@ -72,6 +81,13 @@ class LocalTraining:
     ] = None
     epochs: Epochs = None
     seed: Seed = None
+    answers: TeacherAnswers = None
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the run whose weights the configuration starts from. Default: runs/models.", file_okay=False
+        ),
+    ] = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[
@@ -114,6 +130,10 @@ def run_local(
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}
     common |= {"scheduler": options.scheduler, "token_file": credentials.token_file, "tls_ca": credentials.tls_ca}
     images = {"data": options.data, "dataset": options.dataset}
+    if options.answers is not None:
+        if ranks:
+            raise typer.BadParameter("--answers is for a host; ranks train networks without a teacher.")
+        images["answers"] = options.answers
     worker: dict[str, Any] = {**images, "device": options.device, "threads": options.threads}
     common |= images
     notes = screen(stderr=True)
@@ -122,7 +142,7 @@ def run_local(
         if options.verbose:
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    host = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    host = {"network": config, **common, "runs": options.runs, "wire": options.wire, "workers": options.workers}
     ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
@@ -195,6 +215,7 @@ class Enlisting:
 class Working:
     """Options of `terrace train work` for the worker's processor and images."""
 
+    answers: TeacherAnswers = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU
@@ -276,6 +297,7 @@ def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, j
         name=name,
         data=options.data,
         dataset=options.dataset,
+        answers=options.answers,
         device=device,
         threads=threads,
         token=token,
@@ -325,6 +347,7 @@ class Simulation:
     wire: Wire = "fp32"
     epochs: Epochs = None
     seed: Seed = None
+    answers: TeacherAnswers = None
     slow: Annotated[
         list[float] | None,
         typer.Option(min=0.01, metavar="FACTOR", help="A worker is so many times slower; may be repeated."),
@@ -436,7 +459,7 @@ def simulate_run(
         from experiments.training.ranks import simulate_ranks
         from experiments.training.simulation import run_simulation
         from models.training.config import find_config
-        from training.learner import read_images
+        from training.learner import read_images, read_teacher
         from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
     try:
         chosen, network = find_strategy(options.strategy), find_config(name, options.config)
@@ -449,7 +472,8 @@ def simulate_run(
     # Before the images, so that a wrong option is found at once.
     ranks = options.rank_machines() if isinstance(chosen, ExchangeConfig | TournamentConfig) else None
     say("reading the images")
-    images = read_images(network, Dataset.open(options.dataset or network.dataset, options.data))
+    source = Dataset.open(options.dataset or network.dataset, options.data)
+    images = read_images(network, source, answers=read_teacher(options.answers, network, source))
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
 

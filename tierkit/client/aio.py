@@ -675,7 +675,7 @@ class AsyncClient(SchedulerConnection):
         if digest.hexdigest() != sha256:
             await part.unlink()
             raise UpstreamError(f"the scheduler at {self.url} sent another file than {name!r} ({sha256})")
-        await part.replace(path)
+        await part.replace(os.fspath(path))
 
     async def _send_network(self, sha256: str, path: Path) -> None:
         """Send a network unless the scheduler has it."""
