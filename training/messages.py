@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
+from models.manifest import Digest
 from models.training.config import TrainConfig
 from tierkit.documents import Frozen
 from tierkit.errors import InvalidAnswer
@@ -107,6 +108,8 @@ class RunSpec(Frozen):
     buffers: Annotated[int, Field(ge=0, le=_MOST_VALUES)]
     data_sha256: Annotated[str, Field(max_length=128)]
     """Of all training images and labels, in their order."""
+    answers_sha256: Digest | None = None
+    """`models.training.answers.Answers.digest` of the teacher's answers; None for a run without a teacher."""
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
 

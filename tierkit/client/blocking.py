@@ -201,6 +201,7 @@ class Client:
     release = _blocking(AsyncClient.release)
     release_manifest = _blocking(AsyncClient.release_manifest)
     create_release = _blocking(AsyncClient.create_release)
+    download_network = _blocking(AsyncClient.download_network)
     start_release = _blocking(AsyncClient.start_release)
     promote_release = _blocking(AsyncClient.promote_release)
     stop_release = _blocking(AsyncClient.stop_release)

@@ -24,7 +24,7 @@ from training.host.journal import Journal
 from training.host.opening import dataset_of
 from training.host.run import TrainingRun
 from training.host.settings import HostSettings
-from training.learner import FlatLearner, foreign, learner_of, read_images
+from training.learner import FlatLearner, foreign, learner_of, read_images, read_teacher
 from training.messages import GrantedLease, RunSpec
 from training.payloads import unpack
 from training.strategies.build import build_strategy
@@ -216,9 +216,13 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 f"{strategy.inner}: give it a --strategy with the same inner"
             )
         with foreign(network.name):
-            training, test = read_images(network, dataset_of(settings, network))
+            dataset = dataset_of(settings, network)
+            answers = read_teacher(settings.answers, network, dataset)
+            training, test = read_images(network, dataset, answers=answers, begins=True)
         if training.sha256 != above.data_sha256:
             raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
+        if above.answers_sha256 != (None if answers is None else answers.digest):
+            raise Conflict(f"the answers are not those of the run at {parent.url}: give --answers the same file")
         with foreign(network.name):
             learner = learner_of(above, training)
         rechecks = strategy.trust is not None and strategy.trust.recheck > 0

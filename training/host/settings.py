@@ -70,6 +70,13 @@ class HostSettings(ServiceSettings):
     data: UserPath | None = None
     """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
 
+    answers: UserPath | None = None
+    """File of `terrace models answers`: what the teacher of the configuration answers to the training images. Workers
+    without images get the answers with them."""
+
+    runs: UserPath = Path("runs/models")
+    """Folder of the run that the configuration names as `initial`: the weights to start from. Workers need nothing."""
+
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
     """URL of the scheduler to report to, so that people can watch the run and workers find it; of several, all of them,
     comma-separated. Default: none."""
