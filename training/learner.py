@@ -358,10 +358,11 @@ class FlatLearner:
         self.load(*final)
         self._calibrate()
         network, data = self._learner.network.state_dict(), self.data
+        steps = self.steps if fleet.until is None or fleet.steps is None else fleet.steps
         save_checkpoint(
             folder,
             Checkpoint(
-                step=self.steps,
+                step=steps,
                 config=self.config.model_dump(mode="json"),
                 hierarchy=data.hierarchy.content(),
                 data_sha256=data.sha256,
@@ -380,7 +381,7 @@ class FlatLearner:
             self.config,
             data,
             data=dataset,
-            steps=self.steps,
+            steps=steps,
             planned_steps=self.steps,
             seconds=seconds,
             fleet=fleet,

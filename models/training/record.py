@@ -43,6 +43,10 @@ class FleetFacts(Frozen):
     """Number of workers that the run was set up for."""
     updates: int
     """Updates of workers that are in the weights."""
+    until: float | None = None
+    """Accuracy on the held-out images that ended the run before its last step; None for all steps."""
+    steps: int | None = None
+    """Steps done; None for all."""
 
 
 class TrainingRecord(Frozen):
@@ -170,7 +174,7 @@ def unfinished(folder: Path, kind: type[TrainingRecord] = TrainingRecord) -> str
     if not (folder / _FILE).is_file():
         return None  # the checkpoint was copied without it
     record = read_record(kind, folder)
-    if record.steps >= record.planned_steps:
+    if record.steps >= record.planned_steps or (record.fleet is not None and record.fleet.until is not None):
         return None
     return f"{folder.name} is not finished: it has done {record.steps:,} of {record.planned_steps:,} steps"
 

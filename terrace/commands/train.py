@@ -81,6 +81,10 @@ class LocalTraining:
     ] = None
     epochs: Epochs = None
     seed: Seed = None
+    until: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1, metavar="ACCURACY", help="End when the held-out images are answered so well."),
+    ] = None
     answers: TeacherAnswers = None
     runs: Annotated[
         Path | None,
@@ -123,6 +127,8 @@ def run_local(
     except (InvalidInput, SetupError) as error:
         raise typer.BadParameter(str(error)) from error
     ranks = isinstance(strategy, ExchangeConfig | TournamentConfig)
+    if ranks and options.until is not None:
+        raise typer.BadParameter(f"--until is for a host; the ranks of {options.strategy} do all steps.")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?" if ranks else "cpu|cuda", options.device):
         raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda; ranks also take cuda:N.")
     if ranks and options.wire != "fp32":
@@ -142,7 +148,14 @@ def run_local(
         if options.verbose:
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    host = {"network": config, **common, "runs": options.runs, "wire": options.wire, "workers": options.workers}
+    host = {
+        "network": config,
+        **common,
+        "runs": options.runs,
+        "until": options.until,
+        "wire": options.wire,
+        "workers": options.workers,
+    }
     ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -21,6 +22,7 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
+from training.curves import CurvePoint, draw, extended, read_curve, write_curve
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
@@ -58,6 +60,8 @@ _MOST_UNWRITTEN = 4
 """Of such groups, that wait for the disk."""
 _EVALUATION_SHARE = 0.05
 """Of the time, that evaluations during the run may take."""
+_CURVE_S = 5.0
+"""Between two writes of the curve."""
 _LOOK_S = 0.5
 """Between two looks who is still there."""
 _FAREWELL_S = 10.0
@@ -89,6 +93,8 @@ class HostParts:
     started_at: float = 0.0
     """Time on the clock of the run."""
     max_lease_wait_s: float
+    until: float | None = None
+    """Accuracy on the held-out images that ends the run; None for all of its steps."""
     sharing: Sharing | None = None
     """Gives the training images to workers that lack them; None for a host that gives none away."""
 
@@ -115,6 +121,9 @@ class Host:
         self._packed: tuple[int, bytes] | None = None
         """Version and weights as they were sent last."""
         self._accuracy: float | None = None
+        self._until = parts.until
+        self._curve = read_curve(self._journal.folder)
+        self._curve_kept_at = -math.inf
         self._stopped = self._draining = False
         self.error = ""
         """Why the run cannot go on; "" while it can."""
@@ -498,7 +507,9 @@ class Host:
 
     def _note(self, do: str, now: float, body: bytes = b"", **given: Any) -> None:
         # A lease that a dead machine has forgotten costs its unit, as one that expires does.
-        self._journal.add({"do": do, "now": now, **given}, body, lasting=do in ("take", "drop", "order", "rechecked"))
+        self._journal.add(
+            {"do": do, "now": now, **given}, body, lasting=do in ("take", "drop", "order", "reach", "rechecked")
+        )
 
     @property
     def finished(self) -> bool:
@@ -584,6 +595,8 @@ class Host:
             self._accuracy = await self._measured(self._learner.data.held_out)
             if self.error:
                 self._tell()
+            else:
+                await self._follow(self._accuracy)
             pause_s = (time.monotonic() - began) / _EVALUATION_SHARE
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -592,10 +605,34 @@ class Host:
             # The last update may have its weights in, and not yet be counted: only the run's thread knows.
             figures = await self._call(self._figures)
             result = {**figures, "accuracy": await self._measured(self._test)}
+            if not self._curve or self._curve[-1].updates < self._run.totals.updates:
+                await self._follow(await self._measured(self._learner.data.held_out))
             self.error = self.error or self._run.strategy.failure
             if not self.error:
                 await asyncio.to_thread(self._keep, result)
                 self.result = result
+
+    async def _follow(self, accuracy: float) -> None:
+        """Add a point to the curve, and end the run if it is as accurate as was asked for."""
+
+        def call() -> CurvePoint:
+            run = self._run
+            if self._until is not None and accuracy >= self._until and not run.finished:
+                now = self._now()
+                run.reach(accuracy, now)
+                self._note("reach", now, accuracy=accuracy)
+            counted = run.counted()
+            names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received")
+            done = run.strategy.leases.done
+            given = {name: counted[name] for name in names}
+            return CurvePoint(done=done, accuracy=accuracy, staleness=run.staleness, **given)
+
+        self._curve = extended(self._curve, await self._call(call))
+        if self._run.finished or time.monotonic() - self._curve_kept_at > _CURVE_S:
+            self._curve_kept_at = time.monotonic()
+            await asyncio.to_thread(write_curve, self._journal.folder, self._curve)
+        if self._run.finished:
+            self._tell()
 
     async def _attend(self, lifecycle: Lifecycle) -> None:
         """Train; then let the workers go, and drain the service."""
@@ -656,13 +693,17 @@ class Host:
             "staleness": self._run.staleness,
             **self._run.counted(),
             **self._run.strategy.results(),
+            **({} if self._until is None else {"until": self._until, "reached": self._run.reached}),
         }
 
     def _keep(self, result: dict[str, Any]) -> None:
         folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
-        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
+        reached = self._run.reached is not None
+        facts = {name: result[name] for name in ("strategy", "workers", "updates")}
+        fleet = FleetFacts(**facts, until=self._until if reached else None, steps=strategy.leases.done)
         start = strategy.weights, strategy.buffers
         self._learner.keep(start, folder, dataset=self._dataset, seconds=result["seconds"], fleet=fleet)
+        draw(folder, self._curve, f"{result['network']} with {result['strategy']}, {result['workers']} workers")
         write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
 

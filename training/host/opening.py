@@ -23,7 +23,7 @@ from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images, read_teacher
 from training.messages import SPEC, RunSpec
 from training.strategies.build import build_strategy
-from training.strategies.config import BatchConfig, find_hosted
+from training.strategies.config import BatchConfig, TournamentConfig, find_hosted
 from training.strategies.lbfgs import check_lbfgs
 
 __all__ = ["dataset_of", "find_network", "open_host"]
@@ -52,6 +52,10 @@ def open_host(settings: HostSettings) -> Host:
         network, strategy = find_network(settings.network or ""), find_hosted(settings.strategy)
     except InvalidInput as error:
         raise SetupError(str(error)) from error
+    if settings.until is not None and isinstance(strategy, BatchConfig | TournamentConfig):
+        raise SetupError(
+            f"--until does not end a run with {settings.strategy}: its weights are not one line of versions"
+        )
     changes = {"epochs": settings.epochs, "seed": settings.seed}
     network = network.model_copy(update={name: value for name, value in changes.items() if value is not None})
     if isinstance(strategy, BatchConfig):
@@ -118,6 +122,7 @@ def open_host(settings: HostSettings) -> Host:
             checker=checker,
             started_at=started_at,
             max_lease_wait_s=settings.max_lease_wait_s,
+            until=settings.until,
             sharing=sharing,
         )
     )

@@ -77,6 +77,8 @@ class TrainingRun:
         self.totals = _Totals()
         self._workers: dict[str, _Worker] = {}
         self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self.reached: dict[str, float] | None = None
+        """Accuracy, seconds and updates when the run had the accuracy that was asked for."""
         self._refused = 0
         """Updates in a row."""
         self.rechecks = Rechecks(None, lambda: 1.0)
@@ -93,7 +95,11 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        return self.strategy.finished
+        return self.reached is not None or self.strategy.finished
+
+    def reach(self, accuracy: float, now: float) -> None:
+        """End the run: the weights answer the held-out images as well as was asked for."""
+        self.reached = {"accuracy": accuracy, "seconds": self.seconds, "updates": self.totals.updates}
 
     def join(self, name: str, incarnation: str, now: float, fetches: bool = False, caller: str = "") -> None:
         """A worker has come, or has come again: what a former process of its name had is given back.
@@ -233,6 +239,8 @@ class TrainingRun:
             times: that its worker has spent.
         """
         self.check(update.worker, incarnation)
+        if self.reached is not None:
+            return "duplicate"  # the run has all that it needs
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
         held = strategy.leases.held_by(update.worker)
         age = strategy.version - (strategy.version if held is None else held.unit.version)
@@ -378,6 +386,7 @@ class TrainingRun:
                 "renew": self.renew,
                 "drop": self.drop,
                 "order": self.order,
+                "reach": self.reach,
                 "rechecked": self.rechecked,
                 "met": self.met,
             }
@@ -392,12 +401,14 @@ class TrainingRun:
             "workers": {name: asdict(each) for name, each in self._workers.items()},
             "losses": list(self._losses),
             "refused": self._refused,
+            "reached": self.reached,
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         """As `Strategy.restore`."""
         self.strategy.restore(vectors, figures["strategy"])
         self.totals, self._refused = _Totals(**figures["totals"]), figures["refused"]
+        self.reached = figures.get("reached")
         self.totals.times = known_times(self.totals.times)
         self._workers = {name: _Worker(**each) for name, each in figures["workers"].items()}
         for name, each in self._workers.items():

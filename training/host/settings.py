@@ -54,6 +54,10 @@ class HostSettings(ServiceSettings):
     folder: UserPath | None = None
     """Folder that keeps the run. With one that holds it already, the run goes on. Default: runs/<network> here."""
 
+    until: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Accuracy on the held-out images that ends the run, such as 0.96; measured now and then. Default: none, so the
+    run does all of its steps."""
+
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """In place of the configuration's."""
 
