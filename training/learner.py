@@ -18,10 +18,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.data import ImageSet
 from models.dataset import Dataset
+from models.training.answers import Answers, read_answers
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
-from models.training.learner import BatchAnswers, NetworkLearner, groups_of, predict, set_rate
+from models.training.learner import BatchAnswers, NetworkLearner, groups_of, load_weights, predict, set_rate
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import InvalidAnswer, InvalidInput, WeightsError
 from training.measuring import free_bytes
@@ -29,7 +30,7 @@ from training.messages import RunSpec
 from training.strategies.config import StrategyConfig
 from training.units import Computed, Flat, Sends
 
-__all__ = ["ADAMW_DECAY", "FlatLearner", "foreign", "learner_of", "read_images"]
+__all__ = ["ADAMW_DECAY", "FlatLearner", "foreign", "learner_of", "read_images", "read_teacher"]
 
 ADAMW_DECAY = 0.1
 """Decoupled weight decay of AdamW steps (arXiv:2311.08105); biases and normalisation have none."""
@@ -113,6 +114,14 @@ class FlatLearner:
     def network(self) -> Any:
         """The network that answers after training, without a second classifier."""
         return self._learner.network.network
+
+    def begin_with(self, weights: dict[str, Tensor]) -> None:
+        """Take the weights of a served network, by the names of its tensors. A second classifier keeps its own.
+
+        Raises:
+            WeightsError: they are of another network.
+        """
+        load_weights(self.network, weights, f"the weights that {self.config.name!r} is to start from")
 
     def hold(self, parts: Iterable[torch.nn.Module]) -> None:
         """Take weights, buffers, gradients and momentum from these parts of the network only."""
@@ -358,10 +367,11 @@ class FlatLearner:
         self.load(*final)
         self._calibrate()
         network, data = self._learner.network.state_dict(), self.data
+        steps = self.steps if fleet.reached is None else fleet.reached.steps
         save_checkpoint(
             folder,
             Checkpoint(
-                step=self.steps,
+                step=steps,
                 config=self.config.model_dump(mode="json"),
                 hierarchy=data.hierarchy.content(),
                 data_sha256=data.sha256,
@@ -380,7 +390,7 @@ class FlatLearner:
             self.config,
             data,
             data=dataset,
-            steps=self.steps,
+            steps=steps,
             planned_steps=self.steps,
             seconds=seconds,
             fleet=fleet,
@@ -431,20 +441,55 @@ class FlatLearner:
             layer.momentum = momentum
 
 
-def read_images(config: TrainConfig, dataset: Dataset, *, device: str = "cpu") -> tuple[TrainingData, ImageSet]:
+def read_images(
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    device: str = "cpu",
+    answers: Answers | None = None,
+    begins: bool = False,
+) -> tuple[TrainingData, ImageSet]:
     """The images to train on, and those of the test set.
 
     Args:
         device: that keeps the former.
+        answers: of the teacher, if the configuration has one; see `read_teacher`.
+        begins: True if the caller loads the weights of the run that the configuration names as `initial`.
 
     Raises:
-        InvalidInput: the configuration has a teacher, or starts from another run: neither is known to the fleet.
+        InvalidInput: the configuration has a teacher, and its answers are missing; or it starts from another run, and
+            the caller does not load that.
         DataError: they are missing or damaged.
     """
-    if config.teacher is not None or config.initial is not None:
-        raise InvalidInput(f"{config.name!r} needs another run (a teacher, or weights to start from): train it alone")
-    images = TrainingData(config, dataset.read("train"), dataset.hierarchy, device=device)
+    if config.teacher is not None and answers is None:
+        raise InvalidInput(
+            f"{config.name!r} has a teacher: give its answers to the training images with --answers FILE; "
+            f"'terrace models answers {' '.join(config.teacher.runs)} --out FILE' makes them"
+        )
+    if config.initial is not None and not begins:
+        raise InvalidInput(
+            f"{config.name!r} starts from the run {config.initial!r}: only 'terrace train host' and 'run' with a host "
+            "load that"
+        )
+    teacher = None if answers is None else torch.from_numpy(answers.log_probabilities)
+    images = TrainingData(config, dataset.read("train"), dataset.hierarchy, teacher=teacher, device=device)
     return images, dataset.read("test")
+
+
+def read_teacher(path: Path | None, config: TrainConfig, dataset: Dataset) -> Answers | None:
+    """The answers of a configuration's teacher from a file; None for a configuration without a teacher.
+
+    Raises:
+        DataError: as `read_answers`.
+        InvalidInput: they are answers of another teacher.
+    """
+    if config.teacher is None or path is None:
+        return None
+    answers = read_answers(path, dataset.read("train").digest(), dataset.hierarchy)
+    if answers.facts.teachers != config.teacher.runs:
+        have, wanted = (" and ".join(names) for names in (answers.facts.teachers, config.teacher.runs))
+        raise InvalidInput(f"{path} holds answers of {have}, and the teacher of {config.name!r} is {wanted}")
+    return answers
 
 
 @contextmanager

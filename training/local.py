@@ -108,6 +108,8 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
             while (url := _written_url(ready)) is None:
                 if host.process.returncode is not None and not await again(host):
                     await host.watcher
+                    if host.process.returncode == 0:  # of a run that had finished before
+                        return _result(host, killed)
                     raise host.failure
                 await asyncio.sleep(_LOOK_S)
             # One that is started again is to be found where it was.
@@ -126,7 +128,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                 status = None
                 with contextlib.suppress(TerraceError):  # the host is being started again
                     watch(status := await connection.status())
-                if status is not None and deserted and status.done < status.steps:
+                if status is not None and deserted and not status.computed:
                     raise workers[-1].failure
                 await asyncio.wait([each.watcher for each in (host, *workers)], timeout=_LOOK_S)
                 await asyncio.sleep(_LOOK_S)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
+from models.manifest import Digest
 from models.training.config import TrainConfig
 from tierkit.documents import Frozen
 from tierkit.errors import InvalidAnswer
@@ -19,6 +20,8 @@ from training.trust.score import FIRST
 from training.units import UnitLease, Verdict, WorkUnit
 
 __all__ = [
+    "CURVES",
+    "CURVES_PLOT",
     "LEASE_HEADER",
     "MOST_LOSS",
     "RESULT",
@@ -53,6 +56,10 @@ SPEC = "run.json"
 """In the folder of a host's run: what is trained, and how."""
 RESULT = "result.json"
 """In the folder of a run that has finished: what came of it."""
+CURVES = "curves.json"
+"""In the folder of a host's run: loss, accuracy, bytes and staleness."""
+CURVES_PLOT = "curves.png"
+"""The same as a plot, of a run that has finished."""
 
 _MOST_STEPS = 10**9
 _MOST_VALUES = 250_000_000
@@ -102,6 +109,8 @@ class RunSpec(Frozen):
     buffers: Annotated[int, Field(ge=0, le=_MOST_VALUES)]
     data_sha256: Annotated[str, Field(max_length=128)]
     """Of all training images and labels, in their order."""
+    answers_sha256: Digest | None = None
+    """`models.training.answers.Answers.digest` of the teacher's answers; None for a run without a teacher."""
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
     own: OwnData | None = None
@@ -305,3 +314,5 @@ class RunStatus(Frozen):
     result: dict[str, Any] | None
     error: str | None = None
     """Why it has failed."""
+    computed: bool = False
+    """True if nothing is left to compute, though the result may not be there yet."""

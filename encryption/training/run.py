@@ -61,7 +61,7 @@ def train_encoder(
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
-        teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.pt", weights)
+        teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.safetensors", weights)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
     return drive(EncoderLearner(config, images, upper), folder, options, dataset, EncoderRecord)
 

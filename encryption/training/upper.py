@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from models.evaluate import logits_of
 from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
+from models.training.answers import AnswerFacts, Teacher
 from models.training.batches import Statistics, normalise
 from models.training.teacher import kept_answers
-from tierkit.errors import WeightsError
+from tierkit.errors import DataError, WeightsError
 
-__all__ = ["load_shipped", "teacher_answers"]
+__all__ = ["answers_of_networks", "load_shipped", "teacher_answers"]
 
 _FLOATS = "_DequantizeLinear_Output"
 
@@ -102,18 +103,42 @@ def _normalised(network: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def teacher_answers(names: tuple[str, ...], data: ImageSet, cache: Path, weights: Path | None) -> Tensor:
-    """What shipped networks answer; see `models.training.teacher.kept_answers`.
+    """Log probabilities `[N, 2, F]` of shipped networks; see `models.training.teacher.kept_answers`.
 
     Args:
         names: fine networks of the manifest.
 
     Raises:
         WeightsError: a network is missing or damaged.
+        DataError: a network has no fine answers.
+    """
+    hierarchy = load_manifest(weights).hierarchy
+    facts, teachers = answers_of_networks(names, data, weights)
+    return torch.from_numpy(kept_answers(teachers, data, hierarchy, facts, cache).log_probabilities)
+
+
+def answers_of_networks(
+    names: tuple[str, ...], data: ImageSet, weights: Path | None
+) -> tuple[AnswerFacts, Iterable[Teacher]]:
+    """Facts of the answers of a model set's networks, and the networks, each loaded when it is asked for.
+
+    Args:
+        weights: the model set; Terrace's own unless given.
+
+    Raises:
+        NotFound: the set has no such network.
+        DataError: it gives no fine answers.
     """
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
     entries = [manifest.entry(name) for name in names]
-    digest = hashlib.sha256("".join([data.digest(), *(entry.sha256 for entry in entries)]).encode()).hexdigest()
+    if coarse := [entry.name for entry in entries if entry.target != "fine"]:
+        raise DataError(f"the teacher {coarse[0]!r} answers coarse labels; a teacher needs fine ones")
+    facts = AnswerFacts(
+        data_sha256=data.digest(),
+        hierarchy=manifest.hierarchy.name,
+        teachers=names,
+        teachers_sha256=hashlib.sha256("".join(entry.sha256 for entry in entries).encode()).hexdigest(),
+    )
     models = (load_model(entry, folder, threads=torch.get_num_threads()) for entry in entries)
-    teachers = (lambda images, model=model: logits_of(model, images, batch_size=100)[0] for model in models)
-    return kept_answers(teachers, data, digest, cache)
+    return facts, (lambda images, model=model: logits_of(model, images, batch_size=100)[0] for model in models)

@@ -22,6 +22,7 @@ from tierkit.errors import WeightsError
 
 __all__ = [
     "FleetFacts",
+    "Reached",
     "TrainingRecord",
     "hardware",
     "make_record",
@@ -34,6 +35,17 @@ __all__ = [
 _FILE = "record.json"
 
 
+class Reached(Frozen):
+    """The moment at which a run had the accuracy that it was to reach."""
+
+    accuracy: float
+    """On the held-out images."""
+    seconds: float
+    """From the first unit of work to the last update."""
+    updates: int
+    steps: int
+
+
 class FleetFacts(Frozen):
     """How a run was spread over machines."""
 
@@ -43,6 +55,8 @@ class FleetFacts(Frozen):
     """Number of workers that the run was set up for."""
     updates: int
     """Updates of workers that are in the weights."""
+    reached: Reached | None = None
+    """What ended the run before its last step; None where nothing did."""
 
 
 class TrainingRecord(Frozen):
@@ -170,7 +184,7 @@ def unfinished(folder: Path, kind: type[TrainingRecord] = TrainingRecord) -> str
     if not (folder / _FILE).is_file():
         return None  # the checkpoint was copied without it
     record = read_record(kind, folder)
-    if record.steps >= record.planned_steps:
+    if record.steps >= record.planned_steps or (record.fleet is not None and record.fleet.reached is not None):
         return None
     return f"{folder.name} is not finished: it has done {record.steps:,} of {record.planned_steps:,} steps"
 

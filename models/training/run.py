@@ -26,7 +26,7 @@ from models.training.trainer import Learner, Trainer, TrainerProgress, resume
 from tierkit.atomic import alone_in, made_folder
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 
-__all__ = ["RunOptions", "drive", "measure_run", "train_run"]
+__all__ = ["RunOptions", "drive", "initial_weights", "measure_run", "train_run"]
 
 Record = TypeVar("Record", bound=TrainingRecord)
 
@@ -90,10 +90,10 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
             [runs / name for name in names],
             data,
             hierarchy,
-            cache=runs / "answers" / f"{'+'.join(names)}.pt",
+            cache=runs / "answers" / f"{'+'.join(names)}.safetensors",
             device=options.device,
         )
-    initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset)
+    initial = None if config.initial is None else initial_weights(config, runs / config.initial, dataset)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
     record = drive(NetworkLearner(config, images, initial), folder, options, dataset, TrainingRecord)
     if record.epochs and draws:
@@ -175,7 +175,12 @@ def measure_run(folder: Path, dataset: Dataset, options: RunOptions) -> tuple[in
     )
 
 
-def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset) -> dict[str, Tensor]:
+def initial_weights(config: TrainConfig, folder: Path, dataset: Dataset) -> dict[str, Tensor]:
+    """Weights of a run that another one is to start from.
+
+    Raises:
+        WeightsError: there is no checkpoint, it is damaged, or its network is another one.
+    """
     checkpoint = load_checkpoint(folder, dataset.hierarchy)
     before = checkpoint.configured(TrainConfig)
     if (before.network, before.target) != (config.network, config.target):

@@ -1,53 +1,64 @@
 """Knowledge distillation: the teachers' probabilities for every training image, computed once and kept.
 
 Each image is seen as it is and mirrored; a student's random crop gets the answer for the whole image. That costs two
-passes of the teacher over the data in all, instead of one per epoch.
+passes of the teacher over the data in all, instead of one per epoch. The file is the one of `models.training.answers`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
-from models.session import softmax
+from models.training.answers import AnswerFacts, Answers, Teacher, ask, read_answers, write_answers
 from models.training.checkpoint import CHECKPOINT, load_checkpoint, not_trained
 from models.training.learner import averaged_network, predict
-from tierkit.atomic import write_atomically
+from tierkit.atomic import made_folder
 from tierkit.errors import DataError
-from tierkit.tensors import Array
 
-__all__ = ["Teacher", "kept_answers", "teacher_probabilities"]
-
-Teacher = Callable[[Array], Array]
-"""Logits, FP32 `[n, F]`, of UINT8 images `[n, h, w, 3]`."""
+__all__ = ["answers_of_runs", "kept_answers", "save_again", "teacher_probabilities"]
 
 
 def teacher_probabilities(
     runs: Sequence[Path], data: ImageSet, hierarchy: Hierarchy, *, cache: Path, device: str = "cpu"
 ) -> Tensor:
-    """What the networks of these run folders answer; see `kept_answers`.
+    """Log probabilities `[N, 2, F]` of the networks of these run folders; see `kept_answers`.
 
     Raises:
         WeightsError: a run folder has no checkpoint, a damaged one, or one for another hierarchy.
         DataError: a teacher gives no fine probabilities.
     """
-    digest = hashlib.sha256(data.digest().encode())
+    facts, teachers = answers_of_runs(runs, data, hierarchy, device)
+    return torch.from_numpy(kept_answers(teachers, data, hierarchy, facts, cache).log_probabilities)
+
+
+def answers_of_runs(
+    runs: Sequence[Path], data: ImageSet, hierarchy: Hierarchy, device: str = "cpu"
+) -> tuple[AnswerFacts, Iterable[Teacher]]:
+    """Facts of the answers of run folders, and their networks, each loaded when it is asked for.
+
+    Raises:
+        WeightsError: a run folder has no checkpoint. The teachers raise as `teacher_probabilities`.
+    """
+    digest = hashlib.sha256()
     for run in runs:
         path = run / CHECKPOINT
         if not path.is_file():
             raise not_trained(run)
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return kept_answers(
-        (_teacher(run, hierarchy, torch.device(device)) for run in runs), data, digest.hexdigest(), cache
+    facts = AnswerFacts(
+        data_sha256=data.digest(),
+        hierarchy=hierarchy.name,
+        teachers=tuple(run.name for run in runs),
+        teachers_sha256=digest.hexdigest(),
     )
+    return facts, (_teacher(run, hierarchy, torch.device(device)) for run in runs)
 
 
 def _teacher(run: Path, hierarchy: Hierarchy, device: torch.device) -> Teacher:
@@ -58,22 +69,29 @@ def _teacher(run: Path, hierarchy: Hierarchy, device: torch.device) -> Teacher:
     return lambda images: predict(network, images, known, config, device)
 
 
-def kept_answers(teachers: Iterable[Teacher], data: ImageSet, key: str, cache: Path) -> Tensor:
-    """Log of the teachers' mean probabilities, float16 `[N, 2, F]`: each image and its mirror image.
+def kept_answers(
+    teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy, facts: AnswerFacts, cache: Path
+) -> Answers:
+    """Answers of teachers to each image and its mirror image.
 
     Args:
-        key: digest of the images and of the teachers.
-        cache: file that keeps the result; it is used again while the key is the same.
+        cache: file that keeps the result; it is used again if its facts are the same.
     """
-    if cache.is_file():
-        content = torch.load(cache, weights_only=True)
-        if content["sha256"] == key:
-            kept: Tensor = content["log_probabilities"]
+    with suppress(DataError):
+        kept = read_answers(cache, facts.data_sha256, hierarchy)
+        if kept.facts == facts:
             return kept
-    views = data.images, np.ascontiguousarray(data.images[:, :, ::-1])
-    answers = [np.stack([softmax(teacher(view)) for view in views], axis=1) for teacher in teachers]
-    answer = torch.from_numpy(np.mean(answers, axis=0)).clamp_min(1e-7).log().half()
-    buffer = io.BytesIO()
-    torch.save({"sha256": key, "log_probabilities": answer}, buffer)
-    write_atomically(cache, buffer.getvalue())
-    return answer
+    answers = Answers(facts=facts, log_probabilities=ask(teachers, data, hierarchy))
+    made_folder(cache.parent)
+    write_answers(cache, answers)
+    return answers
+
+
+def save_again(path: Path, answers: Answers, hierarchy: Hierarchy, top: int) -> Answers:
+    """Replace a file of answers by one with the likeliest classes only; return what that file teaches.
+
+    Raises:
+        InvalidInput, SetupError: as `write_answers`.
+    """
+    write_answers(path, answers, top=top)
+    return read_answers(path, answers.facts.data_sha256, hierarchy)

@@ -1,18 +1,15 @@
-"""The curve of a run's loss and accuracy, in a bounded number of points. Pure."""
+"""The curve of a run, in a bounded number of points. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
+
+from tierkit.thinning import thinned
 
 __all__ = ["MOST_POINTS", "Point", "extended"]
 
 MOST_POINTS = 500
-
-_LEAST_S = 1e-3
-"""The whole time of a curve, should all of its points be of one moment."""
 
 
 class Point(NamedTuple):
@@ -24,25 +21,22 @@ class Point(NamedTuple):
     """Steps."""
     loss: float | None
     accuracy: float | None
+    updates: int | None = None
+    """Of all workers together, since the run began; None where they are not known, as in the next two."""
+    bytes_moved: int | None = None
+    """Bytes of updates and weights."""
+    staleness: float | None = None
+    """Mean over the updates."""
 
 
 def extended(curve: Sequence[Point], point: Point) -> tuple[Point, ...]:
-    """The curve with one more point. Once it has too many, time is cut into at most 250 equal spans, and the last point
-    of each span stays. A measurement of a dropped point passes to the next point if that has
-    none."""
-    longer = (*curve, point)
-    if len(longer) <= MOST_POINTS:
-        return longer
-    begun = longer[0].at
-    # Powers of two: the spans of a later cut are made of whole spans of this one, so gaps do not add up.
-    span_s = 2.0 ** math.ceil(math.log2(max(_LEAST_S, point.at - begun) / (MOST_POINTS // 2)))
-    kept = [longer[0]]
-    loss = accuracy = None
-    for each, following in pairwise((*longer[1:], None)):
-        assert each is not None
-        loss = loss if each.loss is None else each.loss
-        accuracy = accuracy if each.accuracy is None else each.accuracy
-        if following is None or (following.at - begun) // span_s > (each.at - begun) // span_s:
-            kept.append(each._replace(loss=loss, accuracy=accuracy))
-            loss = accuracy = None
-    return tuple(kept)
+    """The curve with one more point; see `tierkit.thinning.thinned`. A measurement of a dropped point passes to the
+    next point if that has none."""
+    return thinned((*curve, point), MOST_POINTS, lambda each: each.at, _joined)
+
+
+def _joined(before: Point, after: Point) -> Point:
+    return after._replace(
+        loss=before.loss if after.loss is None else after.loss,
+        accuracy=before.accuracy if after.accuracy is None else after.accuracy,
+    )

@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from scheduler.core.curve import Point, extended
+from scheduler.core.curve import extended
 from scheduler.core.run import RunDetails, RunRow
 from scheduler.keyed_events import KeyedEvents
 from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
-from scheduler.runs.state import SILENT_S, state_after, state_now
+from scheduler.runs.state import SILENT_S, point_of, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from tierkit.access import TokenEntry, issued, secret_of_run
@@ -267,7 +267,7 @@ class Runs:
         )
         curve = details.curve
         if said.loss is not None or said.accuracy is not None:
-            curve = extended(curve, Point(at, said.done, said.loss, said.accuracy))
+            curve = extended(curve, point_of(said, at))
         workers = with_wishes([worker.model_dump() for worker in said.workers], wishes_of(details.workers))
         known.details = replace(details, workers=workers, curve=curve, result=said.result)
         known.heard, known.dirty = now, True

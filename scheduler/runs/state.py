@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from scheduler.core.curve import Point
 from tierkit.types import RunState
+from tierkit.wire.runs import RunReport
 
-__all__ = ["SILENT_S", "state_after", "state_now"]
+__all__ = ["SILENT_S", "point_of", "state_after", "state_now"]
 
 SILENT_S = 10.0
 """A host reports every second; one that has not for so long is taken for gone, and may come back."""
@@ -22,6 +24,20 @@ def state_now(kept: RunState, silent_s: float) -> RunState:
     if kept.final or silent_s <= SILENT_S:
         return kept
     return RunState.STOPPED if kept is RunState.STOPPING else RunState.INTERRUPTED
+
+
+def point_of(said: RunReport, at: float) -> Point:
+    """The moment of a report on the curve of its run; the counts are sums over its workers, None where it names none.
+
+    Args:
+        at: seconds since 1970.
+    """
+    if not said.workers:
+        return Point(at, said.done, said.loss, said.accuracy)
+    updates = sum(worker.updates for worker in said.workers)
+    staleness = sum(worker.staleness * worker.updates for worker in said.workers) / max(1, updates)
+    bytes_moved = sum(worker.bytes_sent + worker.bytes_received for worker in said.workers)
+    return Point(at, said.done, said.loss, said.accuracy, updates, bytes_moved, staleness)
 
 
 def state_after(now: RunState, said: Literal["running", "finished", "failed"], *, complete: bool) -> RunState:

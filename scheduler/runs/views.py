@@ -66,7 +66,7 @@ def _live(row: RunRow, details: RunDetails) -> dict[str, Any]:
 
 
 def _point(point: Point) -> CurvePoint:
-    return CurvePoint(at=_time(point.at), done=point.done, loss=point.loss, accuracy=point.accuracy)
+    return CurvePoint(at=_time(point.at), **{name: value for name, value in point._asdict().items() if name != "at"})
 
 
 def _time(seconds: float) -> datetime:

@@ -269,7 +269,7 @@ runs = Table(
     Column("worker_count", Integer, nullable=False),
     Column("config", Text, nullable=False),  # JSON object
     Column("workers", Text, nullable=False),  # JSON list of tierkit.wire.runs.WorkerReport
-    Column("curve", Text, nullable=False),  # JSON list of [seconds since 1970, steps, loss, accuracy]
+    Column("curve", Text, nullable=False),  # JSON list of the fields of scheduler.core.curve.Point
     Column("result", Text),  # JSON object, of the last report
     Column("more_urls", Text, nullable=False, server_default="[]"),  # JSON list: where else the host is
     Column("wants", Text, nullable=False, server_default="{}"),  # JSON of tierkit.wire.runs.RunWants

@@ -41,6 +41,7 @@ from models.speed import measure_ms_per_image, probe_images
 from models.tuning import TuningReport, TuningTarget, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands import releases
+from terrace.commands.answers import answers
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import TrainingOptions, say, training_command
@@ -404,6 +405,7 @@ class Rewritten:
 
 
 app.command("import")(import_network)
+app.command("answers")(answers)
 
 
 @app.command("cut-encoder")

@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from models.dataset import Dataset
-from terrace.commands import train_runs
+from terrace.commands import train_release, train_runs
 from terrace.commands.improve import improve
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
@@ -39,6 +39,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
 app.add_typer(train_runs.app)
+app.add_typer(train_release.app)
 
 
 StrategyName = Annotated[
@@ -52,6 +53,15 @@ StrategyName = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
 Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
+TeacherAnswers = Annotated[
+    Path | None,
+    typer.Option(
+        "--answers",
+        metavar="FILE",
+        help="Answers of the teacher, made by 'terrace models answers', for a network that has one.",
+        dir_okay=False,
+    ),
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")]
 
 
@@ -72,6 +82,22 @@ class LocalTraining:
     ] = None
     epochs: Epochs = None
     seed: Seed = None
+    until: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1,
+            metavar="SHARE",
+            help="End as soon as the accuracy on held-out training images is this high, such as 0.96.",
+        ),
+    ] = None
+    answers: TeacherAnswers = None
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the run whose weights the configuration starts from. Default: runs/models.", file_okay=False
+        ),
+    ] = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[
@@ -111,9 +137,15 @@ def run_local(
         raise typer.BadParameter(f"no device {options.device!r}: there are cpu and cuda; ranks also take cuda:N.")
     if ranks and options.wire != "fp32":
         raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
+    if ranks and options.until is not None:
+        raise typer.BadParameter(f"--until is for a host; the ranks of {options.strategy} measure only at the end.")
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}
     common |= {"scheduler": options.scheduler, "token_file": credentials.token_file, "tls_ca": credentials.tls_ca}
     images = {"data": options.data, "dataset": options.dataset}
+    if options.answers is not None:
+        if ranks:
+            raise typer.BadParameter("--answers is for a host; ranks train networks without a teacher.")
+        images["answers"] = options.answers
     worker: dict[str, Any] = {**images, "device": options.device, "threads": options.threads}
     common |= images
     notes = screen(stderr=True)
@@ -122,7 +154,8 @@ def run_local(
         if options.verbose:
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    host = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    host: dict[str, Any] = {"network": config, **common, "wire": options.wire, "workers": options.workers}
+    host |= {"until": options.until, "runs": options.runs}
     ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
@@ -155,6 +188,17 @@ def run_local(
         f"{result['bytes_received'] / 1e6:,.1f} MB received",
         soft_wrap=True,
         markup=False,
+    )
+    if options.until is not None:
+        screen().print(_reached_text(options.until, result.get("reached")), soft_wrap=True, markup=False)
+
+
+def _reached_text(until: float, reached: dict[str, Any] | None) -> str:
+    if reached is None:
+        return f"the accuracy on held-out images was below {percent(until)} to the last step"
+    return (
+        f"{percent(reached['accuracy'])} of the held-out images right after {reached['seconds']:,.1f} s, "
+        f"{reached['updates']:,} updates and {reached['steps']:,} steps"
     )
 
 
@@ -196,6 +240,7 @@ class Enlisting:
 class Working:
     """Options of `terrace train work` for the worker's processor and images."""
 
+    answers: TeacherAnswers = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU
@@ -293,6 +338,7 @@ def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, j
         name=name,
         data=options.data,
         dataset=options.dataset,
+        answers=options.answers,
         device=device,
         threads=threads,
         token=token,
@@ -343,6 +389,7 @@ class Simulation:
     wire: Wire = "fp32"
     epochs: Epochs = None
     seed: Seed = None
+    answers: TeacherAnswers = None
     slow: Annotated[
         list[float] | None,
         typer.Option(min=0.01, metavar="FACTOR", help="A worker is so many times slower; may be repeated."),
@@ -454,7 +501,7 @@ def simulate_run(
         from experiments.training.ranks import simulate_ranks
         from experiments.training.simulation import run_simulation
         from models.training.config import find_config
-        from training.learner import read_images
+        from training.learner import read_images, read_teacher
         from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
     try:
         chosen, network = find_strategy(options.strategy), find_config(name, options.config)
@@ -467,7 +514,8 @@ def simulate_run(
     # Before the images, so that a wrong option is found at once.
     ranks = options.rank_machines() if isinstance(chosen, ExchangeConfig | TournamentConfig) else None
     say("reading the images")
-    images = read_images(network, Dataset.open(options.dataset or network.dataset, options.data))
+    source = Dataset.open(options.dataset or network.dataset, options.data)
+    images = read_images(network, source, answers=read_teacher(options.answers, network, source))
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
 

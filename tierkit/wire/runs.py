@@ -295,12 +295,18 @@ class RunWorker(_Value):
 
 
 class CurvePoint(_Value):
-    """Loss and accuracy at a moment of the run; null where the host has not measured since the point before."""
+    """Loss and accuracy at a moment of the run; null where the host has not measured since the point before. Counts are
+    totals of its workers; null where the report had no workers."""
 
     at: datetime
     done: int
     loss: float | None = None
     accuracy: float | None = None
+    updates: int | None = None
+    bytes_moved: int | None = None
+    """Bytes of updates and weights."""
+    staleness: float | None = None
+    """Mean over the updates."""
 
 
 class RunSummary(_Value):

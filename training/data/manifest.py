@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from models.hierarchy import Hierarchy
+from models.training.answers import check_log_probabilities
 from tierkit.copies.files import FileParts, Sha256
 from tierkit.copies.store import Store
 from tierkit.documents import Frozen
@@ -66,15 +67,19 @@ class SegmentManifest(Frozen):
     """Centre and spread of the pixels of all images that are trained on."""
     steps_per_epoch: Annotated[int, Field(ge=1, le=10**9)]
     """Of the run."""
+    answers_sha256: Sha256 | None = None
+    """Digest of the teacher's answers, which the segments then carry; the run's."""
     segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
 
     @model_validator(mode="after")
     def _fits(self) -> SegmentManifest:
-        image = int(np.prod(self.shape, dtype=object))
+        image = int(np.prod(self.shape, dtype=object)) + 17
+        if self.answers_sha256 is not None:
+            image += 4 * len(self.hierarchy["fine"])
         for number, entry in enumerate(self.segments):
             if len(entry.chunks) != -(-entry.bytes // self.chunk_bytes):
                 raise ValueError(f"segment {number} of {entry.bytes:,} bytes has {len(entry.chunks):,} chunks")
-            if not 0 < entry.bytes - entry.images * (image + 17) <= _MOST_HEADER_BYTES:
+            if not 0 < entry.bytes - entry.images * image <= _MOST_HEADER_BYTES:
                 raise ValueError(f"segment {number} of {entry.images:,} images has {entry.bytes:,} bytes")
         if len({entry.sha256 for entry in self.segments}) < len(self.segments):
             raise ValueError("two segments are the same")
@@ -102,6 +107,8 @@ class Piece:
     images: NDArray[np.uint8]
     fine: NDArray[np.int64]
     train: NDArray[np.bool_]
+    answers: NDArray[np.float16] | None = None
+    """Log probabilities of the teacher `[n, 2, F]`, if the run has one."""
 
 
 def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
@@ -123,15 +130,20 @@ def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
         "fine": (np.dtype(np.int64), (count,)),
         "train": (np.dtype(np.uint8), (count,)),
     }
+    classes = len(manifest.hierarchy["fine"])
+    if manifest.answers_sha256 is not None:
+        wanted["answers"] = (np.dtype(np.float16), (count, 2, classes))
     if not count or {name: (each.dtype, each.shape) for name, each in found.items()} != wanted:
         raise DataError(f"a segment holds other arrays than {', '.join(wanted)} of its images")
     index, fine, train = found["index"], found["fine"], found["train"]
-    classes = len(manifest.hierarchy["fine"])
     if index[0] < 0 or index[-1] >= manifest.images or (np.diff(index) <= 0).any():
         raise DataError("the images of a segment are not in the order of the data set")
     if fine.min() < 0 or fine.max() >= classes or train.max() > 1:
         raise DataError("a segment has labels of no class")
-    return Piece(index=index, images=found["images"], fine=fine, train=train.astype(bool))
+    answers = found.get("answers")
+    if answers is not None:
+        check_log_probabilities(answers, classes, "the teacher's answers in a segment")
+    return Piece(index=index, images=found["images"], fine=fine, train=train.astype(bool), answers=answers)
 
 
 def pieces_in(store: Store, segments: Iterable[int], manifest: SegmentManifest) -> list[Piece]:

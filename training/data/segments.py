@@ -12,12 +12,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.numpy import save
+from torch import Tensor
 
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
+from models.training.answers import Answers
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
@@ -35,7 +38,7 @@ from training.data.manifest import (
     decoded,
 )
 
-__all__ = ["assembled", "cut", "hierarchy_of", "of_segments", "opened", "suits"]
+__all__ = ["answers_in", "assembled", "cut", "hierarchy_of", "of_segments", "opened", "suits", "whole_data"]
 
 _MANIFEST = "segments.json"
 
@@ -52,12 +55,20 @@ def suits(config: TrainConfig) -> None:
         )
 
 
-def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: int, folder: Path) -> SegmentManifest:
+def cut(
+    dataset: Dataset,
+    prepared: TrainingData,
+    config: TrainConfig,
+    parts: int,
+    folder: Path,
+    answers: Answers | None = None,
+) -> SegmentManifest:
     """Write the segments of a data set and their manifest into a folder.
 
     Args:
         prepared: the training images, as the host trains on them.
         parts: how many segments.
+        answers: of the teacher, for a configuration that has one.
 
     Raises:
         InvalidInput: as `suits`, or there are fewer images than segments, or more segments than `MOST_SEGMENTS`.
@@ -72,7 +83,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
     train = np.zeros(len(data), np.uint8)
     train[hold_out(data.fine, config.held_out_per_class).train] = 1
     order = np.random.default_rng(config.seed).permutation(len(data))
-    total = data.images.nbytes + 17 * len(data)
+    total = data.images.nbytes + 17 * len(data) + (0 if answers is None else answers.log_probabilities.nbytes)
     chunk_bytes = CHUNK_BYTES
     while total / chunk_bytes > MOST_CHUNKS - parts and chunk_bytes < MOST_CHUNK_BYTES:
         chunk_bytes *= 2
@@ -86,6 +97,7 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
                 "images": np.ascontiguousarray(data.images[index]),
                 "fine": np.ascontiguousarray(data.fine[index], np.int64),
                 "train": train[index],
+                **({} if answers is None else {"answers": np.ascontiguousarray(answers.log_probabilities[index])}),
             }
         )
         starts = range(0, len(content), chunk_bytes)
@@ -106,13 +118,14 @@ def cut(dataset: Dataset, prepared: TrainingData, config: TrainConfig, parts: in
         mean=prepared.batches.statistics.mean,
         std=prepared.batches.statistics.std,
         steps_per_epoch=prepared.batches.steps_per_epoch,
+        answers_sha256=None if answers is None else answers.digest,
         segments=tuple(entries),
     )
     write_atomically(folder / _MANIFEST, manifest.model_dump_json().encode())
     return manifest
 
 
-def opened(folder: Path, data_sha256: str) -> SegmentManifest | None:
+def opened(folder: Path, data_sha256: str, answers_sha256: str | None = None) -> SegmentManifest | None:
     """The segments that a folder holds, all of them checked; None where there is no manifest.
 
     Raises:
@@ -130,8 +143,10 @@ def opened(folder: Path, data_sha256: str) -> SegmentManifest | None:
         if sha256_of(content) != entry.sha256:
             raise DataError(f"the segment {folder / entry.sha256} is damaged: remove {folder}, and it is cut anew")
         pieces.append(decoded(content, manifest))
-    if manifest.data_sha256 != data_sha256:
-        raise DataError(f"the segments in {folder} are of another data set than the run's: remove the folder")
+    if (manifest.data_sha256, manifest.answers_sha256) != (data_sha256, answers_sha256):
+        raise DataError(
+            f"the segments in {folder} are of another data set than the run's, or of another teacher: remove the folder"
+        )
     assembled(pieces, manifest)
     return manifest
 
@@ -171,7 +186,27 @@ def of_segments(
         steps_per_epoch=manifest.steps_per_epoch,
         sha256=manifest.data_sha256,
     )
-    return TrainingData(config, _images(held, manifest), hierarchy_of(manifest), device=device, part=part)
+    return TrainingData(
+        config, _images(held, manifest), hierarchy_of(manifest), teacher=answers_in(held), device=device, part=part
+    )
+
+
+def answers_in(pieces: Sequence[Piece]) -> Tensor | None:
+    """Log probabilities of the teacher `[N, 2, F]` in the order of the pieces; None for a run without a teacher."""
+    found = [piece.answers for piece in pieces if piece.answers is not None]
+    return torch.from_numpy(np.concatenate(found)) if found else None
+
+
+def whole_data(config: TrainConfig, pieces: Sequence[Piece], manifest: SegmentManifest, *, device: str) -> TrainingData:
+    """Everything that a worker with all segments trains on.
+
+    Raises:
+        DataError: as `assembled`.
+    """
+    images, teacher = assembled(pieces, manifest), answers_in(pieces)
+    if teacher is not None:
+        teacher = teacher[torch.from_numpy(np.argsort(np.concatenate([piece.index for piece in pieces])))]
+    return TrainingData(config, images, hierarchy_of(manifest), teacher=teacher, device=device)
 
 
 def hierarchy_of(manifest: SegmentManifest) -> Hierarchy:

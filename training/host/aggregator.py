@@ -26,7 +26,7 @@ from training.host.own import without_pictures
 from training.host.run import TrainingRun
 from training.host.settings import HostSettings
 from training.improve.plan import check_strategy
-from training.learner import FlatLearner, foreign, learner_of, read_images
+from training.learner import FlatLearner, foreign, learner_of, read_images, read_teacher
 from training.messages import GrantedLease, RunSpec
 from training.own_data import OwnData
 from training.payloads import unpack
@@ -226,11 +226,15 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 learner = without_pictures(above, base)
         else:
             with foreign(network.name):
-                training, test = read_images(network, dataset_of(settings, network))
+                dataset = dataset_of(settings, network)
+                answers = read_teacher(settings.answers, network, dataset)
+                training, test = read_images(network, dataset, answers=answers, begins=True)
             if training.sha256 != above.data_sha256:
                 raise Conflict(
                     f"the training images are not those of the run at {parent.url}: give it the same data set"
                 )
+            if above.answers_sha256 != (None if answers is None else answers.digest):
+                raise Conflict(f"the answers are not those of the run at {parent.url}: give --answers the same file")
             with foreign(network.name):
                 learner = learner_of(above, training)
             rechecks = strategy.trust is not None and strategy.trust.recheck > 0

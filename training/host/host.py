@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeVar
 
 from models.data import ImageSet
 from models.training.data import TrainingData
-from models.training.record import FleetFacts
+from models.training.record import FleetFacts, Reached
 from tierkit.atomic import write_atomically
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
+from training.host.curves import CurvePoint, Curves
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
@@ -59,6 +60,8 @@ _MOST_UNWRITTEN = 4
 """Of such groups, that wait for the disk."""
 _EVALUATION_SHARE = 0.05
 """Of the time, that evaluations during the run may take."""
+_POINT_S = 1.0
+"""Between two points of the curves, where the accuracy is not measured more often."""
 _LOOK_S = 0.5
 """Between two looks who is still there."""
 _FAREWELL_S = 10.0
@@ -69,6 +72,21 @@ _LOWER = (
 )
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """Weights of a run, and what was counted until then."""
+
+    copies: tuple[Flat, Flat]
+    figures: dict[str, Any]
+    """As the result has them."""
+    steps: int
+
+    def reached(self, accuracy: float) -> Reached:
+        """The moment, if this accuracy was to be reached."""
+        figures = self.figures
+        return Reached(accuracy=accuracy, seconds=figures["seconds"], updates=figures["updates"], steps=self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +112,8 @@ class HostParts:
     """Gives the training images to workers that lack them; None for a host that gives none away."""
     base: bytes | None = None
     """File of the network from which workers with kept pictures start; None in other runs."""
+    until: float | None = None
+    """Accuracy on the held-out images that ends the run; None for a run of all its steps."""
 
 
 class Host:
@@ -119,6 +139,10 @@ class Host:
         self._packed: tuple[int, bytes] | None = None
         """Version and weights as they were sent last."""
         self._accuracy: float | None = None
+        self._until = parts.until
+        self._reached: tuple[_Moment, float] | None = None
+        """The moment whose weights were good enough, and their accuracy on the held-out images."""
+        self._curves = Curves(self._journal.folder, parts.run.totals.updates)
         self._stopped = self._draining = False
         self.error = ""
         """Why the run cannot go on; "" while it can."""
@@ -387,6 +411,7 @@ class Host:
                 workers=run.workers(self._now()),
                 result=self.result,
                 error=self.error or None,
+                computed=self.finished,
                 **run.counted(),
             )
 
@@ -518,7 +543,8 @@ class Host:
     @property
     def finished(self) -> bool:
         """True if there is nothing left to compute."""
-        return self._stopped or bool(self.error) or self._run.finished
+        ended = self._reached is not None or self.result is not None
+        return self._stopped or ended or bool(self.error) or self._run.finished
 
     def _tell(self) -> None:
         """Wake who waits for work, or for the end."""
@@ -596,21 +622,43 @@ class Host:
             if self.finished or self._test is None:
                 continue
             began = time.monotonic()
-            self._accuracy = await self._measured(self._learner.data.held_out)
-            if self.error:
+            await self._look()
+            if self.finished:
                 self._tell()
-            pause_s = (time.monotonic() - began) / _EVALUATION_SHARE
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._ended.wait()
-        if self._run.finished and self.result is None:
+            await self._pass((time.monotonic() - began) / _EVALUATION_SHARE)
+        if (self._run.finished or self._reached is not None) and self.result is None:
+            if self._reached is None and self._test is not None:
+                await self._look()
             # The last update may have its weights in, and not yet be counted: only the run's thread knows.
-            figures = await self._call(self._figures)
-            result = {**figures, "accuracy": None if self._test is None else await self._measured(self._test)}
+            end = await self._call(self._moment) if self._reached is None else self._reached[0]
+            accuracy = None if self._test is None else await self._measured(end.copies, self._test)
+            result = {**end.figures, "accuracy": accuracy}
+            if self._until is not None:
+                reached = None if self._reached is None else self._reached[0].reached(self._reached[1])
+                result |= {"until": self._until, "reached": reached and reached.model_dump()}
             self.error = self.error or self._run.strategy.failure
             if not self.error:
-                await asyncio.to_thread(self._keep, result)
+                await asyncio.to_thread(self._keep, end, result)
                 self.result = result
+
+    async def _look(self) -> None:
+        """Measure the present weights on the held-out images, and see whether they are good enough."""
+        moment = await self._call(self._moment)
+        self._accuracy = found = await self._measured(moment.copies, self._learner.data.held_out)
+        self._curves.add(_point(moment.figures, moment.steps, found))
+        if self._until is not None and found >= self._until and not self.error:
+            self._reached = moment, found
+            log.info("the accuracy on the held-out images is %.4f, which was to be reached", found)
+        await asyncio.to_thread(self._curves.write)
+
+    async def _pass(self, seconds: float) -> None:
+        """Let time pass, but not beyond the end; the curves get their points meanwhile."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, _POINT_S)):
+                    await self._ended.wait()
+            self._curves.add(await self._call(lambda: _point(self._figures(), self._run.strategy.leases.done)))
 
     async def _attend(self, lifecycle: Lifecycle) -> None:
         """Train; then let the workers go, and drain the service."""
@@ -635,11 +683,14 @@ class Host:
         self._draining = True
         self._tell()
 
-    async def _measured(self, images: ImageSet) -> float:
+    def _moment(self) -> _Moment:
+        """How the run is now; on its thread."""
+        return _Moment(copies=self._run.copies(), figures=self._figures(), steps=self._run.strategy.leases.done)
+
+    async def _measured(self, copies: tuple[Flat, Flat], images: ImageSet) -> float:
         """The accuracy. Weights that give no loss which means something are the end of the run."""
         async with self._learning:
-            weights, buffers = await self._call(self._run.copies)
-            accuracy, loss = await asyncio.to_thread(self._learner.evaluated, weights, buffers, images)
+            accuracy, loss = await asyncio.to_thread(self._learner.evaluated, *copies, images)
         if not loss <= MOST_LOSS:
             self.error = f"the loss of the weights is {loss:.3g}, which is not finite or above {MOST_LOSS:g}: {_LOWER}"
         return accuracy
@@ -673,17 +724,26 @@ class Host:
             **self._run.strategy.results(),
         }
 
-    def _keep(self, result: dict[str, Any]) -> None:
-        folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
+    def _keep(self, end: _Moment, result: dict[str, Any]) -> None:
+        folder = self._journal.folder
         if self._base is not None:
-            content = written(self._base, self._learner, strategy.weights)
-            write_atomically(folder / IMPROVED, content)
+            write_atomically(folder / IMPROVED, written(self._base, self._learner, end.copies[0]))
             write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
             return
-        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
-        start = strategy.weights, strategy.buffers
-        self._learner.keep(start, folder, dataset=self._dataset, seconds=result["seconds"], fleet=fleet)
+        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields if name in result})
+        self._learner.keep(end.copies, folder, dataset=self._dataset, seconds=result["seconds"], fleet=fleet)
+        self._curves.draw(f"{result['network']} with {result['strategy']}, {result['workers']} workers")
         write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
+
+
+def _point(figures: Mapping[str, Any], steps: int, accuracy: float | None = None) -> CurvePoint:
+    """A moment on the curves.
+
+    Args:
+        figures: as the result has them.
+    """
+    names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received", "staleness")
+    return CurvePoint(steps=steps, accuracy=accuracy, **{name: figures[name] for name in names})
 
 
 def _read_result(folder: Path) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from models.dataset import Dataset
 from models.training.config import TrainConfig, find_config
+from models.training.run import initial_weights
 from tierkit.atomic import write_atomically
 from tierkit.documents import read_json
 from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceError
@@ -19,7 +20,7 @@ from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.settings import HostSettings
 from training.host.sharing import Sharing
-from training.learner import FlatLearner, read_images
+from training.learner import FlatLearner, read_images, read_teacher
 from training.messages import SPEC, RunSpec
 from training.strategies.build import build_strategy
 from training.strategies.config import BatchConfig, find_hosted
@@ -64,8 +65,11 @@ def open_host(settings: HostSettings) -> Host:
     journal = Journal(folder)
     try:
         dataset = dataset_of(settings, network)
-        training, test = read_images(network, dataset)
+        answers = read_teacher(settings.answers, network, dataset)
+        training, test = read_images(network, dataset, answers=answers, begins=True)
         learner = FlatLearner(network, training, strategy=strategy)
+        if network.initial is not None:
+            learner.begin_with(initial_weights(network, settings.runs / network.initial, dataset))
         weights, buffers = learner.weights(), learner.buffers()
         wanted = RunSpec(
             id=secrets.token_hex(16),
@@ -77,6 +81,7 @@ def open_host(settings: HostSettings) -> Host:
             values=len(weights),
             buffers=len(buffers),
             data_sha256=training.sha256,
+            answers_sha256=None if answers is None else answers.digest,
             lease_s=settings.lease_s,
         )
         spec = kept_spec(folder, wanted)
@@ -89,9 +94,9 @@ def open_host(settings: HostSettings) -> Host:
         sharing = None
         if settings.share_data:
             segments = folder / _SEGMENTS
-            manifest = opened(segments, spec.data_sha256)
+            manifest = opened(segments, spec.data_sha256, spec.answers_sha256)
             if manifest is None:
-                manifest = cut(dataset, training, network, spec.workers + 1, segments)
+                manifest = cut(dataset, training, network, spec.workers + 1, segments, answers)
             sharing = Sharing(manifest, segments, batch=network.batch_size, wait_s=settings.max_lease_wait_s)
     except TerraceError as error:
         journal.close()
@@ -108,6 +113,7 @@ def open_host(settings: HostSettings) -> Host:
             started_at=started_at,
             max_lease_wait_s=settings.max_lease_wait_s,
             sharing=sharing,
+            until=settings.until,
         )
     )
 

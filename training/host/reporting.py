@@ -187,6 +187,7 @@ class HostReports:
                 "wire": spec.wire,
                 "share_data": settings.share_data,
                 **({} if spec.own is None else {"improves": spec.own.release}),
+                "until": settings.until,
             },
             url=url,
             more_urls=tuple(more),

@@ -64,11 +64,22 @@ class HostSettings(ServiceSettings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """In place of the configuration's."""
 
+    until: Annotated[float, Field(gt=0, le=1)] | None = None
+    """End as soon as the accuracy on the held-out training images is this high, such as 0.96. Default: only after the
+    last step."""
+
     dataset: str | None = None
     """cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. Default: the configuration's."""
 
     data: UserPath | None = None
     """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
+
+    answers: UserPath | None = None
+    """File of `terrace models answers`: what the teacher of the configuration answers to the training images. Workers
+    without images get the answers with them."""
+
+    runs: UserPath = Path("runs/models")
+    """Folder of the run that the configuration names as `initial`: the weights to start from. Workers need nothing."""
 
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
     """URL of the scheduler to report to, so that people can watch the run and workers find it; of several, all of them,
@@ -125,4 +136,6 @@ class HostSettings(ServiceSettings):
             raise ValueError("--share-data and --work need a data set, and a run of --base has none")
         if self.parent is not None and self.share_data:
             raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
+        if self.parent is not None and self.until is not None:
+            raise ValueError("--until is for a host without --parent: that one measures the accuracy")
         return self

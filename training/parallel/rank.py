@@ -229,7 +229,7 @@ class RankRun:
     def keep(self, folder: Path, result: Mapping[str, Any]) -> None:
         """Keep the network and its record in this folder."""
         learner = self.learner
-        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
+        fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields if name in result})
         final = learner.weights(), learner.buffers()
         learner.keep(final, folder, dataset=self.dataset.name, seconds=result["seconds"], fleet=fleet)
 

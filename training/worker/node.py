@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -25,7 +26,7 @@ from models.training.data import TrainingData
 from models.training.run import RunOptions
 from tierkit.copies.serving import knows, piece_route
 from tierkit.copies.store import Store
-from tierkit.errors import Forbidden, InvalidAnswer, InvalidInput, NotFound, TerraceError
+from tierkit.errors import Conflict, Forbidden, InvalidAnswer, InvalidInput, NotFound, TerraceError
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import install
 from tierkit.http.client import open_client
@@ -33,10 +34,10 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import running
 from tierkit.settings import ServiceSettings
 from training.data.manifest import SEGMENT, SegmentManifest, pieces_in
-from training.data.segments import assembled, hierarchy_of, of_segments
+from training.data.segments import of_segments, whole_data
 from training.improve.base import worker_learner
 from training.improve.kept import images_of, read_kept
-from training.learner import FlatLearner, foreign, learner_of
+from training.learner import FlatLearner, foreign, learner_of, read_teacher
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
 from training.payloads import unpack
@@ -76,6 +77,8 @@ class WorkerOptions:
     data: Path | None = None
     dataset: str | None = None
     """In place of the one that the network's configuration names; its images must be the run's."""
+    answers: Path | None = None
+    """File with the teacher's answers, for images that are here; they must be the run's."""
     device: str = "cpu"
     threads: int | None = None
     token: Callable[[], str] | None = None
@@ -155,8 +158,18 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
 def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
     RunOptions(device=options.device, threads=options.threads).prepare()
     dataset = Dataset.open(options.dataset or spec.network.dataset, options.data)
+    if spec.answers_sha256 is not None and options.answers is None:
+        raise InvalidInput(
+            f"the network {spec.network.name!r} has a teacher: give --answers the file that the host was given, or get "
+            "images and answers from the run with --fetch"
+        )
+    answers = read_teacher(options.answers, spec.network, dataset)
+    if answers is not None and answers.digest != spec.answers_sha256:
+        raise Conflict("the teacher's answers are not those of this run: give --answers the file of the host")
     with foreign(spec.network.name):
-        data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
+        teacher = None if answers is None else torch.from_numpy(answers.log_probabilities)
+        images = dataset.read("train")
+        data = TrainingData(spec.network, images, dataset.hierarchy, teacher=teacher, device=options.device)
         return learner_of(spec, data)
 
 
@@ -179,7 +192,7 @@ async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:
     """Fetch training images and pass them on, and compute meanwhile, from the first segment on."""
     spec, connection = worker.spec, worker.host
     manifest = await worker.have(connection.manifest)
-    if manifest.data_sha256 != spec.data_sha256:
+    if (manifest.data_sha256, manifest.answers_sha256) != (spec.data_sha256, spec.answers_sha256):
         raise InvalidAnswer("the segments of the host are not those of its own run: nothing was fetched")
     assert options.fetch is not None
     folder = options.cache.expanduser() / "segments" / spec.id / options.name
@@ -213,8 +226,7 @@ async def _compute_on_copies(options: WorkerOptions, worker: Worker, copier: Cop
             if options.fetch == "own":
                 data = of_segments(spec.network, pieces, manifest, device=options.device)
             else:
-                whole = assembled(pieces, manifest)
-                data = TrainingData(spec.network, whole, hierarchy_of(manifest), device=options.device)
+                data = whole_data(spec.network, pieces, manifest, device=options.device)
             return learner_of(spec, data)
 
     learner = await asyncio.to_thread(built)

@@ -27,10 +27,12 @@ let run;
 /** @type {uPlot[]} */
 let plots = [];
 
-/** @type {{title: string, name: "loss" | "accuracy", hue: string, show: (value: number | null) => string, range: (low: number, high: number) => [number, number]}[]} */
+/** @type {{title: string, name: "loss" | "accuracy" | "bytes_moved" | "staleness", hue: string, show: (value: number | null) => string, range: (low: number, high: number) => [number, number]}[]} */
 const CURVES = [
   { title: "Loss", name: "loss", hue: "--suspect", show: number, range: (_low, high) => [0, high > 0 ? high * 1.05 : 1] },
   { title: "Accuracy", name: "accuracy", hue: "--alive", show: percent, range: () => [0, 1] },
+  { title: "Bytes of updates and weights", name: "bytes_moved", hue: "--accent", show: (value) => (value === null ? "–" : size(value)), range: (_low, high) => [0, high > 0 ? high * 1.05 : 1] },
+  { title: "Staleness, on average", name: "staleness", hue: "--draining", show: number, range: (_low, high) => [0, high > 0 ? high * 1.05 : 1] },
 ];
 
 const head = el("div", { class: "job-head", "data-testid": "run-head" });
@@ -45,6 +47,8 @@ const figures = {
 const facts = { Id: el("code"), Strategy: el("span"), Owner: el("span"), Host: el("code"), Begun: el("span"), Took: el("span") };
 const stop = el("button", { type: "button", "data-testid": "stop", click: () => attempt(askStop) }, "Stop the run");
 const curves = el("div", { class: "curves", "data-testid": "curves" });
+const overUpdates = /** @type {HTMLInputElement} */ (el("input", { type: "checkbox", "data-testid": "over-updates", change: () => (build(), draw()) }));
+const axis = el("label", {}, overUpdates, " Curves over updates");
 const command = el("code", { "data-testid": "join" });
 const copied = el("span", { class: "muted", role: "status" });
 const join = el(
@@ -154,14 +158,25 @@ function showRest() {
 
 /** @param {(typeof CURVES)[number]} curve @returns {any} */
 function data({ name }) {
-  const points = run.curve.filter((point) => point[name] !== null);
-  return [points.map((point) => Date.parse(point.at) / 1000), points.map((point) => point[name])];
+  const points = run.curve.filter((point) => point[name] !== null && !(overUpdates.checked && point.updates === null));
+  return [points.map(place), points.map((point) => point[name])];
 }
 
-/** The time that both charts show. @returns {[number, number]} in seconds since 1970 */
+/** Where a point is: seconds since 1970, or updates. @param {import("./types").CurvePoint} point @returns {number} */
+function place(point) {
+  return overUpdates.checked ? (point.updates ?? 0) : Date.parse(point.at) / 1000;
+}
+
+/** What all charts show. @returns {[number, number]} as `place` */
 function whole() {
-  const [first, last] = [run.curve.at(0)?.at ?? run.created_at, run.curve.at(-1)?.at ?? run.created_at].map((at) => Date.parse(at) / 1000);
-  return [first, Math.max(last, first + 1)];
+  const [begin, end] = [run.curve.at(0), run.curve.at(-1)];
+  const first = overUpdates.checked ? 0 : begin ? place(begin) : Date.parse(run.created_at) / 1000;
+  return [first, Math.max(end ? place(end) : first, first + 1)];
+}
+
+/** @param {number | null} value of `place` */
+function placed(value) {
+  return overUpdates.checked ? number(value) : value ? clock(value) : "–";
 }
 
 /** Makes the charts anew: their colours and sizes do not follow the page by themselves. */
@@ -176,10 +191,10 @@ function build() {
         width: inside(holder),
         height: 220,
         cursor: { drag: { x: false, y: false } },
-        scales: { x: { time: true, range: whole }, y: { range: (_plot, low, high) => curve.range(low ?? 0, high ?? 0) } },
-        axes: [{ ...axisStyle(), values: (_plot, values) => values.map(clock), space: 90 }, { ...axisStyle(), size: 64, values: (_plot, values) => values.map((value) => curve.show(value)) }],
+        scales: { x: { time: !overUpdates.checked, range: whole }, y: { range: (_plot, low, high) => curve.range(low ?? 0, high ?? 0) } },
+        axes: [{ ...axisStyle(), values: (_plot, values) => values.map(placed), space: 90 }, { ...axisStyle(), size: 64, values: (_plot, values) => values.map((value) => curve.show(value)) }],
         series: [
-          { label: "Time", value: (_plot, value) => (value ? clock(value) : "–") },
+          { label: overUpdates.checked ? "Updates" : "Time", value: (_plot, value) => placed(value) },
           { label: curve.title, stroke: colour(curve.hue), width: 1.5, value: (_plot, value) => curve.show(value) },
         ],
       },
@@ -252,6 +267,7 @@ begin(async () => {
     bar,
     counts,
     el("div", { class: "figures" }, ...Object.values(figures).map(({ element }) => element)),
+    axis,
     curves,
     el("dl", { class: "facts" }, ...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     el("p", { class: "buttons" }, stop),

@@ -285,6 +285,9 @@ export interface CurvePoint {
   done: number;
   loss: number | null;
   accuracy: number | null;
+  updates: number | null;
+  bytes_moved: number | null;
+  staleness: number | null;
 }
 
 export interface Run extends RunProgress {

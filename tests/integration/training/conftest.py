@@ -82,13 +82,8 @@ def start_host(tmp_path: Path, shapes: Path, network: Callable[..., Path]) -> St
     async def start(
         epochs: int = 2, folder: str = "run", hidden: int = 8, **given: object
     ) -> AsyncIterator[RunningHost]:
-        settings = HostSettings(
-            network=str(network(epochs, hidden)),
-            folder=tmp_path / folder,
-            dataset=str(shapes),
-            port=0,
-            **given,  # type: ignore[arg-type]
-        )
+        own = {"network": str(network(epochs, hidden)), "dataset": str(shapes)}
+        settings = HostSettings(folder=tmp_path / folder, port=0, **{**own, **given})  # type: ignore[arg-type]
         host = open_host(settings)
         service = settings.model_copy(update={"drain_s": 1.0})
         async with (

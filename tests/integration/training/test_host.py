@@ -15,11 +15,15 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.dataset import Dataset
+from models.training.checkpoint import load_checkpoint
 from models.training.data import TrainingData
+from models.training.learner import averaged_network, predict
+from models.training.record import Reached, TrainingRecord, read_record, unfinished
 from tests.integration.training.conftest import RunningHost, StartHost
 from tests.shapes import write_shapes
 from tierkit.errors import Conflict, DeadlineExceeded, SetupError
 from tierkit.testing import wait_for
+from training.host.curves import Curves
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.learner import FlatLearner
@@ -462,3 +466,64 @@ async def test_a_full_disk_ends_the_host_with_a_sentence_and_workers_are_told_to
         assert isinstance(running.lifecycle.crash, SetupError)
         assert os.strerror(errno.ENOSPC) in str(running.lifecycle.crash)
     assert "Traceback" not in caplog.text
+
+
+async def test_a_run_ends_with_the_weights_that_were_measured_when_they_are_good_enough(
+    start_host: StartHost, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.host.host._EVALUATION_SHARE", 100.0)  # measures all the time
+    async with start_host(epochs=4_000, strategy="sgd", until=0.8) as running:
+        done = await work(options(running, shapes))
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        found, steps = running.host.result, running.host.steps
+        assert (await running.host.status()).computed
+    assert found is not None
+    reached = found["reached"]
+    assert found["until"] == 0.8
+    assert reached["accuracy"] >= 0.8
+    assert (reached["updates"], reached["seconds"]) == (found["updates"], found["seconds"])
+    assert 0 < reached["updates"] == reached["steps"] <= done.updates < steps
+    folder = tmp_path / "run"
+    record = read_record(TrainingRecord, folder)
+    assert (record.steps, record.planned_steps) == (reached["steps"], steps)
+    assert record.fleet is not None
+    assert record.fleet.reached == Reached(**reached)
+    assert unfinished(folder) is None
+    # What is kept has the accuracies that were told, although the workers were ahead of them.
+    dataset = Dataset.open(str(shapes), None)
+    data = TrainingData(running.host.spec.network, dataset.read("train"), dataset.hierarchy)
+    learner = FlatLearner(running.host.spec.network, data)
+    network, _, _ = averaged_network(load_checkpoint(folder, dataset.hierarchy))
+    logits = predict(network, data.held_out.images, data.batches.statistics, learner.config, data.device)
+    assert float(np.mean(logits.argmax(1) == data.held_out.fine)) == reached["accuracy"]
+    last = Curves(folder, found["updates"]).points[-1]
+    assert (last.accuracy, last.updates) == (reached["accuracy"], reached["updates"])
+    # A host that comes back to it has nothing to do.
+    async with start_host(epochs=4_000, strategy="sgd", until=0.9) as running:
+        assert running.host.finished
+        assert running.host.result == found
+
+
+async def test_a_run_that_never_is_good_enough_says_so(
+    start_host: StartHost, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FlatLearner, "evaluated", lambda *given: (0.5, 1.0))
+    async with start_host(epochs=1, strategy="sgd", until=1.0) as running:
+        await work(options(running, shapes))
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        found = running.host.result
+    assert found is not None
+    assert (found["until"], found["reached"], found["updates"]) == (1.0, None, 5)
+
+
+async def test_curves_of_a_run_end_with_its_last_update(start_host: StartHost, shapes: Path, tmp_path: Path) -> None:
+    async with start_host(epochs=2, strategy="sgd") as running:
+        await work(options(running, shapes))
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        found = running.host.result
+    assert found is not None
+    assert "reached" not in found
+    last = Curves(tmp_path / "run", 10).points[-1]
+    counted = {name: found[name] for name in ("seconds", "updates", "loss", "bytes_sent", "bytes_received")}
+    assert last.model_dump(include=set(counted)) == counted
+    assert (last.steps, last.accuracy is None) == (10, False)

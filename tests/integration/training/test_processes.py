@@ -156,7 +156,8 @@ def test_the_folder_of_a_run_serves_the_commands_for_trained_networks(
     train = ["train", "run", str(config), "--strategy", "fedavg", "--workers", "2", "--folder", str(folder)]
     result = terrace(*train)
     record = json.loads((folder / "record.json").read_text())
-    assert record["fleet"] == {"strategy": "fedavg", "workers": 2, "updates": result["updates"]}
+    fleet = {"strategy": "fedavg", "workers": 2, "updates": result["updates"], "reached": None}
+    assert record["fleet"] == fleet
     assert (record["steps"], record["planned_steps"], record["epochs"]) == (10, 10, [])
     assert record["data"] == "shapes"
     runs = ["--runs", str(folder.parent)]

@@ -186,7 +186,7 @@ def test_a_shipped_network_of_another_architecture_is_refused():
 
 def test_a_teachers_answers_are_kept_for_the_next_run(tmp_path: Path):
     sample = read_sample().take(np.arange(20))
-    cache = tmp_path / "answers.pt"
+    cache = tmp_path / "answers.safetensors"
     first = teacher_answers(("wrn-16-4",), sample, cache, None)
     assert first.shape == (20, 2, 100)
     np.testing.assert_allclose(first.float().exp().sum(2).numpy(), 1, atol=0.02)

@@ -551,7 +551,7 @@ def test_the_answers_of_a_teacher_to_other_images_are_not_used(data: ImageSet, t
     started(config, data, SHAPES, tmp_path / "big").run(last=2)
 
     def answers(images: ImageSet) -> Any:
-        return teacher_probabilities([tmp_path / "big"], images, SHAPES, cache=tmp_path / "answers.pt")
+        return teacher_probabilities([tmp_path / "big"], images, SHAPES, cache=tmp_path / "answers.safetensors")
 
     first = answers(data)
     assert torch.equal(answers(data), first)

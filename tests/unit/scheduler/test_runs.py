@@ -15,7 +15,7 @@ from scheduler.core.curve import MOST_POINTS, Point, extended
 from scheduler.runs import service
 from scheduler.runs.matching import THERE_S
 from scheduler.runs.service import EVERYTHING, RunEvents, Runs, Sight
-from scheduler.runs.state import SILENT_S, state_after, state_now
+from scheduler.runs.state import SILENT_S, point_of, state_after, state_now
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import open_database
@@ -87,6 +87,14 @@ def test_a_clock_that_stands_still_or_goes_back_makes_no_endless_curve() -> None
     for second in (*[5.0] * 2000, *[1.0] * 2000):
         curve = extended(curve, Point(second, 1, 1.0, None))
         assert len(curve) <= MOST_POINTS
+
+
+def test_a_point_counts_what_all_workers_did_and_weighs_their_staleness() -> None:
+    two = [worker("a", updates=30, staleness=1.0), worker("b", updates=10, staleness=3.0)]
+    point = point_of(RunReport.model_validate(report(done=40, workers=two)), 5.0)
+    assert point == Point(5.0, 40, 2.25, None, updates=40, bytes_moved=24_000_000, staleness=1.5)
+    assert point_of(RunReport.model_validate(report(workers=[])), 5.0).updates is None
+    assert point_of(RunReport.model_validate(report(workers=[worker("a", updates=0)])), 5.0).staleness == 0
 
 
 def test_a_short_curve_is_kept_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.train
 
 
 def spec(content: bytes, **changes: int) -> RunSpec:
-    given = {"values": 21, "buffers": 0, **changes}
+    given: dict[str, Any] = {"values": 21, "buffers": 0, **changes}
     return RunSpec(
         id="a" * 32,
         network=CONFIG,

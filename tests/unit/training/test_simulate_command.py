@@ -119,7 +119,7 @@ def test_a_network_that_needs_another_run_is_refused(
     code = run(["train", "simulate", name, "--dataset", str(shapes), "--json"])
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
-    assert "needs another run" in said.err
+    assert "terrace models answers" in said.err
 
 
 def test_workers_that_never_stay_long_enough_are_an_error(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
