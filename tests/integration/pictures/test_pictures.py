@@ -180,7 +180,7 @@ async def test_a_classification_tells_of_damage_at_once(client: AsyncClient, on_
     pictures = [noisy("red"), cut_short(noisy("blue"))]
     coarse, fine = [event async for event in client.classify(pictures, scheme="end-cloud", on_bad_input=on_bad_input)]
     assert isinstance(coarse, CoarseResults)
-    assert isinstance(fine, FineResults), fine.results[0].fallback
+    assert isinstance(fine, FineResults), fine
     for event in (coarse, fine):
         assert event.results[0].label == "red"
         assert "damaged" in (event.results[1].error or "")
