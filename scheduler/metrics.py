@@ -16,8 +16,10 @@ from prometheus_client.registry import Collector
 
 from models.hierarchy import Hierarchy
 from scheduler.core.device import Device, Node
+from scheduler.core.learning import Agreement
 from scheduler.core.site import NO_SITE
 from tierkit.types import Health, Tier
+from tierkit.wire.learning import KeptState
 from tierkit.wire.observations import DeviceStatus
 from tierkit.wire.releases import GuardNow, ReleaseState, RolloutState
 
@@ -30,6 +32,7 @@ __all__ = [
     "GUARD_LIMITS",
     "JOBS",
     "LEADS",
+    "LEARNING",
     "NETWORK_BYTES",
     "OBSERVATION_BYTES",
     "OUTSTANDING",
@@ -163,6 +166,7 @@ def set_standby() -> None:
     DATABASE.set(1)
     STORED_OBSERVATIONS.set(0)
     SOURCES.show(None)
+    LEARNING.show(None)
     SITES.show(None)
 
 
@@ -222,6 +226,59 @@ def count_batch(ages_s: Sequence[float], *, amended: int, known: int) -> None:
 class _Heard(Protocol):
     @property
     def heard_elapsed(self) -> float | None: ...
+
+
+class KnownLearning(Protocol):
+    """What the metrics of learning are made from."""
+
+    labels: int
+
+    def agreement(self) -> Agreement: ...
+
+    def kept(self) -> Mapping[str, KeptState]: ...
+
+
+class LearningCollector(Collector):
+    """Metrics of learning, made when they are read."""
+
+    def __init__(self) -> None:
+        self._known: KnownLearning | None = None
+
+    def show(self, known: KnownLearning | None) -> None:
+        """Show these figures from now on; None for a scheduler that does not lead."""
+        self._known = known
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return self._families().values()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families = self._families()
+        if (known := self._known) is not None:
+            agreement = known.agreement()
+            families["audited"].add_metric((), agreement.audited)
+            if agreement.share is not None:
+                families["agreement"].add_metric((), agreement.share)
+            families["labels"].add_metric((), known.labels)
+            for node_id, kept in islice(sorted(known.kept().items()), _MOST_LISTED):
+                families["kept"].add_metric((node_id,), kept.pictures)
+        return families.values()
+
+    def _families(self) -> dict[str, GaugeMetricFamily]:
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"terrace_{name}", text, labels=labels)
+
+        return {
+            "audited": gauge(
+                "audited_pictures", "Sure pictures with an answer from above, of the latest 1,000 of each source."
+            ),
+            "agreement": gauge("tier_agreement", "Share of them with the same superclass in both answers."),
+            "labels": gauge("labelled_pictures", "Pictures at the scheduler that people have labelled."),
+            "kept": gauge("device_kept_pictures", "Pictures that a device keeps, by its last word.", "node_id"),
+        }
+
+
+LEARNING = LearningCollector()
+REGISTRY.register(LEARNING)
 
 
 class KnownSources(Protocol):

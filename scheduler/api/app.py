@@ -15,6 +15,7 @@ from scheduler.api.description import describe
 from scheduler.api.devices import devices
 from scheduler.api.history import history
 from scheduler.api.jobs import classify_directly, jobs
+from scheduler.api.learning import learning
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
 from scheduler.api.observations import observations, post_observations_directly
@@ -70,7 +71,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.authenticator = lifecycle.authenticator
-    of_the_fleet = (devices, sites, sources, observations, mapping, history, privacy)
+    of_the_fleet = (devices, sites, sources, observations, learning, mapping, history, privacy)
     routers = (jobs, runs, *of_the_fleet, tokens, releases, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application

@@ -39,12 +39,12 @@ from tierkit.access import CALLER, Caller
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.http.server_sent import EVENT_STREAM, last_event_of
-from tierkit.wire.messages import NODE_ID_PATTERN, ROUTE_HEADER, NodeId
+from tierkit.wire.messages import LABELS_HEADER, NODE_ID_PATTERN, ROUTE_HEADER, NodeId
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture
 
-__all__ = ["observations", "post_observations_directly"]
+__all__ = ["Number", "OwnName", "SourceName", "in_sight", "observations", "post_observations_directly"]
 
 _MOST_BYTES = 16 * 1024**2
 """Most bytes of a batch, before and after it is unpacked."""
@@ -123,6 +123,8 @@ async def _stored(request: Request, scheduler: Scheduler, caller: Caller | None)
     receipt = await scheduler.observations.accept(batch)
     OBSERVATION_BYTES.inc(size)
     headers = {ROUTE_HEADER: scheduler.route_of_sources(batch.node_id).version}
+    if last_label := scheduler.learning.last_number(batch.node_id):
+        headers[LABELS_HEADER] = str(last_label)
     return Response(msgspec.json.encode(receipt), media_type="application/json", headers=headers)
 
 
@@ -174,7 +176,7 @@ async def _sought(
     )
 
 
-async def _in_sight(scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName) -> None:
+async def in_sight(scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName) -> None:
     """Raises NotFound for a source that the caller may not see."""
     scheduler.observations.book.check_sight(only_of(caller), node_id, source)
 
@@ -279,7 +281,7 @@ async def put_picture(
     summary="The picture of an observation",
     response_class=Response,
     responses={200: {"content": _FILE}, **MISSING},
-    dependencies=[*USERS, Depends(_in_sight)],
+    dependencies=[*USERS, Depends(in_sight)],
 )
 async def get_picture(
     scheduler: Service,

@@ -24,6 +24,7 @@ PAGES = {
     "fleet": "Fleet",
     "live": "Live",
     "try": "Try it",
+    "learn": "Learn",
     "jobs": "Jobs",
     "timeline": "Timeline",
     "releases": "Releases",

@@ -13,6 +13,7 @@ from tierkit.wire.observations import Gap, LocalAnswer, Observation, Observation
 __all__ = [
     "HeldObservation",
     "KnownSource",
+    "Label",
     "NewObservation",
     "SourceBatch",
     "SourceNumbers",
@@ -63,6 +64,19 @@ class NewObservation(Struct, frozen=True, kw_only=True):
     labelled: bool
 
 
+class Label(Struct, frozen=True, kw_only=True):
+    """What a person says is right."""
+
+    label: int
+    """Number of the class."""
+    hierarchy: str
+    """Digest of the classes that it numbers."""
+    by: str | None
+    """Name of a token; None where no token was asked for."""
+    at: float
+    """Seconds since 1970."""
+
+
 class StoredObservation(Struct, frozen=True, kw_only=True):
     """An observation as it is stored."""
 
@@ -76,6 +90,7 @@ class StoredObservation(Struct, frozen=True, kw_only=True):
     content: Observation
     site: str | None = None
     """Site of the node when it was stored; None: no site."""
+    person: Label | None = None
 
 
 class KnownSource(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ async def recover(scheduler: Scheduler) -> None:
     """Resume the jobs that the scheduler before this one has left unfinished."""
     scheduler.hierarchies = await scheduler.store.hierarchies(scheduler.manifest.hierarchy)
     await scheduler.observations.load(scheduler.hierarchies)
+    await scheduler.learning.load()
     unfinished = await scheduler.store.unfinished()
     for job in unfinished:
         scheduler.inputs.hold(job.input_sha256)

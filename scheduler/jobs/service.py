@@ -37,6 +37,7 @@ from scheduler.jobs.durable import DurableRecipient
 from scheduler.jobs.progress import Progress, labels_of
 from scheduler.keyed_events import KeyedEvents
 from scheduler.metrics import ClassCounts
+from scheduler.observations.learning import Learning
 from scheduler.observations.service import Observations
 from scheduler.placement.own_pictures import route_of_sources
 from scheduler.placement.routes import Placement
@@ -79,6 +80,7 @@ class Scheduler:
     store: JobStore
     runs: Runs
     observations: Observations
+    learning: Learning
     remote_sources: RemoteSources
     inputs: InputFiles
     copies: FileCopies | None
@@ -355,6 +357,7 @@ class Scheduler:
     async def purge_observations(self) -> None:
         """Delete observations whose retention is over, or that are too many."""
         await self.observations.purge(self.elapsed() - self.settings.retention_s, self.settings.max_observations)
+        await self.learning.purged()
 
 
 def _in_short(job: JobRow, state: JobState) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -48,6 +49,13 @@ def fields_of(stored: StoredObservation, hierarchies: Mapping[str, Hierarchy]) -
         stored.content, node=stored.node_id, taken_at=stored.taken_at, classes=hierarchies.get(stored.hierarchy)
     )
     fields |= {"picture": stored.has_picture, "site": stored.site}
+    if (person := stored.person) is not None:
+        classes = hierarchies.get(person.hierarchy)
+        fields |= {
+            "person": str(person.label) if classes is None else classes.fine[person.label],
+            "person_by": person.by,
+            "person_at": datetime.fromtimestamp(round(person.at, 3), UTC),
+        }
     return fields
 
 

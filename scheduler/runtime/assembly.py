@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from scheduler.jobs.service import Scheduler
 from scheduler.metrics import (
     DATABASE,
     DEVICES,
+    LEARNING,
     SITES,
     SOURCES,
     UNFINISHED,
@@ -39,6 +41,7 @@ from scheduler.metrics import (
     show_releases,
 )
 from scheduler.observations.book import SourceBook
+from scheduler.observations.learning import Learning
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Placement
@@ -53,6 +56,7 @@ from scheduler.store.copies import FileCopies
 from scheduler.store.database import last_seq
 from scheduler.store.elapsed import kept_elapsed, note_elapsed
 from scheduler.store.jobs import JobStore
+from scheduler.store.learning import LearningStore
 from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
 from scheduler.store.observations import ObservationStore
@@ -67,6 +71,7 @@ from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, Weights
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Scheme, Tier
+from tierkit.wire.observations import Observation
 from tierkit.wire.releases import RolloutState
 
 __all__ = ["open_scheduler"]
@@ -166,6 +171,7 @@ async def open_scheduler(
             handle=handle,
             max_pixels=settings.max_pixels,
         )
+        learning = Learning(LearningStore(reader, commit), observations.book, hierarchy.digest)
         watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))
         dispatcher.follow(operators.node_changed)
         dispatcher.follow(watch.node_changed)
@@ -182,6 +188,7 @@ async def open_scheduler(
             store=store,
             runs=runs,
             observations=observations,
+            learning=learning,
             remote_sources=RemoteSources(devices, http),
             inputs=InputFiles(settings.inputs, releases.current.manifest.fit),
             copies=FileCopies(engine, commit, inputs) if settings.shares_database else None,
@@ -189,7 +196,7 @@ async def open_scheduler(
         )
         dispatcher.learns, dispatcher.reported = releases.trial.learns, releases.trial.reported
         dispatcher.moved = scheduler.on_move
-        observations.observed = releases.trial.observed
+        observations.observed = partial(_observed, releases, learning)
         releases.uses = Uses(
             busy=lambda: [policy.release_number for _, policy in dispatcher.policies()],
             move_jobs=scheduler.move_jobs,
@@ -208,6 +215,11 @@ async def open_scheduler(
                     await reader.finish()
 
 
+def _observed(releases: Releases, learning: Learning, node_id: str, seen: Sequence[tuple[Observation, bool]]) -> None:
+    releases.trial.observed(node_id, seen)
+    learning.observed(node_id, seen)
+
+
 @asynccontextmanager
 async def _loops(
     scheduler: Scheduler,
@@ -224,6 +236,7 @@ async def _loops(
         await _while_held(lease, recover(scheduler))
         await scheduler.runs.recover()
         SOURCES.show(scheduler.observations.book)
+        LEARNING.show(scheduler.learning)
         SITES.show(
             scheduler.devices,
             lambda site: scheduler.placement.has_upstream(Scheme.MAPPING, time.monotonic(), site=site),

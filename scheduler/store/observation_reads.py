@@ -23,10 +23,11 @@ from sqlalchemy import (
     tuple_,
 )
 
-from scheduler.core.observing import KnownSource, StoredObservation
+from scheduler.core.observing import KnownSource, Label, StoredObservation
 from scheduler.core.seeking import Position, SoughtClass, SoughtObservations
 from scheduler.store.reading import Reader
 from scheduler.store.tables import (
+    labels,
     observation_gaps,
     observation_pictures,
     observation_sources,
@@ -36,7 +37,7 @@ from scheduler.store.tables import (
 from tierkit.errors import NotFound
 from tierkit.wire.observations import Observation
 
-__all__ = ["ObservationReads"]
+__all__ = ["IS_LABELLED", "SHOWN", "ObservationReads", "same_picture", "stored_of"]
 
 _PART = 500
 """Rows that are read at a time."""
@@ -46,6 +47,9 @@ _KEY = ("node_id", "source", "sequence")
 _ORDER = ("taken_at", "sequence", "node_id", "source")
 _JUDGED = (*_ORDER, "site", "hierarchy", "coarse_label", "fine_label", "confidence", "revision")
 """Columns by which a search chooses."""
+
+IS_LABELLED = and_(labels.c.current, labels.c.label.is_not(None))
+"""A row of `labels` that counts."""
 
 _read = msgspec.json.Decoder(Observation).decode
 
@@ -76,16 +80,17 @@ class ObservationReads:
         end = select(*(window.c[name].label(f"end_{name}") for name in _ORDER))
         end_of = end.order_by(*(window.c[name] for name in _ORDER)).limit(1).subquery("window_end")
         query = (
-            select(count, end_of, *_SHOWN)
+            select(count, end_of, *SHOWN)
             .select_from(count)
             .outerjoin(end_of, true())
             .outerjoin(hits, true())
-            .outerjoin(observations, _same(observations, hits))
-            .outerjoin(observation_pictures, _same(observation_pictures, hits))
+            .outerjoin(observations, same_picture(observations, hits))
+            .outerjoin(observation_pictures, same_picture(observation_pictures, hits))
+            .outerjoin(labels, and_(same_picture(labels, hits), IS_LABELLED))
             .order_by(*(observations.c[name].desc() for name in _ORDER))
         )
         rows = await self._reader.rows(query)
-        seen = [_stored(row) for row in rows if row.content is not None]
+        seen = [stored_of(row) for row in rows if row.content is not None]
         if len(seen) > limit:
             return seen[:limit], _position(seen[limit - 1])
         first = rows[0]
@@ -101,7 +106,7 @@ class ObservationReads:
         query = _with_picture().where(*own, *_chosen(observations, sought)).order_by(observations.c.sequence)
         async with aclosing(self._paged(query, observations.c.sequence, after)) as pages:
             async for rows in pages:
-                yield [_stored(row) for row in rows]
+                yield [stored_of(row) for row in rows]
 
     async def gaps(self, node_id: str, source: str, after: int) -> AsyncGenerator[tuple[int, int], None]:
         """First and last number of each gap of a source that ends after `after`, in order."""
@@ -129,7 +134,7 @@ class ObservationReads:
         """Observations that were stored or amended after one number up to another, in that order; at most 500."""
         number = observations.c.received
         query = _with_picture().where(number > after, number <= upto, *_chosen(observations, sought))
-        return [_stored(row) for row in await self._reader.rows(query.order_by(number).limit(_PART))]
+        return [stored_of(row) for row in await self._reader.rows(query.order_by(number).limit(_PART))]
 
     async def sources(self) -> AsyncGenerator[list[KnownSource], None]:
         """All sources that have sent something, by node and name, some at a time."""
@@ -144,11 +149,12 @@ class ObservationReads:
                 known.c.source.label("its_source"),
                 known.c.stored_elapsed.label("its_elapsed"),
                 newest.scalar_subquery().label("last_picture"),
-                *_SHOWN,
+                *SHOWN,
             )
             .select_from(known)
             .outerjoin(observations, and_(is_last, observations.c.sequence == known.c.highest))
-            .outerjoin(pictures, _same(pictures, observations))
+            .outerjoin(pictures, same_picture(pictures, observations))
+            .outerjoin(labels, and_(same_picture(labels, observations), IS_LABELLED))
             .order_by(*key.clauses)
             .limit(_PART)
         )
@@ -159,7 +165,7 @@ class ObservationReads:
                     node_id=row.its_node,
                     source=row.its_source,
                     stored_elapsed=row.its_elapsed,
-                    last=None if row.content is None else _stored(row),
+                    last=None if row.content is None else stored_of(row),
                     last_picture=row.last_picture,
                 )
                 for row in rows
@@ -181,19 +187,24 @@ class ObservationReads:
         raise NotFound(f"no picture of observation {sequence} of {source!r} on {node_id!r} is here")
 
 
-_SHOWN = (
+SHOWN = (
     *(observations.c[name] for name in (*_KEY, "received", "taken_at", "hierarchy", "content", "site")),
     observation_pictures.c.sequence.is_not(None).label("has_picture"),
+    *(labels.c[name].label(f"person_{name}") for name in ("label", "hierarchy", "said_by", "said_at")),
 )
+"""Columns of an observation as people see it."""
 
 
-def _same(one: FromClause, other: FromClause) -> ColumnElement[bool]:
+def same_picture(one: FromClause, other: FromClause) -> ColumnElement[bool]:
+    """Rows of two tables are about the same picture."""
     return and_(*(one.c[name] == other.c[name] for name in _KEY))
 
 
 def _with_picture() -> Select[Any]:
-    joined = observations.outerjoin(observation_pictures, _same(observations, observation_pictures))
-    return select(*_SHOWN).select_from(joined)
+    joined = observations.outerjoin(observation_pictures, same_picture(observations, observation_pictures)).outerjoin(
+        labels, and_(same_picture(labels, observations), IS_LABELLED)
+    )
+    return select(*SHOWN).select_from(joined)
 
 
 def _window(sought: SoughtObservations, before: Position | None, limit: int) -> tuple[CTE, int]:
@@ -253,7 +264,8 @@ def _is_class(table: FromClause, sought: SoughtClass) -> ColumnElement[bool]:
     return and_(column == number, table.c.hierarchy == sought.hierarchy)
 
 
-def _stored(row: Row[Any]) -> StoredObservation:
+def stored_of(row: Row[Any]) -> StoredObservation:
+    """The observation of a row with the columns of `SHOWN`."""
     return StoredObservation(
         node_id=row.node_id,
         received=row.received,
@@ -262,6 +274,11 @@ def _stored(row: Row[Any]) -> StoredObservation:
         has_picture=bool(row.has_picture),
         site=row.site,
         content=_read(row.content),
+        person=None
+        if row.person_label is None
+        else Label(
+            label=row.person_label, hierarchy=row.person_hierarchy, by=row.person_said_by, at=row.person_said_at
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from scheduler.core.learning import agrees, usefulness
 from scheduler.core.observing import (
     HeldObservation,
     NewObservation,
@@ -39,6 +40,7 @@ from scheduler.store.commit import GroupCommit
 from scheduler.store.observation_reads import ObservationReads
 from scheduler.store.reading import Reader
 from scheduler.store.tables import (
+    labels,
     observation_gaps,
     observation_pictures,
     observation_sources,
@@ -188,17 +190,22 @@ class ObservationStore:
 
         async def write(connection: AsyncConnection) -> None:
             nonlocal found
-            number = select(observations.c.sequence).where(*_is(observations, own), observations.c.sequence == sequence)
-            found = await connection.scalar(number) is not None
-            if not found:
+            its = select(observations.c.content).where(*_is(observations, own), observations.c.sequence == sequence)
+            seen = await connection.scalar(its)
+            found = seen is not None
+            if seen is None:
                 return
             own_pictures = _is(pictures, own)
             await connection.execute(delete(pictures).where(*own_pictures, pictures.c.sequence == sequence))
             values = {**own, "sequence": sequence, "stored_elapsed": elapsed, "content": content}
+            values["useful"] = usefulness(_read(seen))
             await connection.execute(insert(pictures).values(values))
-            newest = select(pictures.c.sequence).where(*own_pictures).order_by(pictures.c.sequence.desc())
+            # Labelled pictures are for export, and stay as long as their observations.
+            labelled = select(labels.c.sequence).where(*_is(labels, own), labels.c.current, labels.c.label.is_not(None))
+            others = (*own_pictures, pictures.c.sequence.not_in(labelled))
+            newest = select(pictures.c.sequence).where(*others).order_by(pictures.c.sequence.desc())
             if (oldest := await connection.scalar(newest.offset(MOST_PICTURES).limit(1))) is not None:
-                await connection.execute(delete(pictures).where(*own_pictures, pictures.c.sequence <= oldest))
+                await connection.execute(delete(pictures).where(*others, pictures.c.sequence <= oldest))
 
         await self._commit.execute(write)
         if not found:
@@ -220,6 +227,7 @@ class ObservationStore:
             (observations, ("received",), _PART),
             (observation_pictures, (*key, "sequence"), 20),
             (observation_gaps, (*key, "first"), _PART),
+            (labels, ("number",), _PART),
         ):
             stored = table.c.stored_elapsed
             gone = await self._purge_all(table, columns, stored < before, stored, part)
@@ -273,6 +281,7 @@ class _Group:
         self._elapsed = elapsed
         self._inserts: list[dict[str, Any]] = []
         self._updates: list[dict[str, Any]] = []
+        self._uses: list[dict[str, Any]] = []
         self._new_sources: dict[tuple[str, str], dict[str, Any]] = {}
         self._old_sources: dict[tuple[str, str], dict[str, Any]] = {}
 
@@ -314,6 +323,8 @@ class _Group:
             if each.amends:
                 its = {f"its_{name}": value for name, value in key.items()}
                 self._updates.append({**its, **_values(each), **values})
+                if each.observation.finer is not None:
+                    self._uses.append({**its, "useful": usefulness(each.observation)})
             else:
                 self._inserts.append({**key, **_values(each), **values})
 
@@ -332,12 +343,13 @@ class _Group:
         for statement, rows in (
             (_INSERT, self._inserts),
             (_UPDATE, self._updates),
+            (_UPDATE_USE, self._uses),
             (_INSERT_SOURCE, list(self._new_sources.values())),
             (_UPDATE_SOURCE, list(self._old_sources.values())),
         ):
             if rows:
                 await self._connection.execute(statement, rows)
-        self._inserts, self._updates = [], []
+        self._inserts, self._updates, self._uses = [], [], []
         self._new_sources, self._old_sources = {}, {}
 
     async def add_gaps(self, own: dict[str, str], gaps: Collection[Gap]) -> None:
@@ -363,6 +375,9 @@ _HELD = select(*(observations.c[name] for name in ("sequence", "revision", "take
 )
 _INSERT, _INSERT_SOURCE = insert(observations), insert(observation_sources)
 _UPDATE = update(observations).where(*(observations.c[name] == bindparam(f"its_{name}") for name in _KEY))
+_UPDATE_USE = update(observation_pictures).where(
+    *(observation_pictures.c[name] == bindparam(f"its_{name}") for name in _KEY)
+)
 _UPDATE_SOURCE = update(observation_sources).where(
     *(observation_sources.c[name] == bindparam(f"its_{name}") for name in _KEY[:2])
 )
@@ -381,5 +396,6 @@ def _values(new: NewObservation) -> dict[str, Any]:
         "tier": None if answer is None else Tier.END if seen.finer is None else seen.finer.tier,
         "unsure": seen.unsure,
         "waits": seen.waits,
+        "agrees": agrees(seen),
         "content": msgspec.json.encode(seen).decode(),
     }

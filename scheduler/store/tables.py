@@ -30,8 +30,10 @@ __all__ = [
     "VERSION_TABLE",
     "attempts",
     "hierarchies",
+    "improvements",
     "inputs",
     "jobs",
+    "labels",
     "lease",
     "metadata",
     "networks",
@@ -52,7 +54,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0009"
+SCHEMA = "0010"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -300,6 +302,8 @@ observations = Table(
     Column("waits", Boolean, nullable=False),
     Column("content", Text, nullable=False),  # JSON of tierkit.wire.observations.Observation
     Column("site", String(63)),  # of the node when it was stored; null: no site
+    # Whether the two answers to an audited picture have the same superclass; null if it has not both, or is none.
+    Column("agrees", Boolean),
 )
 
 Index("terrace_observations_by_time", observations.c.taken_at)
@@ -307,6 +311,13 @@ Index("terrace_observations_by_source", observations.c.node_id, observations.c.s
 Index("terrace_observations_by_coarse", observations.c.coarse_label, observations.c.taken_at)
 Index("terrace_observations_by_fine", observations.c.fine_label, observations.c.taken_at)
 Index("terrace_observations_by_site", observations.c.site, observations.c.taken_at)
+
+Index(
+    "terrace_observations_audited",
+    observations.c.received,
+    sqlite_where=observations.c.agrees.is_not(None),
+    postgresql_where=observations.c.agrees.is_not(None),
+)
 
 # The numbering of each source.
 observation_sources = Table(
@@ -339,6 +350,44 @@ observation_pictures = Table(
     Column("sequence", BigInteger, primary_key=True),
     Column("stored_elapsed", Float(53), nullable=False, index=True),
     Column("content", LargeBinary, nullable=False),
+    Column("useful", Float(53)),  # of a label for it, by scheduler.core.learning; null: the answers raise no question
+)
+
+Index(
+    "terrace_observation_pictures_by_use",
+    observation_pictures.c.useful,
+    observation_pictures.c.node_id,
+    observation_pictures.c.source,
+    observation_pictures.c.sequence,
+)
+
+# Labels of people, as a log: the row of a picture that is current counts, and says who set it or took it back.
+labels = Table(
+    "terrace_labels",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # rises; devices ask for what came after one
+    Column("node_id", String(63), nullable=False),
+    Column("source", String(63), nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("label", Integer),  # number of the class; null: taken back
+    Column("hierarchy", String(64), nullable=False),  # sha256, of the classes that the label numbers
+    Column("said_by", String(63)),  # name of a token; null where none was asked for
+    Column("said_at", Float(53), nullable=False),  # wall clock, seconds since 1970
+    Column("current", Boolean, nullable=False),
+    Column("stored_elapsed", Float(53), nullable=False, index=True),
+)
+
+Index("terrace_labels_of_picture", labels.c.node_id, labels.c.source, labels.c.sequence, labels.c.current)
+Index("terrace_labels_of_node", labels.c.node_id, labels.c.number)
+
+# What came of the newest attempts to improve a release.
+improvements = Table(
+    "terrace_improvements",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("created_at", Float(53), nullable=False),
+    Column("said_by", String(63)),  # name of the token
+    Column("content", Text, nullable=False),  # JSON of tierkit.wire.learning.Improvement
 )
 
 # The users who may see a source.

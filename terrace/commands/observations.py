@@ -29,6 +29,7 @@ app = typer.Typer(add_completion=False)
 
 _LISTED = 20
 _MOST_PER_PAGE = 1000
+_MOST_TO_LABEL = 500
 _PART = 200
 """Rows of one table; the widths of its columns are computed for each part."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -54,6 +55,10 @@ class ObservationOptions:
         float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Only answers that are less sure than this.")
     ] = None
     amended: Annotated[bool, typer.Option("--amended", help="Only those with a later, better answer.")] = False
+    disagree: Annotated[
+        bool,
+        typer.Option("--disagree", help="Only pictures to label: answers differ, or were unsure. Most useful first."),
+    ] = False
     limit: Annotated[int | None, typer.Option(min=1, help="How many, newest first. Default: 20.")] = None
     follow: Annotated[bool, typer.Option("--follow", help="Show new ones as they arrive, until Ctrl-C.")] = False
     out: Annotated[
@@ -83,6 +88,9 @@ class ObservationOptions:
             raise typer.BadParameter("it goes with --out", param_hint="--after")
         if self.bom and (self.out is None or (not self.into_folder and format_of(Path(self.out)) != "csv")):
             raise typer.BadParameter("it goes with --out FILE.csv or FOLDER/", param_hint="--bom")
+        others = (self.label, self.since, self.below, self.out)
+        if self.disagree and (self.follow or self.amended or any(each is not None for each in others)):
+            raise typer.BadParameter("it goes with --source, --node, --site and --limit", param_hint="--disagree")
         if self.follow and (self.limit is not None or self.since is not None or self.amended):
             raise typer.BadParameter("it goes without --limit, --since and --amended", param_hint="--follow")
 
@@ -127,12 +135,15 @@ def observations(client: Client, options: ObservationOptions, json: Json = False
         _save(client, Path(options.out), options, filters, json=json)
     elif options.follow:
         _follow(client, options, json=json)
+    elif options.disagree:
+        limit = options.limit or _LISTED
+        _list(itertools.islice(_to_label(client, limit, options), limit), json=json)
     else:
-        _list(client, options.limit or _LISTED, filters, json=json)
+        limit = options.limit or _LISTED
+        _list(itertools.islice(_newest(client, limit, filters), limit), json=json)
 
 
-def _list(client: Client, limit: int, filters: ObservationFilters, *, json: bool) -> None:
-    seen = itertools.islice(_newest(client, limit, filters), limit)
+def _list(seen: Iterator[SeenPicture], *, json: bool) -> None:
     if json:
         for each in seen:
             _print_line(each)
@@ -149,6 +160,22 @@ def _newest(client: Client, limit: int, filters: ObservationFilters) -> Iterator
     cursor = None
     while True:
         page = client.observation_page(limit=min(limit, _MOST_PER_PAGE), cursor=cursor, **filters)
+        yield from page.observations
+        if (cursor := page.next_cursor) is None:
+            return
+
+
+def _to_label(client: Client, limit: int, options: ObservationOptions) -> Iterator[SeenPicture]:
+    cursor = None
+    while True:
+        page = client.picture_page(
+            "disagree",
+            limit=min(limit, _MOST_TO_LABEL),
+            cursor=cursor,
+            source=options.source,
+            node=options.node,
+            site=options.site,
+        )
         yield from page.observations
         if (cursor := page.next_cursor) is None:
             return
@@ -250,8 +277,13 @@ def _taken(seen: SeenPicture) -> str:
 
 
 def _remarks(seen: SeenPicture) -> Iterator[str]:
+    if seen.person is not None:
+        yield f"labelled {seen.person}" + (f" by {seen.person_by}" if seen.person_by else "")
     if seen.waits:
         yield "waits for a better answer"
+    coarse, fine = seen.coarse, seen.fine
+    if coarse is not None and fine is not None and fine.coarse_label not in (None, coarse.label):
+        yield f"the device said {coarse.label}"
     if why := seen.damaged or seen.fallback:
         yield why
     if seen.name:

@@ -5,7 +5,7 @@ with Client("http://127.0.0.1:8070") as terrace:
     print(job.answered_fine, job.images_per_s)
 """
 
-from tierkit.client.aio import AsyncClient, ObservationFilters
+from tierkit.client.aio import AsyncClient, ObservationFilters, PictureFilters
 from tierkit.client.blocking import Client
 from tierkit.client.files import Files, gather, shortened
 from tierkit.client.http import DEFAULT_URL, Backoff
@@ -31,6 +31,7 @@ from tierkit.wire.api import (
     SiteNow,
     StateChange,
 )
+from tierkit.wire.learning import Improvement, LearningNow, NodeLearning
 from tierkit.wire.releases import GuardName, GuardNow, Pruned, ReleaseList, ReleaseNow, Rollout, RolloutState
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture, SourceNow, SourceRights, SourcesReport
@@ -58,13 +59,17 @@ __all__ = [
     "GuardNow",
     "ImageResult",
     "Images",
+    "Improvement",
     "Job",
     "JobPage",
     "JobState",
     "Labels",
+    "LearningNow",
+    "NodeLearning",
     "NodeShare",
     "ObservationFilters",
     "ObservationPage",
+    "PictureFilters",
     "PolicyFields",
     "Pruned",
     "ReleaseList",

@@ -42,7 +42,7 @@ from tierkit.wire.api import (
     StateChange,
     parse,
 )
-from tierkit.wire.learning import Improvement, LearningNow
+from tierkit.wire.learning import Improvement, ImprovementList, LearningNow, NewLabel
 from tierkit.wire.releases import (
     GuardName,
     NewRelease,
@@ -116,6 +116,16 @@ class ObservationFilters(TypedDict, total=False):
     """The confidence is less than this, 0 to 1."""
     amended: bool | None
     """True: the observation was amended."""
+
+
+class PictureFilters(TypedDict, total=False):
+    """Conditions that a picture must meet; None sets no condition."""
+
+    source: str | None
+    node: str | None
+    site: str | None
+    least: float | None
+    """With `answered`: the confidence that the answer from above has at least, 0 to 1."""
 
 
 class AsyncClient(SchedulerConnection):
@@ -588,6 +598,48 @@ class AsyncClient(SchedulerConnection):
         params = {} if size is None else {"size": size}
         return (await self._request("GET", path, repeatable=True, params=params)).content
 
+    async def label(self, node: str, source: str, sequence: int, label: str) -> None:
+        """Say which class the picture of an observation shows; the last label counts. `NotFound` if the scheduler does
+        not have the picture, `InvalidInput` if there is no such class."""
+        upload = json_upload(NewLabel(label=label))
+        await self._request("PUT", _label_path(node, source, sequence), repeatable=True, upload=upload)
+
+    async def take_label_back(self, node: str, source: str, sequence: int) -> None:
+        """Remove the label of a picture; `Forbidden` for users who have not set it."""
+        await self._request("DELETE", _label_path(node, source, sequence), repeatable=False)
+
+    async def picture_page(
+        self,
+        which: Literal["disagree", "labelled", "answered"],
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **filters: Unpack[PictureFilters],
+    ) -> ObservationPage:
+        """One page of the pictures that the scheduler has; `next_cursor` of a page asks for the next.
+
+        Args:
+            which: `disagree`: pictures without a label whose answers differ or were unsure, the most useful first.
+                `labelled`: pictures with a label. `answered`: others with an answer from above.
+        """
+        path = "/v1/learning/pictures"
+        return await self._get(ObservationPage, path, which=which, limit=limit, cursor=cursor, **filters)
+
+    async def learning(self) -> LearningNow:
+        """What the devices keep to learn from, and how far the tiers agree on audited pictures."""
+        return await self._get(LearningNow, "/v1/learning")
+
+    async def improvements(self) -> tuple[Improvement, ...]:
+        """The newest improvements of releases, the newest first."""
+        return (await self._get(ImprovementList, "/v1/improvements")).improvements
+
+    async def put_improvement(self, improvement: Improvement) -> Improvement:
+        """Tell the scheduler how far an improvement is; returns what it has stored."""
+        path = f"/v1/improvements/{improvement.id}"
+        return parse(
+            Improvement, (await self._request("PUT", path, repeatable=True, upload=json_upload(improvement))).content
+        )
+
     async def mapping(self, *, site: str | None = None) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures; of all sites, or of
         one."""
@@ -756,17 +808,6 @@ class AsyncClient(SchedulerConnection):
         path = f"{_release_path(release)}/{change}"
         return parse(Rollout, (await self._request("POST", path, repeatable=False, upload=upload)).content)
 
-    async def learning(self) -> LearningNow:
-        """The kept samples of devices, the agreement of their sure answers with those from above, and the number of
-        labels; `NotFound` if the scheduler is of an older Terrace."""
-        return await self._get(LearningNow, "/v1/learning")
-
-    async def put_improvement(self, improvement: Improvement) -> Improvement:
-        """Tell how far the improvement of a release is; what the scheduler had of it is replaced."""
-        path = f"/v1/improvements/{improvement.id}"
-        answer = await self._request("PUT", path, repeatable=True, upload=json_upload(improvement))
-        return parse(Improvement, answer.content)
-
     async def _get(self, kind: type[T], path: str, **params: str | float | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}
         response = await self._request("GET", path, repeatable=True, params=given)
@@ -816,6 +857,10 @@ def _run_id(run: RunSummary | str) -> str:
 
 def _device_path(node_id: str) -> str:
     return f"/v1/devices/{_segment('node', node_id)}"
+
+
+def _label_path(node: str, source: str, sequence: int) -> str:
+    return f"{_OBSERVATIONS}/{_segment('node', node)}/{_segment('source', source)}/{sequence}/label"
 
 
 def _site_path(name: str) -> str:

@@ -192,6 +192,12 @@ class Client:
     follow_observations = _iterating(AsyncClient.follow_observations)
     save_observations = _blocking(AsyncClient.save_observations)
     picture = _blocking(AsyncClient.picture)
+    label = _blocking(AsyncClient.label)
+    take_label_back = _blocking(AsyncClient.take_label_back)
+    picture_page = _blocking(AsyncClient.picture_page)
+    learning = _blocking(AsyncClient.learning)
+    improvements = _blocking(AsyncClient.improvements)
+    put_improvement = _blocking(AsyncClient.put_improvement)
     mapping = _blocking(AsyncClient.mapping)
     fleet = _blocking(AsyncClient.fleet)
     whoami = _blocking(AsyncClient.whoami)
@@ -207,8 +213,6 @@ class Client:
     promote_release = _blocking(AsyncClient.promote_release)
     stop_release = _blocking(AsyncClient.stop_release)
     roll_back = _blocking(AsyncClient.roll_back)
-    learning = _blocking(AsyncClient.learning)
-    put_improvement = _blocking(AsyncClient.put_improvement)
     prune_releases = _blocking(AsyncClient.prune_releases)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -10,11 +10,24 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from tierkit.types import Tier
 from tierkit.wire.releases import RELEASE_REF_PATTERN
 
-__all__ = ["Improvement", "ImprovementList", "ImprovementState", "KeptState", "LearningNow", "NodeLearning"]
+__all__ = [
+    "MOST_LABEL",
+    "Improvement",
+    "ImprovementList",
+    "ImprovementState",
+    "KeptState",
+    "LabelNews",
+    "LabelOfPerson",
+    "LearningNow",
+    "NewLabel",
+    "NodeLearning",
+]
 
 ImprovementState = Literal["training", "evaluating", "released", "refused", "failed"]
 
 _MOST_FIGURES = 64
+MOST_LABEL = 200
+"""Characters of the name of a class in a label."""
 
 ReleaseRef = Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
 FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
@@ -52,6 +65,40 @@ class NodeLearning(_Value):
     """Sure pictures with an answer from above, of the latest 1,000."""
     agreement: float | None = None
     """Share of them with the same coarse class; None without any."""
+
+
+class NewLabel(BaseModel):
+    """PUT /v1/observations/{node_id}/{source}/{sequence}/label: the class that is right."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    label: Annotated[str, Field(min_length=1, max_length=MOST_LABEL)]
+    """Name of a class."""
+
+
+class LabelOfPerson(_Value):
+    """The label of a picture, for the device that took it."""
+
+    number: int
+    """Rises with each label that is set or taken back."""
+    source: str
+    sequence: int
+    label: int | None = None
+    """Index of the class; None: the label was taken back."""
+    classes: str
+    """Digest of the class names."""
+    by: str | None = None
+    """Name of a token; None where no token was asked for."""
+    at: float
+    """Seconds since 1970."""
+
+
+class LabelNews(_Value):
+    """GET /v1/devices/{node_id}/labels: labels of the pictures of one device, in the order in which they were set."""
+
+    labels: tuple[LabelOfPerson, ...] = ()
+    more: bool = False
+    """True if there are more after the last one."""
 
 
 class LearningNow(_Value):

@@ -33,6 +33,7 @@ __all__ = [
     "ESCALATION",
     "ESCALATION_HEADER",
     "INTERACTIVE",
+    "LABELS_HEADER",
     "MAX_ALLOWED_UPSTREAMS",
     "NAME_HEADER",
     "NETWORK_HEADER",
@@ -97,6 +98,10 @@ has to refuse for its token."""
 
 ROUTE_HEADER = "Terrace-Route"
 """Version of the `DeviceRoute` of a node with sources, in the answer to its heartbeat."""
+
+LABELS_HEADER = "Terrace-Labels"
+"""Number of the last label that a person set, or took back, for a picture of the node. In answers to its
+observations."""
 
 RELEASES_HEADER = "Terrace-Releases"
 """Numbers of the releases that a node is to hold, in the answer to its registration and to each heartbeat: "8,7". It

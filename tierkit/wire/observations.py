@@ -22,6 +22,7 @@ __all__ = [
     "DeviceStatus",
     "FinerAnswer",
     "Gap",
+    "KeptReport",
     "LocalAnswer",
     "Observation",
     "ObservationBatch",
@@ -42,6 +43,7 @@ Age = Annotated[float, Meta(ge=0.0, le=1e9)]
 """Seconds; at most thirty-one years."""
 Timestamp = Annotated[float, Meta(ge=0.0, le=1e11)]
 """Seconds since 1970."""
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 SpoolId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
@@ -100,6 +102,8 @@ class Observation(_Message, frozen=True, kw_only=True):
     """True if the local answer is below the threshold of the route."""
     waits: bool = False
     """True while the device still wants a better answer."""
+    audit: bool = False
+    """True if the local answer is sure, and the device wants one from above all the same, to compare them."""
     reason: Text = ""
     """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
 
@@ -120,6 +124,24 @@ class ReportedSource(_Message, frozen=True, kw_only=True):
     """starting, running, paused, finished, or waiting after a failure."""
     reason: Text = ""
     """Why it does not run."""
+
+
+class KeptReport(_Message, frozen=True, kw_only=True):
+    """The pictures that a device keeps to learn from, by its own word."""
+
+    pictures: Count = 0
+    differs: Count = 0
+    """Pictures with different superclasses in the local answer and the one from above."""
+    unsure: Count = 0
+    """Pictures with the same superclass, of which the local answer was unsure."""
+    sure: Count = 0
+    labelled: Count = 0
+    """Pictures with a label of a person."""
+    bytes: Bytes = 0
+    size_bytes: Bytes = 0
+    """Limit on `bytes`."""
+    reason: Text = ""
+    """Why no picture is kept now."""
 
 
 class DeviceStatus(_Message, frozen=True, kw_only=True):
@@ -144,6 +166,8 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     """Bytes sent and received in the last 24 hours."""
     bytes_per_day: Count | None = None
     """The budget for that; None without one."""
+    kept: KeptReport | None = None
+    """None if the device keeps no pictures to learn from."""
 
 
 class ObservationBatch(_Message, frozen=True, kw_only=True):

@@ -138,6 +138,13 @@ class SeenPicture(PictureAnswers):
     """True if the scheduler has the picture itself."""
     release: int | None = None
     """Number of the release with whose network the device answered; None from a node that does not follow releases."""
+    audit: bool = False
+    """True if the device was sure, and asked for an answer from above to compare the two."""
+    person: str | None = None
+    """The class that a person named; None without a label."""
+    person_by: str | None = None
+    """Name of that person's token; None where no token was asked for."""
+    person_at: datetime | None = None
 
 
 class SourceRights(_Value):
@@ -283,6 +290,10 @@ def seen_fields(seen: Observation, *, node: str, taken_at: float | None, classes
         "fallback": (seen.reason or None) if answer else None,
         "damaged": None if answer else seen.reason or "the picture cannot be read",
         "picture": False,
+        "audit": seen.audit,
+        "person": None,
+        "person_by": None,
+        "person_at": None,
     }
 
 

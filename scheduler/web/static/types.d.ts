@@ -319,6 +319,41 @@ export interface SeenPicture {
   unsure: boolean;
   waits: boolean;
   picture: boolean;
+  person?: string | null;
+  person_by?: string | null;
+  person_at?: string | null;
+}
+
+export interface KeptState {
+  pictures: number;
+  differs: number;
+  unsure: number;
+  sure: number;
+  labelled: number;
+  bytes: number;
+  size_bytes: number;
+  reason: string;
+}
+
+export interface NodeLearning {
+  node: string;
+  kept: KeptState | null;
+  audited: number;
+  agreement: number | null;
+}
+
+export interface Improvement {
+  id: string;
+  release: string;
+  tier: Tier;
+  state: "training" | "evaluating" | "released" | "refused" | "failed";
+  devices: number;
+  rounds: number;
+  figures: Record<string, number>;
+  reason: string;
+  new_release: string | null;
+  created_at: string | null;
+  by: string | null;
 }
 
 export interface SourceRights {

@@ -146,6 +146,10 @@ async def test_an_observation_is_shown_with_the_names_of_its_classes(gate: Camer
         "fallback": None,
         "damaged": None,
         "picture": False,
+        "audit": False,
+        "person": None,
+        "person_by": None,
+        "person_at": None,
         "site": None,
     }
     assert datetime.fromisoformat(second["taken_at"]).timestamp() == pytest.approx(now - 5, abs=5)

@@ -402,6 +402,12 @@ WITHOUT_OBSERVATIONS = tuple(
     if name.startswith(("terrace_observation", "terrace_source"))
 )
 
+WITHOUT_LEARNING = (
+    "DROP TABLE terrace_labels",
+    "DROP TABLE terrace_improvements",
+    "DROP INDEX terrace_observations_audited",
+    "ALTER TABLE terrace_observations DROP COLUMN agrees",
+)
 WITHOUT_SITES = (
     "DROP TABLE terrace_releases",
     "DROP TABLE terrace_rollouts",
@@ -425,6 +431,7 @@ async def downgrade(engine: AsyncEngine) -> None:
             "DROP TABLE terrace_lease",
             "DROP TABLE terrace_inputs",
             "DROP TABLE terrace_runs",
+            *WITHOUT_LEARNING,
             *WITHOUT_SITES,
             *WITHOUT_OBSERVATIONS,
             *WITHOUT_ELAPSED,

@@ -1,0 +1,149 @@
+"""Routes of learning: labels of people, agreement between the tiers, and improvements of releases."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi.exceptions import RequestValidationError
+
+from scheduler.api.observations import Number, OwnName, SourceName, in_sight
+from scheduler.api.routing import (
+    CHECKS,
+    MISSING,
+    NODES,
+    NOSNIFF,
+    OPERATORS,
+    USERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    only_of,
+)
+from scheduler.api.streams import NO_STORE
+from scheduler.observations.learning import SoughtPictures, Which
+from tierkit.errors import InvalidInput
+from tierkit.wire.learning import Improvement, ImprovementList, LabelNews, LearningNow, NewLabel
+from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
+from tierkit.wire.sources import ObservationPage
+
+__all__ = ["learning"]
+
+IN_SIGHT = [*USERS, Depends(in_sight)]
+_PAGE = ObservationPage.model_json_schema(mode="serialization")
+Name = Annotated[str | None, Query(pattern=NODE_ID_PATTERN)]
+
+learning = APIRouter(tags=["learning"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@learning.put(
+    "/v1/observations/{node_id}/{source}/{sequence}/label",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "Too many pictures of this source are labelled."}},
+    summary="Label the picture of an observation",
+    dependencies=IN_SIGHT,
+)
+async def put_label(
+    scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName, sequence: Number, new: NewLabel
+) -> None:
+    """With the name of a class. Only pictures that the scheduler has can be labelled. The last label counts. 422: no
+    class has this name."""
+    try:
+        label = scheduler.learning.class_called(new.label)
+    except InvalidInput as exc:
+        raise RequestValidationError([{"loc": ("body", "label"), "msg": str(exc), "type": "value_error"}]) from exc
+    await scheduler.learning.label((node_id, source, sequence), label, None if caller is None else caller.name)
+
+
+@learning.delete(
+    "/v1/observations/{node_id}/{source}/{sequence}/label",
+    status_code=204,
+    responses={**MISSING, 403: {"description": "Somebody else has set it."}},
+    summary="Take a label back",
+    dependencies=IN_SIGHT,
+)
+async def delete_label(
+    scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName, sequence: Number
+) -> None:
+    """Operators take back every label, others their own."""
+    by, only_own = None if caller is None else caller.name, only_of(caller) is not None
+    await scheduler.learning.take_back((node_id, source, sequence), by, only_own=only_own)
+
+
+@learning.get(
+    "/v1/learning/pictures",
+    summary="Pictures to label, with labels, or with answers from above",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {"schema": _PAGE}}}},
+    dependencies=USERS,
+)
+async def list_pictures(
+    scheduler: Service,
+    caller: CallerOf,
+    which: Annotated[
+        Which,
+        Query(
+            description="`disagree`: pictures without a label whose answers differ, or of which the device was unsure; "
+            "the most useful first. `labelled`: a person has. `answered`: an upstream node has answered, "
+            "and no person."
+        ),
+    ] = "disagree",
+    node: Name = None,
+    source: Name = None,
+    site: Name = None,
+    least: Annotated[float, Query(ge=0, le=1, description="Of `answered`: the least confidence from above.")] = 0.0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
+) -> Response:
+    """Only pictures that the scheduler has."""
+    sought = SoughtPictures(which=which, node_id=node, source=source, site=site, least=least, reader=only_of(caller))
+    rows, next_cursor = await scheduler.learning.pictures(sought, limit, cursor)
+    content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
+    return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+
+
+@learning.get(
+    "/v1/devices/{node_id}/labels",
+    response_model=LabelNews,
+    summary="Labels of a node's pictures, for the node",
+    dependencies=NODES,
+)
+async def list_labels(
+    scheduler: Service, node_id: OwnName, after: Annotated[int, Query(ge=0, le=2**53)] = 0
+) -> LabelNews:
+    """Those that were set or taken back after a number; each picture once. Answers to observations have the last number
+    in `Terrace-Labels`."""
+    return await scheduler.learning.news(node_id, after)
+
+
+@learning.get(
+    "/v1/learning", response_model=LearningNow, summary="Kept pictures and agreement of the tiers", dependencies=USERS
+)
+async def get_learning(scheduler: Service, caller: CallerOf) -> LearningNow:
+    """Of the sources that the caller may see. Pictures count as audited that a device was sure of and sent up all the
+    same (`audit_share`), the latest 1,000 of each source."""
+    return scheduler.learning.now(only_of(caller))
+
+
+@learning.get(
+    "/v1/improvements", response_model=ImprovementList, summary="Improvements of releases", dependencies=USERS
+)
+async def list_improvements(scheduler: Service) -> ImprovementList:
+    """The newest 100, the newest first."""
+    return ImprovementList(improvements=scheduler.learning.improvements)
+
+
+@learning.put(
+    "/v1/improvements/{id}",
+    response_model=Improvement,
+    summary="Tell how far an improvement is",
+    dependencies=OPERATORS,
+)
+async def put_improvement(
+    scheduler: Service, caller: CallerOf, id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], improvement: Improvement
+) -> Improvement:
+    """Replaces the whole document. `created_at` and `by` come from the scheduler."""
+    if improvement.id != id:
+        raise InvalidInput("id: it must be the id in the path")
+    return await scheduler.learning.put_improvement(improvement, None if caller is None else caller.name)
