@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -17,16 +18,17 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import TypeAdapter, ValidationError
 
 from end_node.answers import NoNumbers
+from end_node.keeping import Keeping
 from end_node.node import EndNode, Task
 from end_node.reporting import device_status, report_of, reported_sources
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
 from end_node.sources.picture import TakenPicture
-from end_node.spool import Draft, Spool, SpoolStats
+from end_node.spool import Draft, Held, Spool, SpoolStats
 from end_node.spooling import SpoolThread
 from end_node.uplink.budget import lease_s
 from end_node.uplink.pace import Pace
-from end_node.uplink.rules import Amendment, fate_of, outcome_of
+from end_node.uplink.rules import Amendment, fate_of, is_audited, outcome_of
 from end_node.uplink.sending import Uplink
 from models.escalation import margin
 from models.manifest import Fit
@@ -39,7 +41,7 @@ from tierkit.spans import Span, new_root
 from tierkit.tensors import Array
 from tierkit.wire.events import CoarseEvent
 from tierkit.wire.messages import DeviceRoute, Registration, Stage
-from tierkit.wire.observations import DeviceStatus, LocalAnswer, Observation, ReportedSource
+from tierkit.wire.observations import DeviceStatus, FinerAnswer, LocalAnswer, Observation, ReportedSource
 from tierkit.wire.sources import SeenPicture, SourcesReport, seen_picture
 
 __all__ = ["ObservingNode"]
@@ -95,6 +97,9 @@ class ObservingNode(EndNode):
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._rates: dict[str, TokenBucket] = {}
+        learn = settings.learn
+        self.keeping = None if learn is None else Keeping(settings.kept_folder, learn.size, self.hierarchy)
+        """The kept sample; None if this device keeps nothing."""
         self.spool: SpoolThread
         self.uplink: Uplink
 
@@ -135,6 +140,8 @@ class ObservingNode(EndNode):
                     with contextlib.suppress(SpoolUnavailable):
                         await self.pace.note(self.spool)
         finally:
+            if self.keeping is not None:
+                await self.keeping.close()
             await self.spool.close()
 
     # --- pictures -------------------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ class ObservingNode(EndNode):
                 )
                 sure = float(margin(probabilities)[0])
             fate = fate_of(sure, self.uplink.route, source, self._limits)
+            audit = not read.damaged and self._audits(source, sure)
             age_s = max(0.0, time.monotonic() - picture.taken_s)
             draft = Draft(
                 source=source.name,
@@ -171,7 +179,8 @@ class ObservingNode(EndNode):
                 local=local,
                 release=0 if local is None else release,
                 unsure=fate.unsure,
-                waits=fate.waits and not read.damaged,
+                waits=(fate.waits or audit) and not read.damaged,
+                audit=audit,
                 reason=reason,
                 margin=sure,
                 picture=picture.content,
@@ -185,6 +194,20 @@ class ObservingNode(EndNode):
         self.uplink.stored()
         self.announce(stored)
         return stored
+
+    def _audits(self, source: SourceSettings, sure: float) -> bool:
+        """True if a picture with this margin goes up to compare the answers."""
+        learn = self.settings.learn
+        if learn is None or not source.learn or self._limits.escalate == "nothing":
+            return False
+        return is_audited(self.uplink.route, margin=sure, share=learn.audit_share, chance=random.random())
+
+    async def learn_from(self, held: Held, content: bytes, finer: FinerAnswer) -> None:
+        """Keep a picture to learn from, if the device, its source and the fleet allow it. See `Keeping.keep`."""
+        keeper, route = self.keepers.get(held.observation.source), self.uplink.route
+        wanted = keeper is not None and keeper.settings.learn and route is not None and route.learn
+        if self.keeping is not None and wanted:
+            await self.keeping.keep(held, content, finer)
 
     async def _local(self, content: bytes, source: str, span: Span) -> tuple[int, Decoded, CoarseEvent, Array]:
         """Release, pixels, coarse answer and probabilities for a picture. If the network of the first release gives
@@ -245,6 +268,8 @@ class ObservingNode(EndNode):
 
     async def _show(self) -> None:
         """Set the gauges from time to time, until cancelled."""
+        if self.keeping is not None:
+            await self.keeping.open()
         while True:
             with contextlib.suppress(SpoolUnavailable):
                 stats = await self.spool.do(Spool.stats)
@@ -330,7 +355,8 @@ class ObservingNode(EndNode):
         return reported_sources(self.keepers.values())
 
     def status(self, stats: SpoolStats, *, in_batch: int) -> DeviceStatus:
-        return device_status(self._report(stats), in_batch=in_batch)
+        kept = None if self.keeping is None else self.keeping.state
+        return device_status(self._report(stats), kept, in_batch=in_batch)
 
     def _start(self, source: SourceSettings, *, paused: bool = False) -> None:
         keeper = SourceKeeper(source, _Taker(self, source), tls_ca=self.settings.tls_ca, clock=self.clock)

@@ -8,7 +8,8 @@ from end_node.sources.keeper import SourceKeeper
 from end_node.spool import SpoolStats
 from end_node.uplink.sending import Uplink
 from tierkit.plaintext import without_passwords
-from tierkit.wire.observations import DeviceStatus, ReportedSource
+from tierkit.wire.learning import KeptState
+from tierkit.wire.observations import DeviceStatus, KeptReport, ReportedSource
 from tierkit.wire.sources import SourcesReport, SourceState, SpoolState, UplinkState
 
 __all__ = ["device_status", "report_of", "reported_sources"]
@@ -64,10 +65,11 @@ def report_of(
     )
 
 
-def device_status(report: SourcesReport, *, in_batch: int) -> DeviceStatus:
+def device_status(report: SourcesReport, kept: KeptState | None, *, in_batch: int) -> DeviceStatus:
     """The part of a report that the scheduler is sent.
 
     Args:
+        kept: the kept sample; None if the device keeps nothing.
         in_batch: waiting answers that the same batch holds.
     """
     spool, uplink = report.spool, report.uplink
@@ -83,6 +85,7 @@ def device_status(report: SourcesReport, *, in_batch: int) -> DeviceStatus:
         spool_size_bytes=spool.room_bytes,
         spent_bytes=uplink.spent_bytes,
         bytes_per_day=uplink.bytes_per_day,
+        kept=None if kept is None else KeptReport(**kept.model_dump() | {"reason": kept.reason[:_MOST_REASON]}),
     )
 
 

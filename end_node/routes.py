@@ -20,7 +20,7 @@ from end_node.sources.picture import TakenPicture
 from end_node.spool import Spool
 from tierkit.access import CALLER, Caller
 from tierkit.documents import faults
-from tierkit.errors import InvalidInput, Overloaded
+from tierkit.errors import InvalidInput, NotFound, Overloaded
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.server_sent import EVENT_STREAM, WAITING, last_event_of, server_sent
 from tierkit.wire.observations import Observation
@@ -44,6 +44,7 @@ def source_routes(node: ObservingNode) -> Sequence[Route]:
         Route("/v1/sources/{name}", _Sources(node).remove, methods=["DELETE"]),
         Route("/v1/sources/{name}/pause", _Sources(node).pause, methods=["POST", "DELETE"]),
         Route("/v1/sources/{name}/pictures", _Sources(node).push, methods=["POST"]),
+        Route("/v1/kept", _Kept(node).answer, methods=["GET"]),
         Route("/v1/observations/events", _Events(node).answer, methods=["GET"]),
     ]
 
@@ -83,6 +84,18 @@ class _Sources:
             # The picture is stored even if the program does not wait for the answer.
             observation = await asyncio.shield(self._node.push(name, TakenPicture(content=body)))
         return JSONResponse(self._node.seen(observation).model_dump(mode="json"), 201)
+
+
+class _Kept:
+    def __init__(self, node: ObservingNode) -> None:
+        self._node = node
+
+    async def answer(self, request: Request) -> Response:
+        """Return the size of the kept sample."""
+        _check_operator(request)
+        if self._node.keeping is None:
+            raise NotFound("this node keeps no pictures to learn from: its settings have no table [learn]")
+        return JSONResponse(self._node.keeping.state.model_dump(mode="json"))
 
 
 class _Events:

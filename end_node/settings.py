@@ -26,6 +26,7 @@ from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN
 
 __all__ = [
     "EndSettings",
+    "LearnSettings",
     "SourceKind",
     "SourceSettings",
     "SpoolSettings",
@@ -156,6 +157,10 @@ class SourceSettings(_Table):
     keep: Which = "none"
     """Pictures to keep on the device once they are answered, as long as the spool has room: none, unsure or all."""
 
+    learn: bool = False
+    """Keep pictures of this source to learn from. The table [learn] and the scheduler setting `--learn` must allow it
+    too."""
+
     after: Literal["leave", "move", "delete"] = "leave"
     """Fate of a file of a folder once its answer is stored: leave, move or delete it."""
 
@@ -212,11 +217,22 @@ class SpoolSettings(_Table):
     ~/.local/share/terrace/NODE_ID."""
 
 
+class LearnSettings(_Table):
+    """The pictures that the device keeps to learn from."""
+
+    size: Annotated[Bytes, Field(ge=2**20)]
+    """Most bytes on the disk, such as 500MB. Pictures that the others can spare make room."""
+
+    audit_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the pictures with sure answers that go up as well, to measure how often the tiers agree. Only pictures
+    that may be kept count. They use the byte budget like every picture."""
+
+
 class EndSettings(NodeSettings):
     """Serve an end node: the coarse answer at once, and the fine one from the upstream nodes that a task names."""
 
     service: ClassVar[str] = "end"
-    tables: ClassVar[tuple[str, ...]] = ("source", "uplink", "spool")
+    tables: ClassVar[tuple[str, ...]] = ("source", "uplink", "spool", "learn")
 
     port: Port = 8071
 
@@ -239,6 +255,10 @@ class EndSettings(NodeSettings):
     """Storage for pictures and answers that wait: the table [spool] of the TOML file. The environment variable is
     JSON."""
 
+    learn: Annotated[LearnSettings | None, BeforeValidator(_read_json)] = None
+    """The kept sample: the table [learn] of the TOML file. The environment variable is JSON. Default: nothing is
+    kept."""
+
     remote_sources: bool = False
     """Let operators add, remove and pause sources through the scheduler. A source is a way into the network and the
     folders of the device."""
@@ -256,6 +276,11 @@ class EndSettings(NodeSettings):
     def has_sources(self) -> bool:
         """True if the node has sources, or may get some."""
         return bool(self.source) or self.remote_sources
+
+    @property
+    def kept_folder(self) -> Path:
+        """Folder of the kept sample."""
+        return self.spool_folder / "kept"
 
     @property
     def spool_folder(self) -> Path:

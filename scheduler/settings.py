@@ -162,6 +162,9 @@ class SchedulerSettings(ServiceSettings):
     max_observations: PositiveInt = 1_000_000
     """Most observations that the scheduler keeps; the oldest go first. A million takes about 500 MB of the database."""
 
+    learn: bool = False
+    """Let devices keep pictures to learn from, where the device and its source allow it too."""
+
     @field_validator("trusted")
     @classmethod
     def _tiers_and_node_ids(cls, value: tuple[str, ...]) -> tuple[str, ...]:

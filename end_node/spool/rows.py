@@ -113,6 +113,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """True if the picture stays on the device after it is answered, as long as there is room."""
     to_scheduler: bool = False
     """True if the scheduler gets the picture."""
+    audit: bool = False
+    """True if the answer is sure, and the picture goes up to compare the answers."""
     mark: str = ""
     """Identifies the file, so that it is taken once; "" if the picture is not a file."""
 
@@ -167,6 +169,7 @@ class _Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
     local: LocalAnswer | None = None
     release: int = 0
     finer: FinerAnswer | None = None
+    audit: bool = False
     reason: str = ""
 
 
@@ -185,6 +188,7 @@ def body_of(observation: Observation, given: int) -> bytes:
             local=observation.local,
             release=observation.release,
             finer=observation.finer,
+            audit=observation.audit,
             reason=observation.reason,
         )
     )
@@ -222,5 +226,6 @@ def read_row(row: Row, sequence: int, now: float) -> Observation:
         finer=read.finer,
         unsure=bool(unsure),
         waits=bool(waits),
+        audit=read.audit,
         reason=read.reason,
     )

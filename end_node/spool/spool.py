@@ -153,6 +153,7 @@ class Spool:
                 release=draft.release,
                 unsure=draft.unsure,
                 waits=draft.waits and picture is not None,
+                audit=draft.audit,
                 reason=_text(reason),
             )
             row = (

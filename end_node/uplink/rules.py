@@ -12,7 +12,7 @@ from tierkit.wire.events import FallbackEvent, FineEvent, RoutedEvent, StageAnsw
 from tierkit.wire.messages import DeviceRoute, Stage
 from tierkit.wire.observations import FinerAnswer
 
-__all__ = ["Amendment", "PictureFate", "fate_of", "is_unsure", "outcome_of", "stages_left"]
+__all__ = ["Amendment", "PictureFate", "fate_of", "is_audited", "is_unsure", "outcome_of", "stages_left"]
 
 _FINAL = ("forbidden", "damaged")
 """Reasons of a fallback that trying again cannot change."""
@@ -40,6 +40,17 @@ def is_unsure(margin: float, route: DeviceRoute | None) -> bool | None:
         return None
     below = route.stages[0].below
     return below is None or margin < below
+
+
+def is_audited(route: DeviceRoute | None, *, margin: float, share: float, chance: float) -> bool:
+    """True if a picture with a sure answer goes up, to compare the answers. An unsure one goes up in any case.
+
+    Args:
+        margin: of the local answer.
+        share: of the sure pictures that go up.
+        chance: a random number from 0 to 1, less than 1.
+    """
+    return route is not None and route.learn and is_unsure(margin, route) is False and chance < share
 
 
 def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, uplink: UplinkSettings) -> PictureFate:

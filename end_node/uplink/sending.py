@@ -46,6 +46,7 @@ from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
 from tierkit.wire.observations import (
     Behind,
     DeviceStatus,
+    FinerAnswer,
     Observation,
     ObservationBatch,
     ReportedSource,
@@ -93,6 +94,9 @@ class Answerer(Protocol):
 
     async def ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Amendment:
         """Ask upstream nodes about a picture."""
+
+    async def learn_from(self, held: Held, content: bytes, finer: FinerAnswer) -> None:
+        """Keep a picture to learn from, if that is allowed."""
 
     def announce(self, observation: Observation) -> None:
         """Tell local programs that an observation has changed."""
@@ -390,7 +394,8 @@ class Uplink:
         if waiting is None:
             return min((self._tried.rests_s(each.key) for each in idle), default=None)
         key, unsure = waiting.key, is_unsure(waiting.margin, route)
-        if self._limits.escalate == "unsure" and not unsure:  # taken before this node had a route
+        audit = waiting.observation.audit and unsure is False and route.learn
+        if self._limits.escalate == "unsure" and not unsure and not audit:  # taken before this node had a route
             reason = "" if unsure is False else "the route has no thresholds"
             await self._settle(key, Amendment(finer=None, waits=False, reason=reason, unreachable=False), unsure)
             return 0
@@ -409,6 +414,9 @@ class Uplink:
                 return 0
             reached = None if waiting.observation.finer is None else waiting.observation.finer.tier
             outcome = await self._node.ask_up(content, route, stages_left(route, reached, self._limits))
+            if outcome.finer is not None:
+                seen = replace(waiting.observation, unsure=unsure is True)
+                await self._node.learn_from(replace(waiting, observation=seen), content, outcome.finer)
             await self._note(waiting, outcome, unsure)
         finally:
             self._asked.discard(key)

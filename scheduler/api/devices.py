@@ -141,6 +141,7 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
 @devices.get(
     "/v1/devices/{node_id}/route",
     response_model=DeviceRoute,
+    response_model_exclude_defaults=True,  # devices of an older Terrace refuse fields that they do not know
     responses=MISSING,
     summary="The route of the pictures of a node's sources",
     dependencies=NODES,

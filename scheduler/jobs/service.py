@@ -39,7 +39,7 @@ from scheduler.keyed_events import KeyedEvents
 from scheduler.metrics import ClassCounts
 from scheduler.observations.learning import Learning
 from scheduler.observations.service import Observations
-from scheduler.placement.own_pictures import route_of_sources
+from scheduler.placement.own_pictures import learning, route_of_sources
 from scheduler.placement.routes import Placement
 from scheduler.releases.service import Releases
 from scheduler.releases.spreading import Spreading
@@ -205,7 +205,8 @@ class Scheduler:
         release = self.releases.first_of(device)
         scheme, tuning = self.settings.scheme, self.releases.tuning(release)
         now = time.monotonic()
-        return route_of_sources(self.placement, device, scheme=scheme, tuning=tuning, release=release, now=now)
+        route = route_of_sources(self.placement, device, scheme=scheme, tuning=tuning, release=release, now=now)
+        return learning(route) if self.settings.learn else route
 
     def move_jobs(self, number: int, to: Release) -> None:
         """Let the jobs of a release that have no answers belong to another one."""

@@ -14,7 +14,7 @@ from tierkit.errors import InvalidInput, TerraceError
 from tierkit.types import Escalate, Scheme, Tier
 from tierkit.wire.messages import DeviceRoute
 
-__all__ = ["route_of_sources"]
+__all__ = ["learning", "route_of_sources"]
 
 _NO_VERSION = "0" * 16
 
@@ -36,6 +36,11 @@ def route_of_sources(
         return _computed(placement, device, scheme, tuning, release, now)
 
     return placement.once(("sources", device.node_id, release), computed, now)
+
+
+def learning(route: DeviceRoute) -> DeviceRoute:
+    """The same route for a device that may keep pictures to learn from."""
+    return _versioned(route.model_copy(update={"learn": True, "version": _NO_VERSION}))
 
 
 def _computed(

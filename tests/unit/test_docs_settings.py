@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from cloud_node.settings import CloudSettings
 from edge_node.settings import EdgeSettings
-from end_node.settings import EndSettings, SourceSettings, SpoolSettings, UplinkSettings
+from end_node.settings import EndSettings, LearnSettings, SourceSettings, SpoolSettings, UplinkSettings
 from scheduler.settings import SchedulerSettings
 from tierkit.settings import FurtherScheduler, NodeSettings, ServiceSettings, UpperSettings, description
 
@@ -27,6 +27,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "Table source": SourceSettings,
     "Table uplink": UplinkSettings,
     "Table spool": SpoolSettings,
+    "Table learn": LearnSettings,
     "Table also": FurtherScheduler,
 }
 

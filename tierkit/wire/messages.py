@@ -399,6 +399,8 @@ class DeviceRoute(_Message):
     the network of this device."""
     reason: str = ""
     """Origin of the route, or why it leads nowhere."""
+    learn: bool = False
+    """True if the device may keep pictures to learn from."""
 
 
 ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])

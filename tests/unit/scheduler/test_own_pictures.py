@@ -10,7 +10,7 @@ from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
 from scheduler.core.device import Device
 from scheduler.core.fleet import Ledger
-from scheduler.placement.own_pictures import route_of_sources
+from scheduler.placement.own_pictures import learning, route_of_sources
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import NotFound, TerraceError
@@ -161,3 +161,15 @@ def test_the_version_changes_with_the_content_and_with_nothing_else() -> None:
     assert changed.version != first.version
     fleet.devices.leave("cloud-0", "the-first", 0.1)
     assert fleet.route("end-5").version not in (first.version, changed.version)
+
+
+def test_a_route_says_whether_the_fleet_learns_and_its_version_changes_with_that() -> None:
+    fleet = Fleet()
+    fleet.add("edge-0")
+    fleet.add("end-0", lease_s=600.0)
+    before = fleet.route("end-0")
+    after = learning(before)
+    assert (before.learn, after.learn) == (False, True)
+    assert before.version != after.version
+    assert learning(after).version == after.version
+    assert after.model_copy(update={"learn": False, "version": before.version}) == before
