@@ -34,6 +34,7 @@ from tierkit.types import EncoderKind
 __all__ = [
     "MANIFEST_NAME",
     "Cut",
+    "Digest",
     "EncoderEntry",
     "Fit",
     "Manifest",

@@ -53,17 +53,26 @@ class FlatLearner:
 
     Args:
         strategy: whose local steps a change of the weights comes from; SGD without anything kept unless given.
+        network: in place of the one that `config` describes, as `NetworkLearner` takes it. The vectors have those of
+            its parameters that require a gradient.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainingData, *, strategy: StrategyConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        *,
+        strategy: StrategyConfig | None = None,
+        network: torch.nn.Module | None = None,
+    ) -> None:
         self.config = config
         self.data = data
         self.steps = config.all_epochs * data.batches.steps_per_epoch
-        self._learner = NetworkLearner(config, data)
-        network = self._learner.network
-        self._parameters = list(network.parameters())
+        self._learner = NetworkLearner(config, data, network=network)
+        whole = self._learner.network
+        self._parameters = [each for each in whole.parameters() if each.requires_grad]
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
-        self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        self._buffers = [buffer for buffer in whole.buffers() if buffer.is_floating_point()]
         self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
         self._answered: BatchAnswers | None = None
         self.moments: Any = None
@@ -451,8 +460,11 @@ def foreign(name: str) -> Iterator[None]:
         raise InvalidAnswer(f"the host's network {name!r} cannot be computed here: {str(error)[:200]}") from error
 
 
-def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
+def learner_of(spec: RunSpec, data: TrainingData, network: torch.nn.Module | None = None) -> FlatLearner:
     """The learner of a run that another machine describes. No layer is filled once there are more values than it says.
+
+    Args:
+        network: as for `FlatLearner`.
 
     Raises:
         InvalidAnswer: its network has another number of values or buffers than it says, or a step does not fit in the
@@ -470,7 +482,7 @@ def learner_of(spec: RunSpec, data: TrainingData) -> FlatLearner:
 
     counting = register_module_parameter_registration_hook(count)
     try:
-        learner = FlatLearner(spec.network, data, strategy=spec.strategy)
+        learner = FlatLearner(spec.network, data, strategy=spec.strategy, network=network)
     finally:
         counting.remove()
     if (found := learner.lengths) != (spec.values, spec.buffers):

@@ -12,6 +12,7 @@ from tierkit.documents import Frozen
 from tierkit.errors import InvalidAnswer
 from tierkit.types import WorkerStanding
 from tierkit.wire.messages import NodeId, checked_url
+from training.own_data import OwnData
 from training.payloads import Format
 from training.strategies.config import HostedConfig, Steps
 from training.trust.score import FIRST
@@ -103,6 +104,8 @@ class RunSpec(Frozen):
     """Of all training images and labels, in their order."""
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
+    own: OwnData | None = None
+    """Of a run whose workers train on pictures that they have kept; None where all train on one data set."""
 
 
 class Join(Frozen):

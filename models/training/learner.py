@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 EVALUATION_BATCH = 500
+_EVALUATION_PIXELS = EVALUATION_BATCH * 64 * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,26 @@ class NetworkLearner:
 
     Args:
         initial: weights of the served network to start from (`served_weights`); random ones unless given.
+        network: to be trained in place of the one that the configuration describes. It takes images `[n, c, h, w]` as
+            `normalise` gives them, and answers with logits.
 
     Raises:
         WeightsError: `initial` does not fit.
         DataError: the images do not fit.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainingData, initial: dict[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        initial: dict[str, Tensor] | None = None,
+        network: nn.Module | None = None,
+    ) -> None:
         self.config = config
         self.data = data
         torch.manual_seed(config.seed)
-        self.network: nn.Module = _Student(config, data.hierarchy).to(data.device, memory_format=torch.channels_last)
+        student = _Student(config, data.hierarchy) if network is None else _Given(network)
+        self.network: nn.Module = student.to(data.device, memory_format=torch.channels_last)
         if initial is not None:
             load_weights(self.network.network, initial, f"the weights that {config.name!r} is to start from")
         check_images(self.network, data.held_out.images.shape[1:], config)
@@ -168,6 +178,17 @@ class _Student(nn.Module):
         return self.network.classifier(features), None if self.auxiliary is None else self.auxiliary(features)
 
 
+class _Given(nn.Module):
+    """A network from elsewhere, which has no second classifier."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, None]:
+        return self.network(images), None
+
+
 def averaged_network(checkpoint: Checkpoint) -> tuple[nn.Module, TrainConfig, Statistics]:
     """The network with a checkpoint's averaged weights in evaluation mode, its configuration and input statistics.
 
@@ -194,10 +215,12 @@ def predict(
     network.eval()
     if device.type == "cpu" and config.precision == "bf16":
         use_matrix_products(network)
+    height, width = images.shape[1:3]
+    size = max(1, min(EVALUATION_BATCH, _EVALUATION_PIXELS // (height * width)))
     with torch.inference_mode(), autocast(config, device):
         parts = [
-            network(normalise(torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(device), known))
-            for start in range(0, len(images), EVALUATION_BATCH)
+            network(normalise(torch.from_numpy(images[start : start + size]).to(device), known))
+            for start in range(0, len(images), size)
         ]
     return torch.cat(parts).float().cpu().numpy()
 

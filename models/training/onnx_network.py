@@ -96,6 +96,23 @@ class OnnxNetwork(nn.Module):
             parts = [self(torch.from_numpy(np.ascontiguousarray(part)).float()) for part in _batches(values)]
         return np.concatenate([part.numpy() for part in parts])
 
+    def outline(self, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Numbers in all that the steps give for an input of this shape, and the shape of the output; computes nothing.
+
+        Raises:
+            WeightsError: the steps do not fit together.
+        """
+        known = {name: torch.empty_like(self.values[key], device="meta") for name, key in self._keys.items()}
+        known |= self._axes | {self._input: torch.empty(shape, device="meta")}
+        numbers = 0
+        try:
+            for step in self._steps:
+                known[step.output] = step(known)
+                numbers += known[step.output].numel()
+            return numbers, tuple(known[self._output].shape)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+            raise WeightsError(f"the network takes no input of shape {shape}: {str(error)[:200]}") from error
+
     def layers(self) -> list[Layer]:
         """Convolutions and matrix products by stored weights, in the order of the graph."""
         products = [step for step in self._steps if step.operator in _PRODUCTS and step.inputs[1] in self._keys]
@@ -289,12 +306,20 @@ def _mean(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Tensor:
     return torch.mean(inputs[0], dim=axes, keepdim=bool(attributes.get("keepdims", 1)))
 
 
+def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Tensor:
+    values, wanted = inputs
+    kept = attributes.get("allowzero", 0)
+    sizes = [values.shape[at] if not size and not kept else size for at, size in enumerate(wanted.tolist())]
+    return values.reshape(sizes)
+
+
 _OPERATORS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Tensor]] = {
     "Add": lambda inputs, _: inputs[0] + inputs[1],
     "Cast": lambda inputs, _: inputs[0],  # from UINT8 images to floats, which they are here
     "Clip": lambda inputs, _: torch.clamp(*inputs),
     "Conv": _convolve,
     "DequantizeLinear": _dequantize,
+    "Div": lambda inputs, _: inputs[0] / inputs[1],
     "Flatten": lambda inputs, attributes: torch.flatten(inputs[0], attributes.get("axis", 1)),
     "Gemm": _multiply,
     "GlobalAveragePool": lambda inputs, _: torch.mean(inputs[0], dim=(2, 3), keepdim=True),
@@ -304,6 +329,7 @@ _OPERATORS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Tensor]] = {
     "QuantizeLinear": _quantize,
     "ReduceMean": _mean,
     "Relu": lambda inputs, _: torch.relu(inputs[0]),
+    "Reshape": _reshape,
     "Sub": lambda inputs, _: inputs[0] - inputs[1],
     "Transpose": lambda inputs, attributes: inputs[0].permute(*attributes["perm"]),
 }

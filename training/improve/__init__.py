@@ -1,0 +1,1 @@
+"""A better network from a release's network and the pictures that devices have kept."""

@@ -1,0 +1,155 @@
+"""From the file of a release's network to a learner of its last layers, and back to a file."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor, nn
+
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from models.training.batches import Statistics
+from models.training.config import TrainConfig
+from models.training.data import DataPart, TrainingData
+from models.training.onnx_network import OnnxNetwork, rewritten
+from tierkit.errors import InvalidAnswer, WeightsError
+from training.learner import FlatLearner, learner_of
+from training.measuring import free_bytes
+from training.messages import RunSpec
+from training.own_data import OwnData
+from training.strategies.config import StrategyConfig
+from training.units import Flat
+
+__all__ = ["AS_STORED", "FileNetwork", "own_learner", "own_training_data", "read_base", "worker_learner", "written"]
+
+AS_STORED = Statistics(mean=0, std=1.0)
+"""The file itself normalises its pixels."""
+_MOST_NUMBERS = 100_000_000
+"""That the steps of a network may give for one picture: 400 MB in fp32."""
+
+
+class FileNetwork(nn.Module):
+    """A stored network for images `[n, 3, h, w]`, float from 0 to 255.
+
+    Args:
+        layers: how many of the last layers with weights are to be trained; 0 for all.
+
+    Raises:
+        WeightsError: it has no layer with weights.
+    """
+
+    def __init__(self, stored: OnnxNetwork, layers: int) -> None:
+        super().__init__()
+        self.stored = stored
+        trained = stored.layers()[-layers:]
+        if not trained:
+            raise WeightsError("the network has no layer with weights, so nothing of it can be trained")
+        for layer in trained:
+            for each in layer.parameters:
+                each.requires_grad_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.stored(images.permute(0, 2, 3, 1))
+        return logits
+
+
+def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
+    """The network of a file that another machine has sent.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        WeightsError: it is another file than `own` says, is damaged, has operators that cannot be differentiated, takes
+            other pictures, has other classes, or a picture takes too much memory.
+        DataError: the classes contradict themselves.
+    """
+    if hashlib.sha256(content).hexdigest() != own.sha256:
+        raise WeightsError(f"the file is not the network of {own.release}: its sha256 is another one")
+    try:
+        stored = OnnxNetwork(content)
+    except WeightsError:
+        raise
+    except (DecodeError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise WeightsError(f"the network of {own.release} cannot be read: {str(error)[:200]}") from error
+    numbers, shape = stored.outline((1, own.height, own.width, 3))
+    if shape != (wanted := (1, len(own.classes.labels(config.target)))):
+        raise WeightsError(f"the network of {own.release} answers with {shape}, and its classes make that {wanted}")
+    if numbers > _MOST_NUMBERS:
+        raise WeightsError(f"the network of {own.release} computes {numbers:,} numbers for a picture: too many")
+    free = free_bytes("cpu")
+    needed = 4 * numbers * config.batch_size
+    if free is not None and needed > free:
+        raise WeightsError(
+            f"a step of the network of {own.release} takes {needed / 1e9:.1f} GB, and this machine has "
+            f"{free / 1e9:.1f} free"
+        )
+    return FileNetwork(stored, own.layers)
+
+
+def own_training_data(
+    config: TrainConfig, images: ImageSet, hierarchy: Hierarchy, *, sha256: str, device: str = "cpu"
+) -> TrainingData:
+    """All of these images, to be trained on as they are stored. A run on kept pictures has no epochs: its steps are
+    those of the configuration.
+
+    Args:
+        sha256: by which the workers of a run know that they train the same: of the network's file.
+
+    Raises:
+        DataError: as `TrainingData`.
+    """
+    part = DataPart(train=np.ones(len(images), bool), statistics=AS_STORED, steps_per_epoch=1, sha256=sha256)
+    return TrainingData(config, images, hierarchy, device=device, part=part)
+
+
+def own_learner(
+    network: FileNetwork, config: TrainConfig, data: TrainingData, *, strategy: StrategyConfig | None = None
+) -> FlatLearner:
+    """The learner of a network from a file, whose vectors have only what is trained.
+
+    Raises:
+        DataError: as `FlatLearner`.
+    """
+    return FlatLearner(config, data, strategy=strategy, network=network)
+
+
+def worker_learner(spec: RunSpec, content: bytes, images: ImageSet, *, device: str = "cpu") -> FlatLearner:
+    """The learner of a worker for a run that another machine describes.
+
+    Args:
+        content: the network's file, as the host has sent it.
+        images: that this worker trains on.
+
+    Raises:
+        InvalidAnswer: the file is not what the run says, or cannot be trained here.
+        DataError: as `own_training_data`.
+    """
+    own = spec.own
+    assert own is not None
+    try:
+        network = read_base(content, own, spec.network)
+    except WeightsError as error:
+        raise InvalidAnswer(f"the host's network is refused: {error}") from error
+    data = own_training_data(spec.network, images, own.classes, sha256=spec.data_sha256, device=device)
+    return learner_of(spec, data, network)
+
+
+def written(content: bytes, learner: FlatLearner, weights: Flat) -> bytes:
+    """The file with these weights in it.
+
+    Args:
+        content: the file that the learner's network was made of.
+
+    Raises:
+        WeightsError: the weights do not fit, or are not finite, or the file stores them in an unknown form.
+    """
+    if not np.isfinite(weights).all():
+        raise WeightsError("the weights are not finite, so no network is made of them")
+    learner.load(weights, np.zeros(0, np.float32))
+    network: FileNetwork = learner.network
+    with torch.no_grad():
+        return rewritten(content, network.stored)

@@ -1,0 +1,54 @@
+"""What the workers of a run have to know that train a release's network on pictures which each of them has kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
+
+from models.hierarchy import Hierarchy
+from models.manifest import Digest, Fit, Resample, ResizeRule
+from tierkit.documents import Frozen
+from tierkit.wire.releases import RELEASE_REF_PATTERN
+
+__all__ = ["MOST_BASE_BYTES", "OwnData"]
+
+MOST_BASE_BYTES = 64 << 20
+"""Of the file of a network that a worker takes from a host."""
+_LONGEST_SIDE = 4_096
+
+
+class OwnData(Frozen):
+    """A release's network, from which a run starts, and how workers make training images of their pictures."""
+
+    release: Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
+    """NAME@NUMBER that the network comes from."""
+    sha256: Digest
+    """Of the network's file."""
+    size_bytes: Annotated[int, Field(gt=0, le=MOST_BASE_BYTES)]
+    layers: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """How many of the last layers with weights are trained; 0 for all. Only their weights travel."""
+    hierarchy: dict[str, Any]
+    """Classes of the release, as in its manifest."""
+    height: Annotated[int, Field(ge=1, le=_LONGEST_SIDE)]
+    width: Annotated[int, Field(ge=1, le=_LONGEST_SIDE)]
+    resize: ResizeRule = "squash"
+    resize_to: PositiveInt | None = None
+    resample: Resample = "bicubic"
+    """The pixels that the network takes; see `models.manifest.Fit`."""
+    least_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """An answer from above with less is no label."""
+
+    @property
+    def fit(self) -> Fit:
+        """The pixels that the network takes."""
+        return Fit(self.height, self.width, self.resize, self.resize_to, self.resample)
+
+    @property
+    def classes(self) -> Hierarchy:
+        """Classes of the release.
+
+        Raises:
+            DataError: they contradict themselves.
+        """
+        return Hierarchy.parse(self.hierarchy, source=f"the classes of {self.release}")
