@@ -216,7 +216,7 @@ class _File:
         return levels, scales, zero
 
     def _floats(self, name: str) -> Array:
-        """A tensor as `OnnxNetwork` reads it."""
+        """The values of a tensor."""
         if name in self._stored:
             return self._array(name)
         maker = self._makers[name]

@@ -1,0 +1,93 @@
+"""Learning as people see it: what devices keep, how far the tiers agree, what people labelled, and improvements."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from tierkit.types import Tier
+from tierkit.wire.releases import RELEASE_REF_PATTERN
+
+__all__ = ["Improvement", "ImprovementList", "ImprovementState", "KeptState", "LearningNow", "NodeLearning"]
+
+ImprovementState = Literal["training", "evaluating", "released", "refused", "failed"]
+
+_MOST_FIGURES = 64
+
+ReleaseRef = Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
+FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class KeptState(_Value):
+    """The kept sample of a device, as the device reports it."""
+
+    pictures: int = 0
+    differs: int = 0
+    """Pictures with different coarse answers."""
+    unsure: int = 0
+    """Pictures with the same answers, of which the local one was unsure."""
+    sure: int = 0
+    labelled: int = 0
+    """Pictures with a label of a person."""
+    bytes: int = 0
+    size_bytes: int = 0
+    """Limit on `bytes`."""
+    reason: str = ""
+    """Why no picture is kept now."""
+
+
+class NodeLearning(_Value):
+    """A device that keeps pictures, or whose sure pictures are audited."""
+
+    node: str
+    kept: KeptState | None = None
+    """None: the device keeps none, or has not said so since the scheduler started."""
+    audited: int = 0
+    """Sure pictures with an answer from above, of the latest 1,000."""
+    agreement: float | None = None
+    """Share of them with the same coarse class; None without any."""
+
+
+class LearningNow(_Value):
+    """GET /v1/learning."""
+
+    nodes: tuple[NodeLearning, ...]
+    audited: int = 0
+    """The same for all devices together."""
+    agreement: float | None = None
+    labels: int = 0
+    """Pictures at the scheduler that people have labelled."""
+
+
+class Improvement(_Value):
+    """One run of the loop, from a release to a better one. `PUT /v1/improvements/{id}` replaces it as a whole."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    release: ReleaseRef
+    """The release that it starts from."""
+    tier: Tier
+    state: ImprovementState
+    devices: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Whose updates are in the weights."""
+    rounds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    figures: Annotated[dict[FigureName, FiniteFloat], Field(max_length=_MOST_FIGURES)] = {}
+    """Results by name: `validation_new` is one."""
+    reason: Annotated[str, Field(max_length=500)] = ""
+    """Why it was refused, or has failed."""
+    new_release: ReleaseRef | None = None
+    created_at: datetime | None = None
+    """When the scheduler first heard of it; the scheduler fills this in."""
+    by: Annotated[str, Field(max_length=128)] | None = None
+    """Name of the token; the scheduler fills this in."""
+
+
+class ImprovementList(_Value):
+    """GET /v1/improvements: the newest first."""
+
+    improvements: tuple[Improvement, ...]
