@@ -38,6 +38,7 @@ __all__ = [
     "measure_choice",
     "tune",
     "tune_weights",
+    "tuned_on",
 ]
 
 Answered = Literal["coarse", "fine"]
@@ -292,6 +293,22 @@ def tune_weights(
         _draw(rows, tuning, records / f"{_RECORD}.png")
         files.append(records / f"{_RECORD}.png")
     return TuningReport(tuning=tuning, test=outcomes, files=tuple(files), plot=files[-1].suffix == ".png")
+
+
+def tuned_on(folder: Path, images: Callable[[ModelEntry], Labelled], target: TuningTarget, *, data: str) -> Tuning:
+    """Thresholds for a weights folder, chosen on labelled images that its networks have not seen. Writes nothing.
+
+    Args:
+        images: gives them in the size of a network.
+        data: a description of these images.
+
+    Raises:
+        InvalidInput, WeightsError, DataError: see `tune` and `load_model`.
+    """
+    answers = _answer_all(
+        load_manifest(folder), folder, images, provider="cpu", threads=1, report=lambda name, images, of: None
+    )
+    return tune(answers, target, data=data)
 
 
 def _served(manifest: Manifest, provider: str) -> dict[Tier, ModelEntry]:

@@ -53,8 +53,8 @@ class FlatLearner:
 
     Args:
         strategy: whose local steps a change of the weights comes from; SGD without anything kept unless given.
-        network: in place of the one that `config` describes, as `NetworkLearner` takes it. The vectors have those of
-            its parameters that require a gradient.
+        network: replaces the network of `config`; see `NetworkLearner`. The vectors hold its parameters that require a
+            gradient.
     """
 
     def __init__(
@@ -464,7 +464,7 @@ def learner_of(spec: RunSpec, data: TrainingData, network: torch.nn.Module | Non
     """The learner of a run that another machine describes. No layer is filled once there are more values than it says.
 
     Args:
-        network: as for `FlatLearner`.
+        network: see `FlatLearner`.
 
     Raises:
         InvalidAnswer: its network has another number of values or buffers than it says, or a step does not fit in the

@@ -105,7 +105,7 @@ class RunSpec(Frozen):
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
     own: OwnData | None = None
-    """Of a run whose workers train on pictures that they have kept; None where all train on one data set."""
+    """The start of a run whose workers train on kept pictures; None if all train on one data set."""
 
 
 class Join(Frozen):

@@ -1,4 +1,4 @@
-"""What the workers of a run have to know that train a release's network on pictures which each of them has kept."""
+"""The part of a run's description that workers with kept pictures need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tierkit.wire.releases import RELEASE_REF_PATTERN
 __all__ = ["MOST_BASE_BYTES", "OwnData"]
 
 MOST_BASE_BYTES = 64 << 20
-"""Of the file of a network that a worker takes from a host."""
+"""Bound on the file of a network that a worker takes from a host."""
 _LONGEST_SIDE = 4_096
 
 
@@ -24,7 +24,7 @@ class OwnData(Frozen):
     release: Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
     """NAME@NUMBER that the network comes from."""
     sha256: Digest
-    """Of the network's file."""
+    """Digest of the network's file."""
     size_bytes: Annotated[int, Field(gt=0, le=MOST_BASE_BYTES)]
     layers: Annotated[int, Field(ge=0, le=10_000)] = 0
     """How many of the last layers with weights are trained; 0 for all. Only their weights travel."""
@@ -37,7 +37,7 @@ class OwnData(Frozen):
     resample: Resample = "bicubic"
     """The pixels that the network takes; see `models.manifest.Fit`."""
     least_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-    """An answer from above with less is no label."""
+    """Workers do not learn an answer from above that has less."""
 
     @property
     def fit(self) -> Fit:

@@ -58,8 +58,8 @@ class NetworkLearner:
 
     Args:
         initial: weights of the served network to start from (`served_weights`); random ones unless given.
-        network: to be trained in place of the one that the configuration describes. It takes images `[n, c, h, w]` as
-            `normalise` gives them, and answers with logits.
+        network: replaces the network of the configuration. It takes normalised images `[n, c, h, w]` and answers with
+            logits.
 
     Raises:
         WeightsError: `initial` does not fit.

@@ -63,6 +63,12 @@ def unfit(wants: RunWants, offer: WorkerOffer) -> str:
     """Why a worker is none for a run; "" where it is one."""
     if wants.workers == 0:
         return "takes no workers: its ranks are all there"
+    if wants.kept != offer.kept:
+        return (
+            "is for workers with kept pictures (--kept)"
+            if wants.kept
+            else "trains on a data set, and this worker offers kept pictures (--kept)"
+        )
     for what, least, has, unit in (
         ("speed", wants.min_gflops, offer.gflops, "GFLOP/s"),
         ("memory", _mb(wants.min_memory_bytes), _mb(offer.memory_bytes), "MB"),

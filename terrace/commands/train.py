@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from models.dataset import Dataset
 from terrace.commands import train_runs
+from terrace.commands.improve import improve
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
@@ -158,6 +159,7 @@ def run_local(
 
 
 app.command(name="host")(host_command)
+app.command(name="improve")(improve)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +233,18 @@ class Working:
         Path | None, typer.Option(help="Certificate of --serve-data, which then speaks https.", dir_okay=False)
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None
+    kept: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train on the pictures that the end node of this machine has kept in this folder, and on no data set.",
+            file_okay=False,
+            metavar="DIRECTORY",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        if self.kept is not None and (self.data, self.dataset, self.fetch) != (None, None, None):
+            raise typer.BadParameter("--kept replaces --data, --dataset and --fetch: leave them out.")
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
             raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
 
@@ -266,7 +278,13 @@ def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, j
     else:
         RunOptions(device=device, threads=threads).prepare()
         try:
-            offer = WorkerOffer(name=name, run=enlisting.run, gflops=gflops(device), memory_bytes=free_bytes(device))
+            offer = WorkerOffer(
+                name=name,
+                run=enlisting.run,
+                gflops=gflops(device),
+                memory_bytes=free_bytes(device),
+                kept=options.kept is not None,
+            )
         except ValidationError as error:
             raise typer.BadParameter(faults(error, WorkerOffer)) from error
         find_host = through(enlisting.scheduler or "", offer, token, credentials.tls_ca)
@@ -287,6 +305,7 @@ def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, j
         data_url=options.data_url,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
+        kept=options.kept,
     )
     done = run_stoppable(lambda: work(worker))
     if done is None:

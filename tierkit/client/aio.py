@@ -623,6 +623,13 @@ class AsyncClient(SchedulerConnection):
         """The manifest of a release: classes, networks with their sha256, and encoders."""
         return await self._get(dict[str, Any], f"{_release_path(release)}/manifest")
 
+    async def save_network(self, path: str | os.PathLike[str], name: str, sha256: str) -> None:
+        """Write the file of a network or of an encoder, as a manifest names it, to a file that appears when it is
+        complete. The content is not checked. `NotFound` if the scheduler does not have it."""
+        place = f"/v1/models/{_segment('model', name)}/file"
+        async with self._stream("GET", place, params={"sha256": sha256}) as chunks:
+            await _save(path, chunks)
+
     async def create_release(
         self,
         name: str,

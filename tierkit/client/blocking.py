@@ -200,6 +200,7 @@ class Client:
     releases = _blocking(AsyncClient.releases)
     release = _blocking(AsyncClient.release)
     release_manifest = _blocking(AsyncClient.release_manifest)
+    save_network = _blocking(AsyncClient.save_network)
     create_release = _blocking(AsyncClient.create_release)
     start_release = _blocking(AsyncClient.start_release)
     promote_release = _blocking(AsyncClient.promote_release)

@@ -104,6 +104,8 @@ class RunWants(_Message):
     """Billions of fp32 operations a second that each must do at least."""
     min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
     """That each must have free at least."""
+    kept: bool = False
+    """True if they train on pictures that they have kept themselves."""
 
 
 class RunStart(_Message):
@@ -225,6 +227,8 @@ class WorkerOffer(_Message):
     """Billions of fp32 operations a second, as it has measured."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Free."""
+    kept: bool = False
+    """True if it has kept pictures and trains on these only."""
 
 
 LONGEST_INVITATION_S = 366 * 86_400

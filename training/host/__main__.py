@@ -28,12 +28,16 @@ def start(settings: HostSettings) -> int:
         from training.host.app import create_app, largest_body
         from training.host.chief import compute_as_chief
         from training.host.opening import open_host
+        from training.host.own import open_own_host
         from training.host.reporting import HostReports, report_to_scheduler
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
         raise MissingExtra("learn", "training on the fleet") from error
-    host = open_host(settings) if settings.parent is None else open_aggregator(settings)
+    if settings.base is not None:
+        host = open_own_host(settings)
+    else:
+        host = open_host(settings) if settings.parent is None else open_aggregator(settings)
     most = largest_body(host.spec.values, host.spec.buffers)
     settings = settings.model_copy(update={"max_body_bytes": max(settings.max_body_bytes, most)})
 

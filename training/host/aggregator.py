@@ -22,10 +22,13 @@ from tierkit.settings import lasting_name
 from training.host.host import Host, HostParts
 from training.host.journal import Journal
 from training.host.opening import dataset_of
+from training.host.own import without_pictures
 from training.host.run import TrainingRun
 from training.host.settings import HostSettings
+from training.improve.plan import check_strategy
 from training.learner import FlatLearner, foreign, learner_of, read_images
 from training.messages import GrantedLease, RunSpec
+from training.own_data import OwnData
 from training.payloads import unpack
 from training.strategies.build import build_strategy
 from training.strategies.config import BatchConfig, TournamentConfig, find_hosted
@@ -215,14 +218,23 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 f"the workers of the run at {parent.url} use {above.strategy.inner}, and those of this host would use "
                 f"{strategy.inner}: give it a --strategy with the same inner"
             )
-        with foreign(network.name):
-            training, test = read_images(network, dataset_of(settings, network))
-        if training.sha256 != above.data_sha256:
-            raise Conflict(f"the training images are not those of the run at {parent.url}: give it the same data set")
-        with foreign(network.name):
-            learner = learner_of(above, training)
-        rechecks = strategy.trust is not None and strategy.trust.recheck > 0
-        checker = FlatLearner(network, training) if rechecks else None
+        base, test, checker = None, None, None
+        if above.own is not None:
+            check_strategy(strategy)
+            base = asyncio.run(_base_of(parent, above.own))
+            with foreign(network.name):
+                learner = without_pictures(above, base)
+        else:
+            with foreign(network.name):
+                training, test = read_images(network, dataset_of(settings, network))
+            if training.sha256 != above.data_sha256:
+                raise Conflict(
+                    f"the training images are not those of the run at {parent.url}: give it the same data set"
+                )
+            with foreign(network.name):
+                learner = learner_of(above, training)
+            rechecks = strategy.trust is not None and strategy.trust.recheck > 0
+            checker = FlatLearner(network, training) if rechecks else None
     except TerraceError as error:
         journal.close()
         raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
@@ -246,6 +258,7 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
         test=test,
         checker=checker,
         max_lease_wait_s=settings.max_lease_wait_s,
+        base=base,
     )
     return Aggregator(parts, above, parent)
 
@@ -253,6 +266,12 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
 def _strategy_of(spec: RunSpec, start: tuple[Flat, Flat], learner: FlatLearner, unit: WorkUnit) -> Strategy:
     """The strategy for the steps of a unit."""
     return build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s, unit=unit)
+
+
+async def _base_of(parent: Parent, own: OwnData) -> bytes:
+    async with parent.connected() as (connection, patience):
+        content: bytes = await patience.have(lambda: connection.base(own))
+        return content
 
 
 async def _spec_of(parent: Parent) -> RunSpec:

@@ -141,6 +141,10 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             answer = await host.take(head, body, size)
         return JSONResponse({**answer.model_dump(), "host_s": time.monotonic() - received_at})
 
+    async def base(request: Request) -> Response:
+        _need(request, "worker", "user")
+        return Response(host.base, media_type=_MEDIA)
+
     async def weights(request: Request) -> Response:
         _need(request, "worker", "user")
         version, body = await host.weights()
@@ -162,6 +166,7 @@ def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
             route("/v1/run", run, "GET"),
             route("/v1/run", stop, "DELETE"),
             route("/v1/weights", weights, "GET"),
+            route("/v1/base", base, "GET"),
             route("/v1/workers", join, "POST"),
             route("/v1/workers/{name}", leave, "DELETE"),
             route("/v1/workers/{name}/order", order, "PUT"),

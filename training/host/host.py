@@ -24,6 +24,7 @@ from tierkit.types import WorkerOrder
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
+from training.improve.base import IMPROVED, written
 from training.learner import FlatLearner
 from training.messages import (
     MOST_LOSS,
@@ -80,8 +81,8 @@ class HostParts:
     journal: Journal
     learner: FlatLearner
     """Measures accuracies, in a thread."""
-    test: ImageSet
-    """Images of the accuracy at the end."""
+    test: ImageSet | None
+    """Images of the accuracy at the end; None for a run without images of the host's own, which measures nothing."""
     dataset: str = ""
     """Name of the data set, for the record of the run."""
     checker: FlatLearner | None
@@ -91,6 +92,8 @@ class HostParts:
     max_lease_wait_s: float
     sharing: Sharing | None = None
     """Gives the training images to workers that lack them; None for a host that gives none away."""
+    base: bytes | None = None
+    """File of the network from which workers with kept pictures start; None in other runs."""
 
 
 class Host:
@@ -100,6 +103,7 @@ class Host:
         self.spec, self._run, self._journal = parts.spec, parts.run, parts.journal
         self._learner, self._test, self._dataset = parts.learner, parts.test, parts.dataset
         self._checker, self._sharing = parts.checker, parts.sharing
+        self._base = parts.base
         self._run.rechecks = Rechecks(self._run.strategy.trust, secrets.SystemRandom().random)
         self._again: asyncio.Queue[Recheck] = asyncio.Queue()
         """Units to be computed again: never more than `MOST_KEPT` of `training.trust.recheck`."""
@@ -205,6 +209,17 @@ class Host:
         if self._sharing is None:
             raise self._nothing_shared()
         return self._sharing
+
+    @property
+    def base(self) -> bytes:
+        """File of the network that the run starts from.
+
+        Raises:
+            NotFound: this run starts from no file.
+        """
+        if self._base is None:
+            raise NotFound("this run trains on a data set, so it starts from no network of a release")
+        return self._base
 
     def copies(self) -> list[WorkerData]:
         """What workers have of the training images; none where this host gives none away."""
@@ -578,8 +593,8 @@ class Host:
         that on the test images."""
         while not self.finished:
             await self._changed.wait()
-            if self.finished:
-                break
+            if self.finished or self._test is None:
+                continue
             began = time.monotonic()
             self._accuracy = await self._measured(self._learner.data.held_out)
             if self.error:
@@ -591,7 +606,7 @@ class Host:
         if self._run.finished and self.result is None:
             # The last update may have its weights in, and not yet be counted: only the run's thread knows.
             figures = await self._call(self._figures)
-            result = {**figures, "accuracy": await self._measured(self._test)}
+            result = {**figures, "accuracy": None if self._test is None else await self._measured(self._test)}
             self.error = self.error or self._run.strategy.failure
             if not self.error:
                 await asyncio.to_thread(self._keep, result)
@@ -660,6 +675,11 @@ class Host:
 
     def _keep(self, result: dict[str, Any]) -> None:
         folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
+        if self._base is not None:
+            content = written(self._base, self._learner, strategy.weights)
+            write_atomically(folder / IMPROVED, content)
+            write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
+            return
         fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields})
         start = strategy.weights, strategy.buffers
         self._learner.keep(start, folder, dataset=self._dataset, seconds=result["seconds"], fleet=fleet)

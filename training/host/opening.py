@@ -25,7 +25,7 @@ from training.strategies.build import build_strategy
 from training.strategies.config import BatchConfig, find_hosted
 from training.strategies.lbfgs import check_lbfgs
 
-__all__ = ["dataset_of", "find_network", "open_host"]
+__all__ = ["dataset_of", "find_network", "keep_spec", "kept_spec", "open_host", "restored"]
 
 _SEGMENTS = "segments"
 
@@ -79,17 +79,11 @@ def open_host(settings: HostSettings) -> Host:
             data_sha256=training.sha256,
             lease_s=settings.lease_s,
         )
-        spec = _kept_spec(folder, wanted)
+        spec = kept_spec(folder, wanted)
         start = weights, buffers
         run = TrainingRun(build_strategy(spec.strategy, start, learner, workers=spec.workers, lease_s=spec.lease_s))
-        started_at = _restore(run, spec, journal, accept_loss=settings.accept_loss)
-        if not (folder / SPEC).exists():
-            if started_at:
-                raise SetupError(
-                    f"{folder} holds a run, and its {SPEC} is missing: bring that back from a copy, or give another "
-                    "--folder"
-                )
-            write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode())
+        started_at = restored(run, spec, journal, accept_loss=settings.accept_loss)
+        keep_spec(folder, spec, begun=started_at > 0)
         trust = spec.strategy.trust
         checker = FlatLearner(network, training) if trust is not None and trust.recheck else None
         sharing = None
@@ -129,7 +123,7 @@ def _different(one: BaseModel, other: BaseModel) -> list[str]:
     return [name for name in type(one).model_fields if getattr(one, name) != getattr(other, name)]
 
 
-def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
+def kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     """The run that a folder holds, which must be the wanted one; that one if there is none."""
     path = folder / SPEC
     if not path.exists():
@@ -146,7 +140,22 @@ def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
     return kept
 
 
-def _restore(run: TrainingRun, spec: RunSpec, journal: Journal, *, accept_loss: bool) -> float:
+def keep_spec(folder: Path, spec: RunSpec, *, begun: bool) -> None:
+    """Write what a new run trains.
+
+    Raises:
+        SetupError: the run has begun before, and this is missing.
+    """
+    if not (folder / SPEC).exists():
+        if begun:
+            raise SetupError(
+                f"{folder} holds a run, and its {SPEC} is missing: bring that back from a copy, or give another "
+                "--folder"
+            )
+        write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode())
+
+
+def restored(run: TrainingRun, spec: RunSpec, journal: Journal, *, accept_loss: bool) -> float:
     """Bring a run to where its journal ends; the time on its clock then."""
     state = journal.load()
     if state is None:

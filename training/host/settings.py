@@ -28,6 +28,10 @@ class HostSettings(ServiceSettings):
     """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file. With `parent` it is what
     that one trains."""
 
+    base: UserPath | None = None
+    """Folder that `terrace train improve` has prepared: a release's network, which workers train on pictures that each
+    of them has kept. The plan says network, strategy and classes. Default: none."""
+
     parent: HttpUrl | None = None
     """URL of another host, for which this one is a worker: it takes units from there, hands their steps out to its own
     workers, and sends their change of the weights up as one update. Default: none."""
@@ -110,12 +114,15 @@ class HostSettings(ServiceSettings):
     @property
     def run_folder(self) -> Path:
         """The folder, the default filled in."""
-        return self.folder or Path("runs") / Path(self.network or "aggregator").stem
+        name = "improve" if self.base is not None else Path(self.network or "aggregator").stem
+        return self.folder or Path("runs") / name
 
     @model_validator(mode="after")
     def _trains_something(self) -> HostSettings:
-        if (self.network is None) == (self.parent is None):
-            raise ValueError("give --network, or --parent, which says what is trained, and not both")
+        if [self.network, self.parent, self.base].count(None) != 2:
+            raise ValueError("give --network, or --parent or --base, which say what is trained, and only one of them")
+        if self.base is not None and (self.share_data or self.work):
+            raise ValueError("--share-data and --work need a data set, and a run of --base has none")
         if self.parent is not None and self.share_data:
             raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
         return self

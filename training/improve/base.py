@@ -23,8 +23,19 @@ from training.own_data import OwnData
 from training.strategies.config import StrategyConfig
 from training.units import Flat
 
-__all__ = ["AS_STORED", "FileNetwork", "own_learner", "own_training_data", "read_base", "worker_learner", "written"]
+__all__ = [
+    "AS_STORED",
+    "IMPROVED",
+    "FileNetwork",
+    "own_learner",
+    "own_training_data",
+    "read_base",
+    "worker_learner",
+    "written",
+]
 
+IMPROVED = "network.onnx"
+"""In the folder of a host's run that has finished: the network that it has made of a release's."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
@@ -93,14 +104,14 @@ def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
 def own_training_data(
     config: TrainConfig, images: ImageSet, hierarchy: Hierarchy, *, sha256: str, device: str = "cpu"
 ) -> TrainingData:
-    """All of these images, to be trained on as they are stored. A run on kept pictures has no epochs: its steps are
-    those of the configuration.
+    """All of these images, to be trained on as they are stored. A run on kept pictures has no epochs, and
+    the configuration gives its number of steps.
 
     Args:
         sha256: by which the workers of a run know that they train the same: of the network's file.
 
     Raises:
-        DataError: as `TrainingData`.
+        DataError: see `TrainingData`.
     """
     part = DataPart(train=np.ones(len(images), bool), statistics=AS_STORED, steps_per_epoch=1, sha256=sha256)
     return TrainingData(config, images, hierarchy, device=device, part=part)
@@ -112,7 +123,7 @@ def own_learner(
     """The learner of a network from a file, whose vectors have only what is trained.
 
     Raises:
-        DataError: as `FlatLearner`.
+        DataError: see `FlatLearner`.
     """
     return FlatLearner(config, data, strategy=strategy, network=network)
 
@@ -126,7 +137,7 @@ def worker_learner(spec: RunSpec, content: bytes, images: ImageSet, *, device: s
 
     Raises:
         InvalidAnswer: the file is not what the run says, or cannot be trained here.
-        DataError: as `own_training_data`.
+        DataError: see `own_training_data`.
     """
     own = spec.own
     assert own is not None

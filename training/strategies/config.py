@@ -114,6 +114,9 @@ class OuterConfig(_Judged):
     """A round ends without the updates that are overdue when this share of its updates is there; with 1 it waits for
     all. An update is overdue when its worker takes a quarter longer for it than for its last one, and at least
     a second."""
+    once: bool = False
+    """A worker brings at most one update for a round, however fast it is. The round then waits for other workers until
+    its quorum is there. For workers with different data."""
     most_stale: PositiveInt = 4
     """An update that is overdue counts in the round in which it comes. When it is still missing after this many more
     rounds, others get its steps."""

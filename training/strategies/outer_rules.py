@@ -4,7 +4,7 @@ an outer optimiser. A round ends without its stragglers once it has a quorum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,26 @@ class OuterRules(Strategy):
         self._velocity = np.zeros_like(self.weights)
         self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)
         self._taken = 0
+        self._by: set[str] = set()
+        """The workers of these updates."""
         self._weight = 0.0
         """What the updates that are in the sums count: each as many steps as it has, in periods."""
         # Chen and Huo 2016: a block's momentum is 1 - 1/N.
         self._momentum = 1 - 1 / self._size if config.momentum == BLOCK else float(config.momentum)
 
     def _next(self, worker: str, now: float) -> UnitLease | None:
+        if self.config.once and worker in self._brought:
+            if not len(self.leases):
+                self._settle(now)  # the others of this round have left
+            if worker in self._brought:
+                return None
         # The steps of a lease that expired are granted again in whichever round it is.
         return None if self._is_full else super()._next(worker, now)
+
+    @property
+    def _brought(self) -> Collection[str]:
+        """The workers whose updates are in this round."""
+        return self._by if self._pool is None else self._pool.workers
 
     @property
     def _is_full(self) -> bool:
@@ -47,12 +59,12 @@ class OuterRules(Strategy):
         super()._settle(now, besides)
         if self._pool is not None or not self._taken:
             return
-        enough = self._is_full and self._taken >= self.config.quorum * self._size
+        enough = (self._is_full or self.config.once) and self._taken >= self.config.quorum * self._size
         if self.finished or (enough and not self.leases.in_time(now, besides)):
             weight = np.float32(self._weight)
             self._step(self._sum / weight, self._buffers_sum / weight)
             self._sum[:], self._buffers_sum[:] = 0, 0
-            self._taken, self._weight = 0, 0.0
+            self._taken, self._weight, self._by = 0, 0.0, set()
             self.version += 1
             for lease in self.leases:
                 if lease.unit.version < self.version - self.config.most_stale:
@@ -64,16 +76,18 @@ class OuterRules(Strategy):
         self._buffers_sum += weight * update.computed.buffers
         self._weight += float(weight)
         self._taken += 1
+        self._by.add(update.worker)
 
     def _vectors(self) -> dict[str, Flat]:
         return {"velocity": self._velocity, "sum": self._sum, "buffers_sum": self._buffers_sum}
 
     def _figures(self) -> dict[str, Any]:
-        return {"taken": self._taken, "weight": self._weight}
+        return {"taken": self._taken, "weight": self._weight, "by": sorted(self._by)}
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
         super().restore(vectors, figures)
         self._taken, self._weight = figures["taken"], figures["weight"]
+        self._by = set(figures.get("by", ()))
 
     def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
         self._step(values, buffers)

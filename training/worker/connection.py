@@ -41,6 +41,7 @@ from training.messages import (
     UpdateAnswer,
     UpdateHead,
 )
+from training.own_data import OwnData
 from training.payloads import compress, decompress, pack, packed_bytes, worth_compressing
 from training.units import Flat
 
@@ -127,6 +128,11 @@ class HostConnection:
         """
         join = Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256, fetches=fetches)
         await self._ask("POST", "/v1/workers", join.model_dump_json().encode(), _JSON)
+
+    async def base(self, own: OwnData) -> bytes:
+        """File of the network that a run on kept pictures starts from, as the host sends it."""
+        _, content = await self._ask("GET", "/v1/base", budget_s=_TRANSFER_S, most_bytes=own.size_bytes + _REASON_BYTES)
+        return content
 
     async def manifest(self) -> SegmentManifest:
         """What the run's training images consist of; raises NotFound if the host gives none away."""

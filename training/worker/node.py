@@ -25,7 +25,7 @@ from models.training.data import TrainingData
 from models.training.run import RunOptions
 from tierkit.copies.serving import knows, piece_route
 from tierkit.copies.store import Store
-from tierkit.errors import Forbidden, InvalidAnswer, NotFound, TerraceError
+from tierkit.errors import Forbidden, InvalidAnswer, InvalidInput, NotFound, TerraceError
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import install
 from tierkit.http.client import open_client
@@ -34,6 +34,8 @@ from tierkit.http.server import running
 from tierkit.settings import ServiceSettings
 from training.data.manifest import SEGMENT, SegmentManifest, pieces_in
 from training.data.segments import assembled, hierarchy_of, of_segments
+from training.improve.base import worker_learner
+from training.improve.kept import images_of, read_kept
 from training.learner import FlatLearner, foreign, learner_of
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
@@ -52,6 +54,11 @@ DrawFrom = Callable[[tuple[int, ...]], Awaitable[None]]
 
 SHOWN_SHARE = 1 / 3
 """Of the time of a lease, after which a worker that still computes says so."""
+_MISMATCH = {
+    False: "the run of {name!r} trains on pictures that devices have kept: give the folder with --kept",
+    True: "the run of {name!r} trains on a data set, and not on kept pictures: leave out --kept",
+}
+"""By whether the run trains on a data set."""
 _FAREWELL_S = 2.0
 _AGAIN_S = 0.2
 _PAUSE_S = 0.05
@@ -89,6 +96,8 @@ class WorkerOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     """Of that service."""
+    kept: Path | None = None
+    """Folder of the pictures that the device of this worker has kept, if it trains on them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +122,8 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         watch: called with the run and a step that has been computed, from a thread.
 
     Raises:
-        DataError: the images are missing here.
+        InvalidInput: the run trains on kept pictures and `kept` is missing, or the other way round.
+        DataError: the images are missing here, or there are too few kept pictures.
         Conflict: they are not those of the run, or another worker has taken this one's name.
         Unauthenticated, Forbidden: the token is none for this.
         SetupError: the images that are fetched do not fit on the disk.
@@ -129,6 +139,11 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         log.info("the run is %s with %s", spec.network.name, spec.choice)
         worker = Worker(spec, connection, patience.have, lambda step: watch(spec, step), options.may_work)
         try:
+            if (spec.own is None) != (options.kept is None):
+                raise InvalidInput(_MISMATCH[spec.own is None].format(name=spec.network.name))
+            if spec.own is not None:
+                content = await patience.have(partial(connection.base, spec.own))
+                return await worker.run(await asyncio.to_thread(_learner_of_kept, options, spec, content))
             if options.fetch is None:
                 return await worker.run(await asyncio.to_thread(_learner, options, spec))
             return await _work_on_copies(options, worker)
@@ -143,6 +158,21 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
     with foreign(spec.network.name):
         data = TrainingData(spec.network, dataset.read("train"), dataset.hierarchy, device=options.device)
         return learner_of(spec, data)
+
+
+def _learner_of_kept(options: WorkerOptions, spec: RunSpec, content: bytes) -> FlatLearner:
+    RunOptions(device=options.device, threads=options.threads).prepare()
+    assert spec.own is not None
+    assert options.kept is not None
+    found = images_of(read_kept(options.kept), spec.own, spec.network.target)
+    log.info(
+        "%d kept pictures to train on, %d of them labelled by people%s",
+        len(found.images),
+        found.by_people,
+        "".join(f"; left out: {count} ({reason})" for reason, count in found.left_out.items()),
+    )
+    with foreign(spec.network.name):
+        return worker_learner(spec, content, found.images, device=options.device)
 
 
 async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:

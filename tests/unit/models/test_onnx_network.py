@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ def int8() -> bytes:
     return (weights_folder() / load_manifest().entry(NAME).file).read_bytes()
 
 
-def served(content: bytes, precision: Literal["int8", "fp32"], tmp_path: Path, images: np.ndarray) -> np.ndarray:
+def served(content: bytes, precision: Literal["int8", "fp32"], tmp_path, images) -> np.ndarray:
     path = tmp_path / "network.onnx"
     path.write_bytes(content)
     entry = load_manifest().entry(NAME).with_file(path, precision=precision)
@@ -59,7 +58,7 @@ def test_an_unchanged_network_is_the_same_file(int8: bytes):
 @pytest.mark.parametrize("layers", [1, 5, 100])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_a_trained_network_answers_from_its_file_as_in_torch(
-    precision: Literal["int8", "fp32"], layers: int, int8: bytes, tmp_path: Path, sample: ImageSet
+    precision: str, layers: int, int8: bytes, tmp_path, sample: ImageSet
 ):
     content = int8 if precision == "int8" else dequantize_onnx(int8)
     network, images = trained(content, layers), sample.images[:100]
@@ -95,8 +94,7 @@ def graph(nodes, stored) -> bytes:
     logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
     held = [numpy_helper.from_array(values, name) for name, values in stored.items()]
     made = helper.make_graph(nodes, "g", [images], [logits], held)
-    content: bytes = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
-    return content
+    return bytes(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
 
 
 def test_weights_in_a_form_that_cannot_be_written_are_refused():

@@ -34,6 +34,9 @@ def offer(name: str = "pi", **told: Any) -> WorkerOffer:
         ([wanting(OLD, 1.0, min_gflops=5.0), wanting(NEW, 2.0)], offer(), NEW),
         ([wanting(OLD, 1.0, min_memory_bytes=10**9), wanting(NEW, 2.0)], offer(memory_bytes=10**9 - 1), NEW),
         ([wanting(OLD, 1.0, min_memory_bytes=10**9), wanting(NEW, 2.0)], offer(memory_bytes=10**9), OLD),
+        # A worker with kept pictures trains on these only, and others have none.
+        ([wanting(OLD, 1.0), wanting(NEW, 2.0, kept=True)], offer(kept=True), NEW),
+        ([wanting(OLD, 1.0, kept=True), wanting(NEW, 2.0)], offer(), NEW),
         # Whoever chooses may be one more than the run wants.
         ([wanting(NEW, 2.0, ("x", "y"), workers=2)], offer(run=NEW), NEW),
     ],
@@ -49,6 +52,8 @@ def test_the_oldest_run_that_wants_a_worker_gets_it(runs: list[Wanting], asked: 
         ([wanting(OLD, 1.0, ("x",), workers=1)], offer(), Unavailable, "have the workers"),
         ([wanting(OLD, 1.0, min_gflops=5.0)], offer(gflops=1.0), Unavailable, "at least 5 GFLOP/s"),
         ([wanting(OLD, 1.0, min_memory_bytes=10**9)], offer(run=OLD), Conflict, "at least 1,000 MB"),
+        ([wanting(OLD, 1.0, kept=True)], offer(run=OLD), Conflict, "--kept"),
+        ([wanting(OLD, 1.0)], offer(kept=True), Unavailable, "--kept"),
     ],
 )
 def test_a_worker_that_no_run_wants_is_told_why(

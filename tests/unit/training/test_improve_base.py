@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from models.data import ImageSet
-from models.training.config import TrainConfig
+from tests.own_networks import CONFIG, SIDE, network, own
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import InvalidAnswer, WeightsError
 from training.improve.base import own_learner, own_training_data, read_base, worker_learner, written
@@ -23,70 +22,6 @@ from training.own_data import OwnData
 from training.strategies.config import OuterConfig
 
 pytestmark = pytest.mark.train
-
-SIDE = 8
-CONFIG = TrainConfig.model_validate(
-    {
-        "name": "shapes",
-        "tier": "end",
-        "target": "fine",
-        "network": {"kind": "file"},
-        "epochs": 40,
-        "batch_size": 8,
-        "peak_rate": 0.05,
-        "schedule": "constant",
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "label_smoothing": 0.0,
-        "crop_padding": 0,
-        "precision": "fp32",
-    }
-)
-
-
-def network(*extra: onnx.NodeProto, classes: int = 3, **stored: np.ndarray) -> bytes:
-    """UINT8 images, a convolution, a rectifier, a mean and a linear layer, all with random weights."""
-    draw = np.random.default_rng(0)
-    held = {
-        "scale": np.array(1 / 255, np.float32),
-        "kernel": draw.normal(0, 0.3, (6, 3, 3, 3)).astype(np.float32),
-        "bias": np.zeros(6, np.float32),
-        "form": np.array([0, -1], np.int64),
-        "last": draw.normal(0, 0.3, (6, classes)).astype(np.float32),
-        "shift": np.zeros(classes, np.float32),
-        **stored,
-    }
-    nodes = [
-        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["floats", "scale"], ["small"]),
-        *extra,
-        helper.make_node("Transpose", ["small"], ["planes"], perm=[0, 3, 1, 2]),
-        helper.make_node("Conv", ["planes", "kernel", "bias"], ["filtered"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["filtered"], ["rectified"]),
-        helper.make_node("GlobalAveragePool", ["rectified"], ["pooled"]),
-        helper.make_node("Reshape", ["pooled", "form"], ["means"]),
-        helper.make_node("Gemm", ["means", "last", "shift"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "shapes",
-        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", SIDE, SIDE, 3])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", classes])],
-        [numpy_helper.from_array(values, name) for name, values in held.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
-
-
-def own(content: bytes, layers: int = 1, side: int = SIDE) -> OwnData:
-    return OwnData(
-        release="shapes@1",
-        sha256=hashlib.sha256(content).hexdigest(),
-        size_bytes=len(content),
-        layers=layers,
-        hierarchy=SHAPES.content(),
-        height=side,
-        width=side,
-    )
 
 
 def spec(content: bytes, **changes: int) -> RunSpec:

@@ -167,6 +167,46 @@ def test_a_round_that_waits_for_all_goes_on_with_another_worker_for_one_that_lef
     np.testing.assert_allclose(strategy.weights, flat(2, 0, 0))
 
 
+ROBUST = TrustConfig(centre="trimmed-mean", cheaters=0.0)
+
+
+@pytest.mark.parametrize("trust", [None, ROBUST])
+def test_a_fast_worker_has_one_update_in_a_round_of_different_data(trust: TrustConfig | None) -> None:
+    strategy = start(OuterConfig(period=1, once=True, quorum=1.0, trust=trust), workers=3)
+    assert strategy.take(brought(granted(strategy, "fast"), flat(-3, 0, 0)), 0.0) == "taken"
+    assert strategy.grant("fast", 1.0) is None
+    leases = [granted(strategy, name, 1.0) for name in ("slow", "slower")]
+    assert strategy.grant("fast", 1.0) is None
+    for lease in leases:
+        strategy.take(brought(lease, flat(0, -3, 0)), 2.0)
+    np.testing.assert_allclose(strategy.weights, flat(1, 2, 0), rtol=1e-6)
+    assert granted(strategy, "fast", 2.0).unit.version == 1
+
+
+@pytest.mark.parametrize("trust", [None, ROBUST])
+def test_a_round_of_different_data_ends_with_its_quorum_when_the_others_leave(trust: TrustConfig | None) -> None:
+    strategy = start(OuterConfig(period=1, once=True, quorum=0.6, trust=trust), workers=5)
+    names = ("a", "b", "c")
+    leases = [granted(strategy, name) for name in (*names, "leaves")]
+    for lease in leases[:3]:
+        strategy.take(brought(lease, flat(-1, 0, 0)), 1.0)
+    assert strategy.version == 0
+    assert strategy.grant("a", 1.0) is None
+    strategy.leave("leaves")
+    assert granted(strategy, "a", 1.0).unit.version == 1
+    np.testing.assert_allclose(strategy.weights, flat(1, 0, 0), rtol=1e-6)
+
+
+def test_the_workers_of_a_round_are_remembered_after_a_restart() -> None:
+    config = OuterConfig(period=1, once=True, quorum=1.0)
+    first, again = start(config, workers=3), start(config, workers=3)
+    first.take(brought(granted(first, "fast"), flat(-3, 0, 0)), 0.0)
+    vectors, figures = first.state()
+    again.restore({name: values.copy() for name, values in vectors.items()}, figures)
+    assert again.grant("fast", 1.0) is None
+    assert again.grant("slow", 1.0) is not None
+
+
 def rounds_of_two(*, steps: int = 100, **settings: float) -> tuple[Strategy, UnitLease]:
     """A round that takes both workers 2 s; then the lease of one that does not come back, and that of one that does."""
     strategy = start(OuterConfig.model_validate({"period": 5, **settings}), steps=steps, workers=2)

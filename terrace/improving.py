@@ -1,0 +1,420 @@
+"""From a release to a better one, step by step: each step is done once, and its result is in a folder.
+
+The folder holds `improve.json` (options and state), `base/` (model set of the release), `plan/`
+(what workers train), `run/` (the host's run) and `set/` (the improved model set).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from models.dataset import Dataset
+from models.escalation import save_tuning
+from models.folders import Labelled
+from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
+from models.pictures.decode import decoder
+from models.tuning import TuningTarget, tuned_on
+from tierkit.atomic import write_atomically
+from tierkit.client import Client
+from tierkit.documents import Frozen, read_json
+from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, SetupError, TerraceError, WeightsError
+from tierkit.wire.releases import ReleaseState
+from training.improve.gate import Comparison, compared, judge
+from training.improve.plan import IMPROVE, STRATEGY_NAME, Plan, check_strategy, training_of, write_plan
+from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
+from training.local import flags_of, started_processes
+from training.messages import RESULT
+from training.own_data import OwnData
+from training.strategies.config import HostedConfig
+
+__all__ = ["IMPROVED", "Goal", "ImproveState", "ImproveWish", "Improving"]
+
+IMPROVED = "network.onnx"
+_STATE, _BASE, _PLAN, _RUN, _SET, _ABOVE = "improve.json", "base", "plan", "run", "set", "above"
+_HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
+_MOST_PICTURES = 400
+"""Newest pictures with answers from above that the networks are compared on."""
+_MOST_LOOKED_AT = 4_000
+_PAGE = 100
+_LOOK_S = 1.0
+_TARGET = TuningTarget(accuracy=0.99)
+"""The default of `terrace models tune-escalation`."""
+
+State = Literal["training", "evaluating", "released", "refused", "failed"]
+
+
+class ImproveWish(Frozen):
+    """The options of an improvement that must be the same for each start of one folder."""
+
+    release: str
+    """NAME@NUMBER, in force."""
+    tier: str = "end"
+    rounds: Annotated[int, Field(ge=1, le=10_000)] = 20
+    layers: Annotated[int, Field(ge=0, le=10_000)] = 8
+    devices: Annotated[int, Field(ge=1, le=10_000)] = 3
+    batch: Annotated[int, Field(ge=1, le=4_096)] = 32
+    rate: Annotated[float, Field(gt=0, le=10)] = 0.01
+    least_confidence: Annotated[float, Field(ge=0, le=1)] = 0.5
+    choice: str = STRATEGY_NAME
+    strategy: Annotated[HostedConfig, Field(discriminator="family")] = IMPROVE
+
+
+class ImproveState(BaseModel):
+    """The state of an improvement."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    wish: ImproveWish
+    created_at: datetime
+    state: State = "training"
+    figures: dict[str, float] = Field(default_factory=dict)
+    passes: bool | None = None
+    """True if it may become a release; None before it is judged."""
+    temperature: float | None = None
+    reason: str = ""
+    new_release: str | None = None
+    started: bool = False
+    """True once the trial of the new release has begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The options that may change from start to start."""
+
+    validation: str | None = None
+    """Name or folder of labelled pictures that no network was trained on."""
+    data: Path | None = None
+    """Folder of the data sets that have names."""
+    release: bool = True
+    """False to stop with the model set."""
+    trial: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `Client.start_release`."""
+    host: dict[str, object] = field(default_factory=dict)
+    """Settings of the host, by the names of its flags."""
+    within_s: float = 86_400.0
+    """Time for the training of this start of the command."""
+    say: Callable[[str], None] = lambda text: None
+    told: Callable[[ImproveState], None] = lambda outcome: None
+    """Called when something has changed."""
+
+
+class Improving:
+    """An improvement in a folder.
+
+    Raises:
+        InvalidInput: the folder holds another improvement.
+        SetupError: the folder cannot be used.
+    """
+
+    def __init__(self, client: Client, folder: Path, wish: ImproveWish, goal: Goal) -> None:
+        self._client, self._folder, self._wish, self._goal = client, folder, wish, goal
+        self._outcome: ImproveState | None = None
+        if (folder / _STATE).exists():
+            found = read_json(folder / _STATE, ImproveState, what="state of an improvement", error=SetupError)
+            if different := [
+                name for name in ImproveWish.model_fields if getattr(found.wish, name) != getattr(wish, name)
+            ]:
+                raise InvalidInput(
+                    f"{folder} holds an improvement with other values of {', '.join(different)}: give the same as "
+                    "before, or another --folder"
+                )
+            self._outcome = found
+
+    def run(self) -> ImproveState:
+        """Do what is left to do.
+
+        Raises:
+            Conflict: another release rolls out, or this one is not in force.
+            InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
+            DeadlineExceeded: the training takes longer than it may.
+            ServiceFailed: the host of the run has ended with an error.
+        """
+        outcome = self._outcome or self._prepare()
+        try:
+            if outcome.passes is None:
+                self._train(outcome)
+                self._judge(outcome)
+            if outcome.passes and outcome.state != "released":
+                self._make_set(outcome)
+                if self._goal.release:
+                    self._release(outcome)
+        except (InvalidInput, SetupError) as error:
+            with contextlib.suppress(SetupError):  # of a full disk
+                self._tell(outcome, reason=str(error), state="failed")
+            raise
+        return outcome
+
+    # --- the release, and the plan ---
+
+    def _prepare(self) -> ImproveState:
+        """Fetch the release, write the plan, and begin."""
+        wish, folder = self._wish, self._folder
+        check_strategy(wish.strategy)
+        now = self._client.release(wish.release)
+        self._check_free(now.number)
+        if now.thresholds and self._goal.validation is None:
+            raise InvalidInput(
+                f"{now.release} has tuned thresholds, which do not fit an improved network: give labelled pictures "
+                "with --validation, and they are tuned again"
+            )
+        manifest = parse_manifest(dumps(self._client.release_manifest(now.release)).encode(), f"of {now.release}")
+        entry = entry_to_improve(manifest, wish.tier)
+        if self._goal.validation is not None:
+            self._validation(manifest, entry)  # wrong pictures are refused before anything is trained
+        self._goal.say(f"fetching the networks of {now.release}")
+        base = folder / _BASE
+        _make(base)
+        for name, file, sha256 in _files(manifest):
+            self._fetch(base / file, name, sha256)
+        save_manifest(manifest, base)
+        content = (base / entry.file).read_bytes()
+        own = OwnData(
+            release=now.release,
+            sha256=entry.sha256,
+            size_bytes=len(content),
+            layers=wish.layers,
+            hierarchy=manifest.hierarchy.content(),
+            height=entry.input_shape[0],
+            width=entry.input_shape[1],
+            resize=entry.resize,
+            resize_to=entry.resize_to,
+            resample=entry.resample,
+            least_confidence=wish.least_confidence,
+        )
+        steps = wish.rounds * wish.devices * wish.strategy.period
+        network = training_of(entry, steps=steps, batch=wish.batch, rate=wish.rate)
+        _make(folder / _PLAN)
+        plan = Plan(own=own, network=network, choice=wish.choice, strategy=wish.strategy)
+        write_plan(folder / _PLAN, plan, content)
+        outcome = ImproveState(id=secrets.token_hex(16), wish=wish, created_at=datetime.now(UTC))
+        self._tell(outcome)
+        return outcome
+
+    def _check_free(self, number: int) -> None:
+        """Raises Conflict if a release rolls out, or the release of this number is not in force."""
+        found = self._client.releases()
+        if (rollout := found.rollout) is not None:
+            raise Conflict(
+                f"{rollout.release} is {rollout.state.value} now: improve a release when that has ended "
+                f"(terrace models release show {rollout.release})"
+            )
+        if number != int(found.in_force.rpartition("@")[2]):
+            raise Conflict(f"{found.in_force} is in force, and only the release in force can be improved")
+
+    def _fetch(self, path: Path, name: str, sha256: str) -> None:
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+            return
+        self._client.save_network(path, name, sha256)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise WeightsError(f"the scheduler has sent another file than {name} with sha256 {sha256}")
+
+    # --- training ---
+
+    def _train(self, outcome: ImproveState) -> None:
+        if (self._folder / _RUN / RESULT).exists():
+            return
+        self._tell(outcome, state="training", reason="")
+        asyncio.run(self._hosted(outcome))
+
+    async def _hosted(self, outcome: ImproveState) -> None:
+        """Let a host train; workers find it through the scheduler."""
+        folder = self._folder
+        flags = flags_of(
+            {
+                "port": 0,
+                **self._goal.host,
+                "base": folder / _PLAN,
+                "folder": folder / _RUN,
+                "workers": outcome.wish.devices,
+            }
+        )
+        async with started_processes(lambda name, line: self._goal.say(line), lambda name, pid: None) as start:
+            host = await start("host", [*_HOST, *flags])
+            try:
+                async with asyncio.timeout(self._goal.within_s):
+                    await host.watcher
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
+                    "work --scheduler URL --kept FOLDER)? The same command continues"
+                ) from None
+        if host.process.returncode != 0 or not (folder / _RUN / RESULT).exists():
+            raise host.failure
+
+    # --- judgement ---
+
+    def _judge(self, outcome: ImproveState) -> None:
+        self._tell(outcome, state="evaluating", reason="")
+        base, new = self._folder / _BASE, self._folder / _RUN
+        manifest = load_manifest(base)
+        entry = entry_to_improve(manifest, outcome.wish.tier)
+        content = (new / IMPROVED).read_bytes()
+        improved = entry.model_copy(
+            update={
+                "file": IMPROVED,
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "size_bytes": len(content),
+            }
+        )
+
+        if improved.sha256 == entry.sha256:
+            outcome.passes = False
+            self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
+            return
+
+        def both(judged: ComparedOn) -> tuple[Comparison, Any]:
+            old = answers_of(manifest, entry, base, judged.images)
+            now = answers_of(manifest, improved, new, judged.images)
+            return compared(old, now, judged.labels), now
+
+        figures: dict[str, float] = {}
+        validation: Comparison | None = None
+        if self._goal.validation is not None:
+            self._goal.say("comparing the networks on the labelled pictures")
+            validation, _ = both(self._judged(self._validation(manifest, entry), entry))
+            figures |= validation.figures("validation")
+        self._goal.say("comparing the networks on the newest answers from above")
+        above, _ = both(self._answered_above(manifest, entry))
+        figures |= above.figures("above")
+        verdict = judge(validation, above if above.pictures else None)
+        outcome.passes = verdict.passes
+        self._tell(
+            outcome,
+            state="evaluating" if verdict.passes else "refused",
+            reason=verdict.reason,
+            figures=figures,
+        )
+
+    def _validation(self, manifest: Manifest, entry: ModelEntry) -> Labelled:
+        """The labelled pictures, as the network takes them."""
+        assert self._goal.validation is not None
+        dataset = Dataset.open(self._goal.validation, self._goal.data, hierarchy=manifest.hierarchy)
+        manifest.check_hierarchy(dataset.hierarchy)
+        return dataset.read_for(entry, "test")
+
+    def _judged(self, labelled: Labelled, entry: ModelEntry) -> ComparedOn:
+        labels = labelled.fine if entry.target == "fine" else labelled.coarse
+        assert labels is not None
+        return ComparedOn(images=labelled.images, labels=labels)
+
+    def _answered_above(self, manifest: Manifest, entry: ModelEntry) -> ComparedOn:
+        """The newest pictures that the scheduler has with sure answers from above."""
+        decode, never = decoder(entry.fit), threading.Event()
+        pixels: list[Any] = []
+        labels: list[int] = []
+        for seen in self._newest():
+            assert seen.fine is not None
+            index, confidence = (
+                (seen.fine.index, seen.fine.confidence)
+                if entry.target == "fine"
+                else (seen.fine.coarse_index, seen.fine.coarse_confidence)
+            )
+            sure = confidence is not None and self._wish.least_confidence <= confidence <= 1
+            if not sure or not 0 <= index < entry.classes:
+                continue
+            try:
+                file = self._client.picture(seen.node, seen.source, seen.sequence)
+                pixels.append(decode(file, never))
+            except (NotFound, InvalidInput):  # it was deleted meanwhile, or is damaged
+                continue
+            labels.append(index)
+            if len(labels) == _MOST_PICTURES:
+                break
+        height, width, colours = entry.input_shape
+        images = np.stack(pixels) if pixels else np.zeros((0, height, width, colours), np.uint8)
+        return ComparedOn(images=images, labels=np.array(labels, np.int64))
+
+    def _newest(self) -> Iterator[Any]:
+        cursor, looked_at = None, 0
+        while looked_at < _MOST_LOOKED_AT:
+            page = self._client.observation_page(limit=_PAGE, cursor=cursor)
+            looked_at += _PAGE
+            yield from (each for each in page.observations if each.picture and each.fine is not None)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    # --- the new release ---
+
+    def _make_set(self, outcome: ImproveState) -> None:
+        """Write the improved model set, if it is not there, with a new temperature and new thresholds."""
+        folder, base = self._folder / _SET, self._folder / _BASE
+        if (folder / _MADE).exists():
+            return
+        before = load_manifest(base)
+        entry = entry_to_improve(before, outcome.wish.tier)
+        content = (self._folder / _RUN / IMPROVED).read_bytes()
+        draft = successor(before, entry, content)
+        manifest = write_set(base, folder, draft, content)
+        if self._goal.validation is not None:
+            labelled = self._validation(before, entry)
+            judged = self._judged(labelled, entry)
+            logits = answers_of(manifest, draft, folder, judged.images)
+            final = successor(before, entry, content, fitted=[(logits, judged.labels)], measured=(logits, labelled))
+            write_set(base, folder, final, content)
+            if self._client.release(outcome.wish.release).thresholds:
+                dataset = Dataset.open(self._goal.validation, self._goal.data, hierarchy=before.hierarchy)
+                said = f"{dataset.name}: {len(labelled)} labelled pictures"
+                tuning = tuned_on(folder, lambda each: dataset.read_for(each, "test"), _TARGET, data=said)
+                save_tuning(tuning, folder)
+        write_atomically(folder / _MADE, b"")
+
+    def _release(self, outcome: ImproveState) -> None:
+        """Make the release, and start its trial."""
+        if outcome.new_release is None:
+            self._check_free(self._number(outcome))
+            # A release of this name with the same content is returned as it is.
+            made = self._client.create_release(outcome.wish.release.partition("@")[0], self._folder / _SET)
+            self._tell(outcome, new_release=made.release)
+        assert outcome.new_release is not None
+        if self._client.release(outcome.new_release).state is ReleaseState.READY:
+            self._check_free(self._number(outcome))
+            self._client.start_release(outcome.new_release, **self._goal.trial)
+        self._tell(outcome, state="released", started=True)
+
+    def _number(self, outcome: ImproveState) -> int:
+        return self._client.release(outcome.wish.release).number
+
+    def _tell(self, outcome: ImproveState, **changes: Any) -> None:
+        """Write what has changed, and tell who wants to hear of it."""
+        for name, value in changes.items():
+            setattr(outcome, name, value)
+        _make(self._folder)
+        write_atomically(self._folder / _STATE, outcome.model_dump_json(indent=1).encode())
+        with contextlib.suppress(TerraceError):  # an older scheduler keeps no improvements, or it is away
+            self._goal.told(outcome)
+
+
+_MADE = ".made"
+"""In the folder of the improved set, once it is whole."""
+
+
+def _files(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Name to ask for, name of the file and sha256 of each file that a manifest names."""
+    found = [(entry.name, entry.file, entry.sha256) for entry in manifest.models]
+    for encoder in manifest.encoders:
+        sides = (encoder.weights(side) for side in encoder.own_files)
+        found += [(each.name, each.file, each.sha256) for each in sides]
+    return found
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"cannot make the folder {folder}: {error.strerror}") from error

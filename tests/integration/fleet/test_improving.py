@@ -1,0 +1,235 @@
+"""`terrace train improve` on a fleet of real processes: from kept pictures to a canary, and killed at every step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.hierarchy import Hierarchy
+from models.kept.sample import KeptPicture
+from models.kept.store import KeptStore
+from models.manifest import load_manifest
+from terrace.improving import Goal, ImproveState, ImproveWish, Improving
+from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
+from tests.model_sets import COLOURS, colour_pictures, coloured
+from tierkit.client import AsyncClient, Client
+from tierkit.errors import Conflict, DataError, InvalidInput, NotFound
+
+pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
+
+TERRACE = (sys.executable, "-P", "-m", "terrace")
+DEVICES = 3
+TRAINING: dict[str, Any] = {"rounds": 12, "layers": 1, "devices": DEVICES, "rate": 5.0, "batch": 8}
+
+
+def png(colour: str, strength: int) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(coloured(colour, strength=strength)).save(written, "PNG")
+    return written.getvalue()
+
+
+def keep(folder: Path, hierarchy: Hierarchy, number: int) -> Path:
+    """Let a device keep pictures of two colours, which the edge answers."""
+    store = KeptStore(folder, 10_000_000)
+    for sequence in range(1, 25):
+        label = (number + sequence % 2) % 3
+        content = png(COLOURS[label], 100 + 4 * sequence)
+        picture = KeptPicture(
+            source="door",
+            sequence=sequence,
+            taken_at=None,
+            sha256=hashlib.sha256(content).hexdigest(),
+            release=1,
+            local_sha256="0" * 64,
+            local=1,
+            local_confidence=0.6,
+            margin=0.2,
+            tier="edge",
+            node_id="edge-1",
+            upper_sha256="1" * 64,
+            label=label,
+            confidence=0.9,
+            coarse_label=label,
+            coarse_confidence=0.9,
+            kind="differs" if label != 1 else "sure",
+            form="pixels",
+            classes=hierarchy.digest,
+        )
+        assert store.keep(picture, content)
+    store.close()
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def blind_fleet(folder: Path) -> AsyncIterator[tuple[Fleet, AsyncClient, Path]]:
+    """A fleet whose end network takes every colour for green; and labelled pictures."""
+    validation = colour_pictures(folder / "validation", each=20)
+    models = make_set(folder / "models", end=BLIND)
+    async with fleet(folder) as (running, client):
+        await running.lead(models)
+        await running.join("end-1", "edge-1")
+        yield running, client, validation
+
+
+@contextlib.asynccontextmanager
+async def devices(folder: Path, url: str) -> AsyncIterator[None]:
+    """Workers that wait for a run, each with its own kept pictures."""
+    hierarchy = load_manifest(folder / "models").hierarchy
+    started = []
+    for number in range(DEVICES):
+        kept = keep(folder / f"kept-{number}", hierarchy, number)
+        work = (
+            "train",
+            "work",
+            "--scheduler",
+            url,
+            "--kept",
+            str(kept),
+            "--name",
+            f"device-{number}",
+            "--threads",
+            "1",
+        )
+        started.append(await asyncio.create_subprocess_exec(*TERRACE, *work, stderr=asyncio.subprocess.DEVNULL))
+    try:
+        yield
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def flags(folder: Path, url: str, validation: Path) -> list[str]:
+    names = {"batch": "batch-size"}
+    options = [word for name, value in TRAINING.items() for word in (f"--{names.get(name, name)}", str(value))]
+    options += ["--validation", str(validation), "--canary", "50%", "--for", "1h", "--json"]
+    return ["train", "improve", "--scheduler", url, "--release", "models@1", "--folder", str(folder), *options]
+
+
+async def command(*words: str, limit: str = "unlimited") -> tuple[int, str]:
+    """Run a command that writes no file of more than `limit` KiB, as on a full disk; its exit code and output."""
+    shell = ("bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash")
+    process = await asyncio.create_subprocess_exec(*shell, *TERRACE, *words, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_devices_improve_the_network_of_their_release(tmp_path: Path) -> None:
+    async with blind_fleet(tmp_path) as (running, client, validation):
+        name = (await client.releases()).in_force
+        assert name == "models@1"
+        wanted = flags(tmp_path / "improved", running.url, validation)
+        async with devices(tmp_path, running.url):
+            # The disk is full as soon as the host keeps the run.
+            code, _ = await command(*wanted, limit="3")
+            assert code != 0
+            assert (tmp_path / "improved" / "improve.json").exists()
+            assert not (tmp_path / "improved" / "run" / "result.json").exists()
+            code, said = await command(*wanted)
+        assert code == 0, said
+        outcome = json.loads(said)
+        assert (outcome["state"], outcome["new_release"]) == ("released", "models@2")
+        assert outcome["figures"]["validation_new"] > outcome["figures"]["validation_old"] + 0.3
+        now = await client.releases()
+        assert now.rollout is not None
+        assert (now.rollout.release, now.rollout.canary) == ("models@2", 0.5)
+        assert end_of(tmp_path / "improved" / "set") != end_of(tmp_path / "models")
+        # The same command once more changes nothing; and while a release rolls out, none is improved.
+        assert await command(*wanted) == (0, said)
+        with pytest.raises(Conflict, match="models@2"):
+            await improve(tmp_path / "another", running.url, validation)
+        assert len((await client.releases()).releases) == 2
+
+
+async def improve(
+    folder: Path, url: str, validation: Path | None, *, release: str = "models@1", tier: str = "end", **changes: Any
+) -> ImproveState:
+    def run() -> ImproveState:
+        with Client(url) as client:
+            goal = Goal(
+                validation=None if validation is None else str(validation),
+                host={"scheduler": url},
+                trial={"canary": 0.5, "for_s": 3600.0},
+                **changes,
+            )
+            return Improving(client, folder, ImproveWish(release=release, tier=tier, **TRAINING), goal).run()
+
+    return await asyncio.to_thread(run)
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kill once after each request that changes the releases, before its answer comes; what was killed so far."""
+    killed: list[str] = []
+
+    def once(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            answer = real(*given, **more)
+            if name not in killed:
+                killed.append(name)
+                raise Killed
+            return answer
+
+        return call
+
+    for name in ("create_release", "start_release"):
+        monkeypatch.setattr(Client, name, once(name, getattr(Client, name)))
+    return killed
+
+
+async def test_an_improvement_that_is_killed_at_any_step_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = lose_answers(monkeypatch)
+    async with blind_fleet(tmp_path) as (running, client, validation), devices(tmp_path, running.url):
+        seen: list[str] = []
+
+        def die(outcome: ImproveState) -> None:
+            """At each news that has not been seen."""
+            news = f"{outcome.state}, {outcome.passes}, {outcome.new_release}"
+            if news not in seen:
+                seen.append(news)
+                raise Killed
+
+        for _ in range(12):
+            with contextlib.suppress(Killed):
+                outcome = await improve(tmp_path / "improved", running.url, validation, told=die)
+                break
+        assert outcome.state == "released"
+        assert len(seen) == 5
+        assert killed == ["create_release", "start_release"]
+        now = await client.releases()
+        assert [each.release for each in now.releases] == ["models@2", "models@1"]
+        assert now.rollout is not None
+
+
+async def test_an_improvement_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    async with blind_fleet(tmp_path) as (running, _, validation):
+        wrong = tmp_path / "wrong"
+        (wrong / "violet").mkdir(parents=True)
+        (wrong / "violet" / "a.png").write_bytes(png("red", 100))
+        for release, tier, pictures, error in (
+            ("models@1", "edge", validation, InvalidInput),
+            ("models@7", "end", validation, NotFound),
+            ("models@1", "end", wrong, DataError),
+        ):
+            with pytest.raises(error):
+                await improve(tmp_path / "improved", running.url, pictures, release=release, tier=tier)
+            assert not (tmp_path / "improved" / "improve.json").exists()

@@ -1,0 +1,134 @@
+"""Training images of the pictures that a device has kept, labelled by people or by the tiers above."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from models.kept.sample import KeptPicture
+from models.kept.store import KeptStore
+from models.pictures.decode import decoder
+from tierkit.errors import DataError, TerraceError
+from tierkit.tensors import Array
+from training.own_data import OwnData
+
+__all__ = ["FEWEST_PICTURES", "KeptImages", "images_of", "label_of", "read_kept"]
+
+FEWEST_PICTURES = 8
+"""A device with fewer learns them by heart."""
+_MOST_BYTES = 512 << 20
+"""Bound on the decoded pixels in memory: 2,700 pictures of 256 x 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptImages:
+    """Pictures that can be trained on."""
+
+    images: ImageSet
+    by_people: int
+    """Number of labels that people gave."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of the other pictures, by the reason."""
+    keys: tuple[int, ...] = ()
+    """Keys of the pictures in the kept sample."""
+
+
+def label_of(picture: KeptPicture, hierarchy: Hierarchy, target: str, least_confidence: float) -> int | str:
+    """The class to be learned for a kept picture: what a person says, or the answer from above. Otherwise the reason
+    why there is none.
+
+    Args:
+        target: "fine" or "coarse", whose index is meant.
+        least_confidence: of an answer from above.
+    """
+    if picture.classes != hierarchy.digest:
+        return "other classes"
+    classes = len(hierarchy.labels(target))
+    if picture.person is not None:
+        if not 0 <= picture.person < len(hierarchy.fine):
+            return "other classes"
+        return picture.person if target == "fine" else hierarchy.parent[picture.person]
+    found, confidence = (
+        (picture.label, picture.confidence) if target == "fine" else (picture.coarse_label, picture.coarse_confidence)
+    )
+    if found is None or not 0 <= found < classes:
+        return "other classes"
+    # Written so that NaN is refused as well.
+    if confidence is None or not least_confidence <= confidence <= 1:
+        return "unsure answers from above"
+    return found
+
+
+def read_kept(folder: Path) -> Iterator[tuple[int, KeptPicture, bytes]]:
+    """Key, picture and file of all pictures that a device has kept in a folder, the oldest first.
+
+    Raises:
+        SetupError: the folder cannot be read.
+    """
+    with closing(KeptStore.reading(folder)) as store:
+        after = 0
+        while page := store.read(after):
+            yield from page
+            after = page[-1][0]
+
+
+def images_of(kept: Iterable[tuple[int, KeptPicture, bytes]], own: OwnData, target: str) -> KeptImages:
+    """The kept pictures as the network takes them. If they are too many for the memory, the newest count.
+
+    Args:
+        kept: key, picture and file, the oldest first.
+        target: "fine" or "coarse".
+
+    Raises:
+        DataError: fewer than `FEWEST_PICTURES` can be trained on; or the classes of `own` contradict themselves.
+    """
+    hierarchy, decode, never = own.classes, decoder(own.fit), threading.Event()
+    most = max(FEWEST_PICTURES, _MOST_BYTES // (own.height * own.width * 3))
+    found: deque[tuple[int, Array, int, bool]] = deque(maxlen=most)
+    left_out: Counter[str] = Counter()
+    for key, picture, content in kept:
+        label = label_of(picture, hierarchy, target, own.least_confidence)
+        if isinstance(label, str):
+            left_out[label] += 1
+            continue
+        try:
+            pixels = decode(content, never)
+        except TerraceError:
+            left_out["damaged"] += 1
+            continue
+        left_out["more than fit into memory"] += len(found) == most
+        found.append((key, pixels, label, picture.person is not None))
+    left_out = +left_out
+    if len(found) < FEWEST_PICTURES:
+        why = "".join(f"; {count:,} left out: {reason}" for reason, count in left_out.items())
+        raise DataError(
+            f"{len(found):,} kept pictures can be trained on, and a device needs {FEWEST_PICTURES} at least{why}"
+        )
+    labels = np.array([label for _, _, label, _ in found], np.int64)
+    fine = labels if target == "fine" else _first_members(hierarchy)[labels]
+    images = ImageSet(
+        images=np.stack([pixels for _, pixels, _, _ in found]),
+        fine=fine,
+        coarse=hierarchy.coarse_labels(fine),
+        names=tuple(str(key) for key, _, _, _ in found),
+        hierarchy_name=hierarchy.name,
+    )
+    return KeptImages(
+        images=images,
+        by_people=sum(person for *_, person in found),
+        left_out=dict(left_out),
+        keys=tuple(key for key, *_ in found),
+    )
+
+
+def _first_members(hierarchy: Hierarchy) -> Array:
+    """A class of each superclass, int64 `[C]`: it stands for the others where only the superclass is learned."""
+    return np.array([hierarchy.parent.index(coarse) for coarse in range(len(hierarchy.coarse))], np.int64)
