@@ -216,11 +216,7 @@ class _File:
         return levels, scales, zero
 
     def _floats(self, name: str) -> Array:
-<<<<<<< HEAD
         """The values of a tensor."""
-=======
-        """A tensor in the floats that `OnnxNetwork` makes of it."""
->>>>>>> h-c
         if name in self._stored:
             return self._array(name)
         maker = self._makers[name]
