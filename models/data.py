@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import DataError
 from tierkit.tensors import Array
 
-__all__ = ["ImageSet", "Split", "read_cifar100", "read_folder", "read_sample", "write_sample"]
+__all__ = ["ImageSet", "Split", "in_colours", "read_cifar100", "read_folder", "read_sample", "write_sample"]
 
 Split = Literal["train", "test"]
 
@@ -175,6 +175,13 @@ def write_sample(test: ImageSet, folder: Path) -> None:
         "names": list(sample.names),
     }
     write_atomically(folder / f"{_SAMPLE}.json", (json.dumps(facts) + "\n").encode())
+
+
+def in_colours(images: ImageSet, colours: int) -> ImageSet:
+    """Images with this number of colours `[n, h, w, colours]`; grey ones get the same value in each."""
+    if images.images.shape[-1] == colours:
+        return images
+    return replace(images, images=np.repeat(images.images, colours, axis=-1))
 
 
 def read_folder(path: Path, hierarchy: Hierarchy, *, size: tuple[int, int] = (32, 32)) -> ImageSet:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from models.data import ImageSet, Split, read_cifar100, read_folder
+from models.data import ImageSet, Split, in_colours, read_cifar100, read_folder
 from models.folders import FolderImages, read_labelled
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import ModelEntry
@@ -106,7 +106,7 @@ class Dataset:
             DataError: they are missing, or in folders that are called like no class.
         """
         if self.reader is not None:
-            return self.reader(split, self.folder)
+            return in_colours(self.reader(split, self.folder), entry.input_shape[2])
         assert self.folder is not None
         splits = set(get_args(Split)) - set(self.hierarchy.fine)
         parted = any((self.folder / each).is_dir() for each in splits)

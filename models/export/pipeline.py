@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
 from torch import nn
 
 from models.calibration import fit_temperature
-from models.data import ImageSet
+from models.data import ImageSet, Split, in_colours
 from models.dataset import Dataset
 from models.evaluate import logits_of, score
 from models.export import FP32_NAME
@@ -73,6 +74,7 @@ def quantize_run(
     *,
     records: Path,
     gpu: bool = False,
+    own_name: bool = True,
     say: Say = lambda _: None,
 ) -> ModelEntry:
     """Export a run, quantise it, fit its temperature, measure it on the test set and enter it into the manifest.
@@ -87,6 +89,7 @@ def quantize_run(
         records: folder that gets copies of the training records and their curves, of the run and of those that its
             weights come from.
         gpu: whether nodes with a GPU serve it by default.
+        own_name: whether the folder must be called as its run.
         say: told what is going on.
 
     Raises:
@@ -95,12 +98,12 @@ def quantize_run(
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
-    network, config, known = averaged_network(load_own(folder, dataset.hierarchy))
+    network, config, known = averaged_network((load_own if own_name else load_checkpoint)(folder, dataset.hierarchy))
     made = read_records(TrainingRecord, folder)
     if what := unfinished(folder):
         say(what)
     floating, source = _export(network, known, folder, dataset)
-    train, test = dataset.read("train"), dataset.read("test")
+    train, test = (in_colours(dataset.read(split), 3) for split in get_args(Split))
     examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")
     content = quantize_onnx(floating, known, examples).SerializeToString()
@@ -121,7 +124,7 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
-    _keep_records(made, folder.parent, records)
+    _keep_records(made, folder, records)
     entry = entry.model_copy(update={"file": write_new(weights, entry.file, content)})
     save_manifest(
         Manifest(
@@ -140,11 +143,11 @@ def quantize_run(
     return entry
 
 
-def _keep_records(made: Sequence[TrainingRecord], runs: Path, records: Path) -> None:
+def _keep_records(made: Sequence[TrainingRecord], folder: Path, records: Path) -> None:
     for record in made:
         name = record.config.name
         save_record(record, records, f"{name}.json")
-        curves = runs / name / "curves.png"
+        curves = (folder if record is made[0] else folder.parent / name) / "curves.png"
         if curves.is_file():
             write_atomically(records / f"{name}.png", curves.read_bytes())
 
@@ -179,7 +182,9 @@ def _draft(
         ece_before=0.0,
         ece_after=0.0,
         feature_shape=(channels, height, width),
-        head_parameters=count_parameters(next(part for part in network.modules() if isinstance(part, nn.Conv2d))),
+        head_parameters=count_parameters(
+            next(part for part in network.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+        ),
         gpu=gpu,
         training=made[0].facts(made[1:]),
     )

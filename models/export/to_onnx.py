@@ -14,9 +14,9 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from models.export.first_layer import of_three_colours
 from models.split import FEATURES, HEAD_NODES_KEY
 from models.training.batches import Statistics
-from tierkit.errors import WeightsError
 
 __all__ = ["export_head", "export_onnx", "export_published", "export_tail", "mark_cut"]
 
@@ -39,7 +39,8 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
     """The network as ONNX: `images` UINT8 `[n, h, w, 3]` to `logits` FP32 `[n, classes]`, any `n`.
 
     Batch normalisation is folded into the convolution before it, where there is one, and is a depthwise convolution
-    elsewhere, so that INT8 covers it. The output of the first convolution is called `features`.
+    elsewhere, so that INT8 covers it. The output of the first convolution is called `features`; see
+    `of_three_colours` for networks of grey images and for an MLP.
 
     Args:
         network: maps normalised float images to logits; left in evaluation mode.
@@ -47,10 +48,9 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
         image_shape: height and width.
 
     Raises:
-        WeightsError: the network has no convolution.
+        WeightsError: as `of_three_colours`.
     """
-    if not any(isinstance(module, nn.Conv2d) for module in network.modules()):
-        raise WeightsError("a network without convolutions cannot be exported: to serve one, train another kind")
+    network = of_three_colours(network, image_shape)
     model = _export(_of_pixels(network, known), _pixels(image_shape), "images", "logits")
     _name_cut(model)
     mark_cut(model)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from models.dataset import Dataset
 from terrace.commands import train_runs
 from terrace.commands.improve import improve
+from terrace.commands import train_release, train_runs
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
@@ -39,6 +40,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
 app.add_typer(train_runs.app)
+app.add_typer(train_release.app)
 
 
 StrategyName = Annotated[

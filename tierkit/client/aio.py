@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -661,6 +662,27 @@ class AsyncClient(SchedulerConnection):
         request = _checked(NewRelease, {"name": name, **wanted})
         response = await self._request("POST", "/v1/releases", repeatable=True, upload=json_upload(request))
         return parse(ReleaseNow, response.content)
+
+    async def download_network(self, name: str, sha256: str, path: str | os.PathLike[str]) -> None:
+        """Write the file of a network to `path`, which is replaced once the content has the right digest.
+
+        Args:
+            name: in the manifest of a release; NAME.KIND-head for the head of an encoder.
+
+        Raises:
+            NotFound: the scheduler does not have it.
+            UpstreamError: the content has another digest.
+        """
+        digest, part = hashlib.sha256(), anyio.Path(f"{os.fspath(path)}.part")
+        place = f"/v1/models/{_segment('network', name)}/file"
+        async with self._stream("GET", place, params={"sha256": sha256}) as chunks, await part.open("wb") as file:
+            async for chunk in chunks:
+                digest.update(chunk)
+                await file.write(chunk)
+        if digest.hexdigest() != sha256:
+            await part.unlink()
+            raise UpstreamError(f"the scheduler at {self.url} sent another file than {name!r} ({sha256})")
+        await part.replace(path)
 
     async def _send_network(self, sha256: str, path: Path) -> None:
         """Send a network unless the scheduler has it."""

@@ -202,6 +202,7 @@ class Client:
     release_manifest = _blocking(AsyncClient.release_manifest)
     save_network = _blocking(AsyncClient.save_network)
     create_release = _blocking(AsyncClient.create_release)
+    download_network = _blocking(AsyncClient.download_network)
     start_release = _blocking(AsyncClient.start_release)
     promote_release = _blocking(AsyncClient.promote_release)
     stop_release = _blocking(AsyncClient.stop_release)

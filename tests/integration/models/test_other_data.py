@@ -21,7 +21,7 @@ from models.session import load_model
 from terrace.cli import run
 from terrace.commands.models import app
 from tierkit.atomic import alone_in
-from tierkit.errors import DataError, InvalidInput, WeightsError
+from tierkit.errors import DataError, InvalidInput
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
@@ -122,8 +122,13 @@ def test_digits_need_the_name_of_the_network_alone(tmp_path: Path):
     (row,) = terrace_models("eval", "mnist-64-64", *runs)
     assert (row["images"], row["parameters"]) == (10_000, 784 * 64 + 64 * 64 + 64 * 10 + 64 + 64 + 10)
     assert row["fine_accuracy"] == pytest.approx(epoch["held_out_fine"], abs=0.03)
-    with pytest.raises(WeightsError, match="without convolutions cannot be exported"):
-        terrace_models("export", "mnist-64-64", "--dataset", "mnist", *runs)
+    out = tmp_path / "set"
+    entry = terrace_models("quantize", "mnist-64-64", "--dataset", "mnist", "--out", str(out), *runs)
+    assert entry["input_shape"] == [28, 28, 3]
+    assert entry["fp32_fine_accuracy"] == pytest.approx(row["fine_accuracy"], abs=1e-4)  # grey as three equal colours
+    assert entry["fine_accuracy"] == pytest.approx(row["fine_accuracy"], abs=0.01)
+    (served,) = terrace_models("eval", "--all", "--dataset", "mnist", "--models", str(out))
+    assert served["fine_accuracy"] == pytest.approx(entry["fine_accuracy"], abs=1e-4)
     (tmp_path / "mnist-64-64").rename(tmp_path / "renamed")
     (moved,) = terrace_models("eval", "renamed", *runs)
     assert (moved["name"], moved["fine_accuracy"]) == ("renamed", row["fine_accuracy"])
