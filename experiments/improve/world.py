@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.improve.drift import drifted, standardised
 from models.data import ImageSet
-from models.dataset import Dataset
+from models.dataset import CIFAR100, Dataset
 from models.escalation import load_tuning, margin
 from models.evaluate import logits_of
 from models.hierarchy import Hierarchy
@@ -20,7 +20,7 @@ from tierkit.types import Tier
 
 __all__ = ["Answers", "Keeping", "World", "device_pictures", "drift_world", "escalated"]
 
-_LEAST_CONFIDENCE = 0.5
+_LEAST_CONFIDENCE = 0.7
 _SURE_SHARE = 5
 """Sure pictures are at most one of so many that a device keeps, as in `models.kept.sample`."""
 
@@ -76,7 +76,7 @@ def drift_world(data: Path | None, images: int) -> World:
     """
     manifest = load_manifest()
     hierarchy, entry, cloud = manifest.hierarchy, manifest.default_for("end"), manifest.default_for("cloud")
-    test = Dataset.open("cifar-100", data).read("test").take(np.arange(images))
+    test = Dataset.open(CIFAR100, data).read("test").take(np.arange(images))
     content = (weights_folder() / entry.file).read_bytes()
     end, above = (load_model(each, labels=hierarchy.labels(each.target)) for each in (entry, cloud))
     members = np.zeros((len(hierarchy.fine), len(hierarchy.coarse)), np.float32)
@@ -90,9 +90,7 @@ def drift_world(data: Path | None, images: int) -> World:
 
     seen, new = np.arange(images * 7 // 10), np.arange(images * 7 // 10, images)
     before = len(seen) * 3 // 10
-    stream = answered(
-        seen, np.concatenate([test.images[seen[:before]], drifted(test.images[seen[before:]])])
-    )
+    stream = answered(seen, np.concatenate([test.images[seen[:before]], drifted(test.images[seen[before:]])]))
     return World(
         entry=entry,
         content=content,
@@ -155,6 +153,8 @@ def labelled(images: Array, labels: Array, stands_for: Array, name: str) -> Imag
 def _stand_ins(world: World) -> Array:
     """A class for each superclass: the end network learns nothing finer."""
     parent = world.hierarchy.parent
+    if world.entry.target == "fine":
+        return np.arange(len(parent))
     return np.array([parent.index(coarse) for coarse in range(len(world.hierarchy.coarse))])
 
 
