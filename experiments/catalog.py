@@ -7,6 +7,7 @@ from experiments.early_exit import EARLY_EXIT
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.harness import Experiment
+from experiments.improve.experiment import IMPROVE_LOOP
 from experiments.scale.experiment import SCALE
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
@@ -17,8 +18,8 @@ from experiments.training.experiment import TRAINING
 __all__ = ["ALL", "EXPERIMENTS"]
 
 ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, ESCALATION, SCALE, CHAOS)
-"""`table5` draws `figure4`; `early-exit` needs a training run, and `training` needs torch and MNIST."""
+"""`table5` draws `figure4`; `early-exit` needs a training run; `training` and `improve` need torch and data sets."""
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*ALL, FIGURE4, EARLY_EXIT, TRAINING)
+    experiment.name: experiment for experiment in (*ALL, FIGURE4, EARLY_EXIT, TRAINING, IMPROVE_LOOP)
 }

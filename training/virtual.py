@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -31,6 +31,9 @@ from training.strategies.protocol import Strategy
 from training.strategies.tournament import Tournament
 from training.trust.recheck import Rechecks, Steps, is_sound
 from training.units import Flat, UnitLease, Update, Verdict
+
+if TYPE_CHECKING:
+    from models.training.data import TrainingData
 
 __all__ = ["Conditions", "FaultKind", "Link", "Simulated", "SimulatedWorker", "UpdateFault", "draw_faults", "simulate"]
 
@@ -68,6 +71,8 @@ class SimulatedWorker:
     """When it dies, without a word."""
     cheat: Cheat | None = None
     """What it does wrong on purpose."""
+    data: TrainingData | None = None
+    """Images that only this worker has, from which its batches are drawn. None for those of the learner."""
     stays_s: float | None = None
     """It dies without a word, and another one, of another name, comes in its place at once: after so long on average,
     drawn from an exponential distribution, over and over. None for a machine that stays."""
@@ -149,6 +154,13 @@ class _Measures(Protocol):
     """A learner that can measure lineages; see `training.learner.FlatLearner`."""
 
     def measured(self, weights: Flat, buffers: Flat) -> tuple[float, float]: ...
+
+
+@runtime_checkable
+class _DrawsFrom(Protocol):
+    """A learner that can take its batches from other images; see `training.learner.FlatLearner`."""
+
+    def draw_from(self, data: TrainingData) -> None: ...
 
 
 def simulate(
@@ -306,6 +318,9 @@ def simulate(
             await loop.until(loop.time() + worker.step_s * lease.unit.steps * pace)
             learner.moments = moments.get(worker.name)
             learner.load(weights, buffers)
+            if worker.data is not None:
+                assert isinstance(learner, _DrawsFrom)
+                learner.draw_from(worker.data)
             computed = learner.compute(lease.unit.span, sends, lease.unit.rate)
             moments[worker.name] = learner.moments
             fault = given.faults.get(ready)

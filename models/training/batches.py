@@ -128,6 +128,8 @@ class BatchSource:
         index = self._train[self._in_order(number)[within * size : (within + 1) * size]]
         draw = generator(self._config.seed, 2 * step + 1)
         images, flipped = self._crop(index, draw)
+        if self._config.contrast > 1:
+            images = self._with_contrast(images, draw)
         if self._config.early_side is not None and epoch < round(self._config.early_share * self._config.all_epochs):
             images = F.interpolate(images, size=self._config.early_side, mode="bilinear", antialias=True)
         partner, share = torch.arange(len(index), device=self._device), torch.ones((), device=self._device)
@@ -153,6 +155,13 @@ class BatchSource:
         columns = left + torch.where(flipped == 1, self._width - 1 - columns, columns)
         picked = self._padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         return normalise(picked, self.statistics), flipped[:, 0]
+
+    def _with_contrast(self, images: Tensor, draw: torch.Generator) -> Tensor:
+        factor = self._config.contrast ** (2 * torch.rand(len(images), 1, 1, 1, generator=draw) - 1)
+        middle = images.mean(dim=(1, 2, 3), keepdim=True)
+        known = self.statistics
+        darkest, brightest = (0 - known.mean) / known.std, (255 - known.mean) / known.std
+        return ((images - middle) * factor.to(self._device) + middle).clamp(darkest, brightest)
 
     def _mix(self, images: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config

@@ -331,5 +331,6 @@ _OPERATORS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Tensor]] = {
     "Relu": lambda inputs, _: torch.relu(inputs[0]),
     "Reshape": _reshape,
     "Sub": lambda inputs, _: inputs[0] - inputs[1],
+    "Tanh": lambda inputs, _: torch.tanh(inputs[0]),
     "Transpose": lambda inputs, attributes: inputs[0].permute(*attributes["perm"]),
 }

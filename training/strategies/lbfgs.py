@@ -63,6 +63,7 @@ def check_lbfgs(network: TrainConfig, wire: str, *, shares_data: bool = False) -
         "mirror": False,
         "mixup": 0.0,
         "cutmix": 0.0,
+        "contrast": 1.0,
         "early_side": None,
         "stream": False,
     }

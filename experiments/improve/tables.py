@@ -1,0 +1,258 @@
+"""The lines of `terrace experiment improve`: each learns once, and is measured on pictures that had no part in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.improve.learning import Course, base_of, improve
+from experiments.improve.world import Answers, Keeping, World, device_pictures, escalated, owners
+from models.data import ImageSet
+from models.session import softmax
+from models.training.config import TrainConfig
+from models.training.onnx_network import OnnxNetwork
+from tierkit.tensors import Array
+from training.cheating import Cheat
+from training.improve.base import own_learner, own_training_data, read_base, written
+from training.improve.blend import SHARES, best, blended
+from training.improve.gate import Comparison, GateVerdict, compared, judge
+from training.improve.plan import IMPROVE, training_of
+
+__all__ = ["KINDS", "Lie", "Recipe", "drift_line", "personal_line", "poison_line", "teacher_line"]
+
+Lie = Literal["wrong pictures", "flipped answers", "sign-flip", "alie"]
+KINDS: tuple[Lie, ...] = ("wrong pictures", "flipped answers", "sign-flip", "alie")
+_LIARS = 3
+_PERSONAL_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a world is learned."""
+
+    steps: int
+    rate: float
+    contrast: float = 1.0
+    mirror: bool = False
+
+    def config(self, world: World, seed: int) -> TrainConfig:
+        changes = {"contrast": self.contrast, "mirror": self.mirror}
+        return training_of(world.entry, steps=self.steps, rate=self.rate, seed=seed).model_copy(update=changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A network part of the way, and what the gate says of it."""
+
+    share: float
+    content: bytes
+    verdict: GateVerdict
+    gain: float
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict.passes
+
+
+def _halves(answers: Answers) -> tuple[Answers, Answers]:
+    """Pictures to choose by, and pictures to measure on."""
+    numbers = np.arange(len(answers.truth))
+    return answers.take(numbers[::2]), answers.take(numbers[1::2])
+
+
+def _logits(content: bytes, answers: Answers) -> Array:
+    return OnnxNetwork(content).run(answers.images)
+
+
+def _accuracy(content: bytes, answers: Answers) -> float:
+    return float(np.mean(_logits(content, answers).argmax(axis=1) == answers.truth))
+
+
+def _chosen(world: World, trained: bytes, *, validation: bool = True) -> _Trained:
+    """The network that the gate likes best, on the way from the present one to the trained one.
+
+    Args:
+        validation: True if the operator has labelled pictures.
+    """
+    own, clean = _halves(world.own)[0], _halves(world.clean)[0]
+    before = [_logits(world.content, each) for each in (own, clean)]
+
+    def candidate(share: float) -> _Trained:
+        content = blended(world.content, trained, share)
+        above = compared(before[0], _logits(content, own), own.above.argmax(axis=1))
+        known: Comparison | None = None
+        if validation:
+            known = compared(before[1], _logits(content, clean), clean.truth)
+        return _Trained(share, content, judge(known, above), above.change)
+
+    return best(candidate(share) for share in SHARES)
+
+
+def _course(world: World, recipe: Recipe, seed: int, cheats: dict[int, Cheat] | None = None) -> Course:
+    return Course(
+        own=base_of(world.entry, world.content, world.hierarchy, 0),
+        config=recipe.config(world, seed),
+        strategy=IMPROVE,
+        cheats=cheats or {},
+    )
+
+
+def drift_line(world: World, recipe: Recipe, keeping: Keeping, seed: int) -> dict[str, Any]:
+    """What an improvement brings back of what drift has cost, and how many pictures still go up."""
+    kept = device_pictures(world, keeping, seed)
+    improved = improve(world.content, _course(world, recipe, seed), kept)
+    found = _chosen(world, improved.content)
+    own, clean = _halves(world.own)[1], _halves(world.clean)[1]
+    old_own, new_own = (_accuracy(content, own) for content in (world.content, found.content))
+    old_clean, new_clean = (_accuracy(content, clean) for content in (world.content, found.content))
+    old_probabilities = softmax(_logits(world.content, own) / world.entry.temperature)
+    new_probabilities = softmax(_logits(found.content, own) / world.entry.temperature)
+    up = _share_below(old_probabilities, world.below)
+    final = _final_accuracy(old_probabilities, own, up)
+    return {
+        "pictures": sum(len(each) for each in kept),
+        "share": found.share,
+        "passes": found.passes,
+        "old_own": old_own,
+        "new_own": new_own,
+        "old_clean": old_clean,
+        "new_clean": new_clean,
+        "above_own": own.above_accuracy,
+        "above_clean": clean.above_accuracy,
+        "recovered": (new_own - old_own) / (old_clean - old_own),
+        "old_up": up,
+        "new_up": escalated(new_probabilities, own, final),
+        "updates": improved.updates,
+        "bytes_sent": improved.bytes_sent,
+    }
+
+
+def _share_below(probabilities: Array, below: float) -> float:
+    two = np.partition(probabilities, -2, axis=1)[:, -2:]
+    return float(np.mean(two[:, 1] - two[:, 0] < below))
+
+
+def _final_accuracy(probabilities: Array, answers: Answers, share: float) -> float:
+    """Accuracy of the fleet if the least sure pictures go up."""
+    two = np.partition(probabilities, -2, axis=1)[:, -2:]
+    order = np.argsort(two[:, 1] - two[:, 0], kind="stable")[: round(share * len(probabilities))]
+    said = probabilities.argmax(axis=1)
+    said[order] = answers.above[order].argmax(axis=1)
+    return float(np.mean(said == answers.truth))
+
+
+def poison_line(world: World, recipe: Recipe, keeping: Keeping, lie: Lie, seed: int) -> dict[str, Any]:
+    """Three devices lie. What the gate makes of the result, and what it is really worth."""
+    kept = device_pictures(world, keeping, seed)
+    liars = np.random.default_rng(seed + 2).choice(keeping.devices, _LIARS, replace=False).tolist()
+    cheats: dict[int, Cheat] = {}
+    for number in liars:
+        if lie in ("sign-flip", "alie"):
+            cheats[number] = lie
+        else:
+            kept[number] = _poisoned(kept[number], lie, int(world.stream.truth.max()) + 1, seed)
+    improved = improve(world.content, _course(world, recipe, seed, cheats), kept)
+    found = _chosen(world, improved.content)
+    own, clean = _halves(world.own)[1], _halves(world.clean)[1]
+    change_own, change_clean = (
+        _accuracy(found.content, each) - _accuracy(world.content, each) for each in (own, clean)
+    )
+    return {
+        "lie": lie,
+        "passes": found.passes,
+        "reason": found.verdict.reason,
+        "share": found.share,
+        "change_own": change_own,
+        "change_clean": change_clean,
+        "worse_released": found.passes and change_own + change_clean < 0,  # on pictures of both kinds together
+        "quarantined": len(improved.quarantined),
+        "caught": sum(f"device-{number}" in improved.quarantined for number in liars),
+    }
+
+
+def _poisoned(kept: ImageSet, lie: Lie, classes: int, seed: int) -> ImageSet:
+    assert kept.fine is not None
+    assert kept.coarse is not None
+    draw = np.random.default_rng(seed + 3)
+    if lie == "wrong pictures":
+        return dataclasses.replace(kept, images=draw.permutation(kept.images))
+    other = (kept.fine + 1) % classes
+    return dataclasses.replace(kept, fine=other, coarse=other)
+
+
+def teacher_line(world: World, recipe: Recipe, keeping: Keeping, seed: int, *, validation: bool) -> dict[str, Any]:
+    """The tier above takes each picture of one class for another."""
+    wrong, other = seed % 10, (seed + 5) % 10
+    lying = dataclasses.replace(
+        world, stream=_confused(world.stream, wrong, other), own=_confused(world.own, wrong, other)
+    )
+    improved = improve(world.content, _course(world, recipe, seed), device_pictures(lying, keeping, seed))
+    found = _chosen(lying, improved.content, validation=validation)
+    own, clean = _halves(world.own)[1], _halves(world.clean)[1]
+    of_class = clean.take(np.flatnonzero(clean.truth == wrong))
+    return {
+        "validation": validation,
+        "wrong_class": wrong,
+        "passes": found.passes,
+        "reason": found.verdict.reason,
+        "share": found.share,
+        "change_own": _accuracy(found.content, own) - _accuracy(world.content, own),
+        "change_clean": _accuracy(found.content, clean) - _accuracy(world.content, clean),
+        "change_class": _accuracy(found.content, of_class) - _accuracy(world.content, of_class),
+    }
+
+
+def _confused(answers: Answers, wrong: int, other: int) -> Answers:
+    above = answers.above.copy()
+    rows = answers.truth == wrong
+    above[rows], above[rows, other] = 0.0, 1.0
+    return Answers(answers.images, answers.truth, above)
+
+
+def personal_line(world: World, recipe: Recipe, keeping: Keeping, seed: int) -> dict[str, Any]:
+    """Each device trains its own last layer on what it has kept. Own data are new pictures of the classes that the
+    device sees; general data are all new pictures."""
+    kept = device_pictures(world, keeping, seed)
+    everything = world.own
+    shares = _class_shares(world, keeping, seed)
+    own_before, own_after, general_before, general_after = [], [], [], []
+    before = _logits(world.content, everything).argmax(axis=1) == everything.truth
+    for number, images in enumerate(kept):
+        if len(images) < _PERSONAL_STEPS // 2:
+            continue
+        content = _with_own_head(world, recipe, images, seed)
+        after = _logits(content, everything).argmax(axis=1) == everything.truth
+        weights = shares[number][everything.truth]
+        own_before.append(float(np.average(before, weights=weights)))
+        own_after.append(float(np.average(after, weights=weights)))
+        general_before.append(float(before.mean()))
+        general_after.append(float(after.mean()))
+    means = map(_mean, (own_before, own_after, general_before, general_after))
+    return dict(zip(("old_own", "new_own", "old_general", "new_general"), means, strict=True)) | {
+        "devices": len(own_after)
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _class_shares(world: World, keeping: Keeping, seed: int) -> Array:
+    """How often each device sees each class, `[devices, classes]`."""
+    owner, classes = owners(world, keeping, seed), int(world.stream.truth.max()) + 1
+    counts = np.zeros((keeping.devices, classes))
+    np.add.at(counts, (owner, world.stream.truth), 1)
+    return np.asarray(counts + 1e-9)
+
+
+def _with_own_head(world: World, recipe: Recipe, images: ImageSet, seed: int) -> bytes:
+    own = base_of(world.entry, world.content, world.hierarchy, 1)
+    config = dataclasses.replace(recipe, steps=_PERSONAL_STEPS).config(world, seed)
+    data = own_training_data(config, images, own.classes, sha256=own.sha256)
+    learner = own_learner(read_base(world.content, own, config), config, data)
+    learner.compute(range(_PERSONAL_STEPS), "change")
+    return written(world.content, learner, learner.weights())
