@@ -8,10 +8,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tierkit.documents import Frozen
+from tierkit.types import Tier
+from tierkit.wire.learning import Improvement
 from training.improve.plan import IMPROVE, STRATEGY_NAME
 from training.strategies.config import HostedConfig
 
 __all__ = ["ImproveState", "ImproveWish"]
+
+_MOST_REASON = 500
 
 State = Literal["training", "evaluating", "released", "refused", "failed"]
 
@@ -51,3 +55,17 @@ class ImproveState(BaseModel):
     new_release: str | None = None
     started: bool = False
     """True once the trial of the new release has begun."""
+
+    def told(self) -> Improvement:
+        """The same for the scheduler, which takes short reasons only."""
+        return Improvement(
+            id=self.id,
+            release=self.wish.release,
+            tier=Tier(self.wish.tier),
+            state=self.state,
+            devices=self.devices,
+            rounds=self.wish.rounds,
+            figures=self.figures,
+            reason=self.reason[:_MOST_REASON],
+            new_release=self.new_release,
+        )

@@ -205,14 +205,12 @@ class Improving:
         )
         async with started_processes(lambda name, line: self._goal.say(line), lambda name, pid: None) as start:
             host = await start("host", [*_HOST, *flags])
-            try:
-                async with asyncio.timeout(self._goal.within_s):
-                    await host.watcher
-            except TimeoutError:
+            done, _ = await asyncio.wait({host.watcher}, timeout=self._goal.within_s)
+            if not done:
                 raise DeadlineExceeded(
                     f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
                     "work --scheduler URL --kept FOLDER)? The same command continues"
-                ) from None
+                )
         if host.process.returncode != 0:
             raise host.failure
         if not (folder / _RUN / RESULT).exists():

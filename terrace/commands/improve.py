@@ -17,13 +17,9 @@ from tierkit.client import Client
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import one_line
-from tierkit.types import Tier
-from tierkit.wire.learning import Improvement
 
 __all__ = ["improve"]
 
-_MOST_REASON = 500
-"""Characters that the scheduler takes."""
 _LONGEST_S = 30 * 24 * 3600
 
 
@@ -174,19 +170,7 @@ def improve(
 
 def _tell(client: Client, state: Any) -> None:
     """Let the page show how far an improvement is."""
-    client.put_improvement(
-        Improvement(
-            id=state.id,
-            release=state.wish.release,
-            tier=Tier(state.wish.tier),
-            state=state.state,
-            devices=state.devices,
-            rounds=state.wish.rounds,
-            figures=state.figures,
-            reason=state.reason[:_MOST_REASON],
-            new_release=state.new_release,
-        )
-    )
+    client.put_improvement(state.told())
 
 
 def _no_need(client: Client, least: float) -> str:
