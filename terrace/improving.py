@@ -1,7 +1,7 @@
 """From a release to a better one, step by step: each step is done once, and its result is in a folder.
 
 The folder holds `improve.json` (options and state), `base/` (model set of the release), `plan/`
-(what workers train), `run/` (the host's run) and `set/` (the improved model set).
+(what workers train), `run/` (the host's run), `network.onnx` (the chosen network) and `set/` (the improved model set).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tierkit.client import Client
 from tierkit.documents import read_json
 from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
 from tierkit.wire.releases import ReleaseState
-from training.improve.gate import Comparison, compared, judge
+from training.improve.blend import SHARES, best, blended
+from training.improve.gate import Comparison, GateVerdict, compared, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
@@ -43,6 +44,7 @@ IMPROVED = "network.onnx"
 STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
+_NEWEST = " on the newest answers from above"
 _TARGET = TuningTarget(accuracy=0.99)
 """The default of `terrace models tune-escalation`."""
 
@@ -226,45 +228,58 @@ class Improving:
     # --- judgement ---
 
     def _judge(self, outcome: ImproveState) -> None:
+        """Choose how far to go from the present network to the trained one, and whether that may become a release."""
         self._tell(outcome, state="evaluating", reason="", devices=self._devices())
-        base, new = self._folder / _BASE, self._folder / _RUN
-        manifest = load_manifest(base)
+        manifest = load_manifest(self._folder / _BASE)
         entry = entry_to_improve(manifest, outcome.wish.tier)
-        content = (new / IMPROVED).read_bytes()
-        improved = entry.model_copy(
-            update={
-                "file": IMPROVED,
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "size_bytes": len(content),
-            }
-        )
-
-        if improved.sha256 == entry.sha256:
+        trained = (self._folder / _RUN / IMPROVED).read_bytes()
+        if hashlib.sha256(trained).hexdigest() == entry.sha256:
             outcome.passes = False
             self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
             return
-
-        def both(judged: ComparedOn) -> tuple[Comparison, Any]:
-            old = answers_of(manifest, entry, base, judged.images)
-            now = answers_of(manifest, improved, new, judged.images)
-            return compared(old, now, judged.labels), now
-
-        figures: dict[str, float] = {}
-        validation: Comparison | None = None
+        known: ComparedOn | None = None
         if self._goal.validation is not None:
-            self._goal.say("comparing the networks on the labelled pictures")
-            validation, _ = both(self._judged(self._validation(manifest, entry), entry))
-            figures |= validation.figures("validation")
-        self._goal.say("comparing the networks on the newest answers from above")
-        above, _ = both(newest_answers(self._client, entry, self._wish.least_confidence))
-        figures |= above.figures("above")
-        verdict = judge(validation, above if above.pictures else None)
-        outcome.passes = verdict.passes
+            known = self._judged(self._validation(manifest, entry), entry)
+        newest = newest_answers(self._client, entry, self._wish.least_confidence)
+        self._goal.say("comparing the networks" + (" on the labelled pictures and" if known else "") + _NEWEST)
+        found = best(self._tried(manifest, entry, trained, share, (known, newest)) for share in SHARES)
+        write_atomically(self._folder / IMPROVED, found.content)
+        outcome.passes = found.passes
         self._tell(
             outcome,
-            state="evaluating" if verdict.passes else "refused",
-            reason=verdict.reason,
-            figures=figures,
+            state="evaluating" if found.passes else "refused",
+            reason=found.verdict.reason,
+            figures={"share": found.share, **found.figures},
+        )
+
+    def _tried(
+        self,
+        manifest: Manifest,
+        entry: ModelEntry,
+        trained: bytes,
+        share: float,
+        on: tuple[ComparedOn | None, ComparedOn],
+    ) -> _Tried:
+        """Compare the network at a share of the way with the present one."""
+        base = self._folder / _BASE
+        content = blended((base / entry.file).read_bytes(), trained, share)
+        write_atomically(self._folder / IMPROVED, content)
+        facts = {"file": IMPROVED, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+        improved = entry.model_copy(update=facts)
+
+        def both(judged: ComparedOn) -> Comparison:
+            old = answers_of(manifest, entry, base, judged.images)
+            return compared(old, answers_of(manifest, improved, self._folder, judged.images), judged.labels)
+
+        known, newest = on
+        validation, above = None if known is None else both(known), both(newest)
+        figures = {} if validation is None else validation.figures("validation")
+        return _Tried(
+            share=share,
+            content=content,
+            verdict=judge(validation, above if above.pictures else None),
+            gain=above.change if above.pictures or validation is None else validation.change,
+            figures=figures | above.figures("above"),
         )
 
     def _validation(self, manifest: Manifest, entry: ModelEntry) -> Labelled:
@@ -288,7 +303,7 @@ class Improving:
             return
         before = load_manifest(base)
         entry = entry_to_improve(before, outcome.wish.tier)
-        content = (self._folder / _RUN / IMPROVED).read_bytes()
+        content = (self._folder / IMPROVED).read_bytes()
         draft = successor(before, entry, content)
         manifest = write_set(base, folder, draft, content)
         if self._goal.validation is not None:
@@ -328,6 +343,21 @@ class Improving:
         write_atomically(self._folder / STATE, outcome.model_dump_json(indent=1).encode())
         with contextlib.suppress(TerraceError):  # an older scheduler keeps no improvements, or it is away
             self._goal.told(outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """A network at a share of the way from the present one to the trained one, and how it compares."""
+
+    share: float
+    content: bytes
+    verdict: GateVerdict
+    gain: float
+    figures: dict[str, float]
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict.passes
 
 
 _MADE = ".made"

@@ -80,8 +80,8 @@ class TrainConfig(Frozen):
     mirror: bool = True
     """True if every other image, drawn at random, is mirrored; not for digits or letters."""
     contrast: float = Field(default=1.0, ge=1, le=10)
-    """Contrast of each image is multiplied by a factor drawn from `1 / contrast` to `contrast`, uniform on a logarithmic
-    scale; 1 switches it off."""
+    """The contrast of each image is multiplied by a factor from `1 / contrast` to `contrast`, drawn evenly on a
+    logarithmic scale; 1 switches it off."""
     early_side: int | None = Field(default=None, ge=1, le=4_096)
     """Height and width that images are shrunk to in the early epochs, which then cost less; None for never."""
     early_share: float = Field(default=0.5, ge=0, le=1)
