@@ -154,7 +154,7 @@ def poison_line(world: World, recipe: Recipe, keeping: Keeping, lie: Lie, seed: 
         if lie in ("sign-flip", "alie"):
             cheats[number] = lie
         else:
-            kept[number] = _poisoned(kept[number], lie, int(world.stream.truth.max()) + 1, seed)
+            kept[number] = _poisoned(kept[number], lie, world.stream.above.shape[1], seed)
     improved = improve(world.content, _course(world, recipe, seed, cheats), kept)
     found = _chosen(world, improved.content)
     own, clean = _halves(world.own)[1], _halves(world.clean)[1]
@@ -186,7 +186,8 @@ def _poisoned(kept: ImageSet, lie: Lie, classes: int, seed: int) -> ImageSet:
 
 def teacher_line(world: World, recipe: Recipe, keeping: Keeping, seed: int, *, validation: bool) -> dict[str, Any]:
     """The tier above takes each picture of one class for another."""
-    wrong, other = seed % 10, (seed + 5) % 10
+    classes = world.stream.above.shape[1]
+    wrong, other = seed % classes, (seed + classes // 2) % classes
     lying = dataclasses.replace(
         world, stream=_confused(world.stream, wrong, other), own=_confused(world.own, wrong, other)
     )
@@ -243,8 +244,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _class_shares(world: World, keeping: Keeping, seed: int) -> Array:
     """How often each device sees each class, `[devices, classes]`."""
-    owner, classes = owners(world, keeping, seed), int(world.stream.truth.max()) + 1
-    counts = np.zeros((keeping.devices, classes))
+    owner = owners(world, keeping, seed)
+    counts = np.zeros((keeping.devices, world.stream.above.shape[1]))
     np.add.at(counts, (owner, world.stream.truth), 1)
     return np.asarray(counts + 1e-9)
 

@@ -119,7 +119,7 @@ class Keeping:
 def owners(world: World, keeping: Keeping, seed: int) -> Array:
     """The device that sees each picture of the stream, int64 `[n]`."""
     draw = np.random.default_rng(seed)
-    shares = draw.dirichlet([keeping.skew] * keeping.devices, int(world.stream.truth.max()) + 1)
+    shares = draw.dirichlet([keeping.skew] * keeping.devices, world.stream.above.shape[1])
     return np.array([draw.choice(keeping.devices, p=shares[label]) for label in world.stream.truth])
 
 
