@@ -48,7 +48,7 @@ const facts = { Id: el("code"), Strategy: el("span"), Owner: el("span"), Host: e
 const stop = el("button", { type: "button", "data-testid": "stop", click: () => attempt(askStop) }, "Stop the run");
 const curves = el("div", { class: "curves", "data-testid": "curves" });
 const overUpdates = /** @type {HTMLInputElement} */ (el("input", { type: "checkbox", "data-testid": "over-updates", change: () => (build(), draw()) }));
-const axis = el("label", {}, overUpdates, " Curves over updates");
+const axis = el("p", { class: "filters" }, el("label", {}, overUpdates, "Curves over updates"));
 const command = el("code", { "data-testid": "join" });
 const copied = el("span", { class: "muted", role: "status" });
 const join = el(
@@ -183,16 +183,18 @@ function placed(value) {
 function build() {
   for (const plot of plots) plot.destroy();
   replace(curves);
-  plots = CURVES.map((curve) => {
-    const holder = el("div", { class: "card" }, el("h2", {}, curve.title));
-    curves.append(holder);
+  // All cards before the first chart: how wide one is depends on how many there are.
+  const holders = CURVES.map(({ title }) => el("div", { class: "card" }, el("h2", {}, title)));
+  curves.append(...holders);
+  plots = CURVES.map((curve, index) => {
+    const holder = holders[index];
     return new uPlot(
       {
         width: inside(holder),
         height: 220,
         cursor: { drag: { x: false, y: false } },
         scales: { x: { time: !overUpdates.checked, range: whole }, y: { range: (_plot, low, high) => curve.range(low ?? 0, high ?? 0) } },
-        axes: [{ ...axisStyle(), values: (_plot, values) => values.map(placed), space: 90 }, { ...axisStyle(), size: 64, values: (_plot, values) => values.map((value) => curve.show(value)) }],
+        axes: [{ ...axisStyle(), values: (_plot, values) => values.map(placed), space: 90 }, { ...axisStyle(), size: 76, values: (_plot, values) => values.map((value) => curve.show(value)) }],
         series: [
           { label: overUpdates.checked ? "Updates" : "Time", value: (_plot, value) => placed(value) },
           { label: curve.title, stroke: colour(curve.hue), width: 1.5, value: (_plot, value) => curve.show(value) },
