@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from models.hierarchy import Hierarchy
 from models.kept.sample import KeptPicture, checked, kind_of
 from models.kept.store import KeptStore
 from tierkit.errors import InvalidAnswer, SetupError, SpoolUnavailable
-from tierkit.wire.learning import KeptState
+from tierkit.wire.learning import KeptState, LabelOfPerson
 from tierkit.wire.observations import FinerAnswer
 
 __all__ = ["Keeping", "kept_picture"]
@@ -75,6 +75,22 @@ class Keeping:
             self._pause(error)
             return False
 
+    async def forget(self, source: str, first: int) -> None:
+        """Drop the pictures of a source from a number on, which the source has given to others.
+
+        Raises:
+            SpoolUnavailable: the disk is full or broken.
+        """
+        await self._in_thread(self._forget, source, first)
+
+    async def label(self, labels: Sequence[LabelOfPerson]) -> None:
+        """Note labels of people with the pictures that are here. Labels of other classes are left out.
+
+        Raises:
+            SpoolUnavailable: the disk is full or broken.
+        """
+        await self._in_thread(self._label, labels)
+
     async def close(self) -> None:
         """Close the sample when the last picture is written."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
@@ -91,6 +107,24 @@ class Keeping:
         if not self.state.reason:
             log.warning("no pictures are kept for now: %s", error)
         self.state = self.state.model_copy(update={"reason": str(error)})
+
+    async def _in_thread(self, call: Callable[..., None], *values: Any) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
+        except SetupError as error:
+            raise SpoolUnavailable(str(error)) from error
+
+    def _forget(self, source: str, first: int) -> None:
+        self._opened().forget(source, first)
+        self._count()
+
+    def _label(self, labels: Sequence[LabelOfPerson]) -> None:
+        store, classes = self._opened(), self._hierarchy
+        for each in labels:
+            known = each.label is None or 0 <= each.label < len(classes.fine)
+            if each.classes == classes.digest and known:
+                store.label(each.source, each.sequence, each.label, name=each.by or "", at=each.at)
+        self._count()
 
     def _write(self, picture: KeptPicture, content: bytes) -> bool:
         try:

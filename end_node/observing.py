@@ -9,7 +9,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
@@ -40,6 +40,7 @@ from tierkit.pacing import TokenBucket
 from tierkit.spans import Span, new_root
 from tierkit.tensors import Array
 from tierkit.wire.events import CoarseEvent
+from tierkit.wire.learning import LabelOfPerson
 from tierkit.wire.messages import DeviceRoute, Registration, Stage
 from tierkit.wire.observations import DeviceStatus, FinerAnswer, LocalAnswer, Observation, ReportedSource
 from tierkit.wire.sources import SeenPicture, SourcesReport, seen_picture
@@ -208,6 +209,14 @@ class ObservingNode(EndNode):
         wanted = keeper is not None and keeper.settings.learn and route is not None and route.learn
         if self.keeping is not None and wanted:
             await self.keeping.keep(held, content, finer)
+
+    async def labelled(self, labels: Sequence[LabelOfPerson]) -> None:
+        if self.keeping is not None:
+            await self.keeping.label(labels)
+
+    async def renumbered(self, source: str, first: int) -> None:
+        if self.keeping is not None:
+            await self.keeping.forget(source, first)
 
     async def _local(self, content: bytes, source: str, span: Span) -> tuple[int, Decoded, CoarseEvent, Array]:
         """Release, pixels, coarse answer and probabilities for a picture. If the network of the first release gives

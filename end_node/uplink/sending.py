@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -42,7 +42,8 @@ from tierkit.errors import (
 )
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.pacing import backoff_s
-from tierkit.wire.messages import ROUTE_HEADER, DeviceRoute, Stage
+from tierkit.wire.learning import LabelNews, LabelOfPerson
+from tierkit.wire.messages import LABELS_HEADER, ROUTE_HEADER, DeviceRoute, Stage
 from tierkit.wire.observations import (
     Behind,
     DeviceStatus,
@@ -58,7 +59,7 @@ __all__ = ["Answerer", "Uplink"]
 
 log = logging.getLogger(__name__)
 
-_ROUTE = "route"
+_ROUTE, _LABELS = "route", "labels"
 _BUDGET_S = 20.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 5.0
 _AT_ONCE = 4
@@ -71,6 +72,8 @@ _LONGEST_REFUSAL_S = 300.0
 """Longest wait that a scheduler may ask for when it refuses a batch for the limit of the node's token."""
 _HIGHEST = 2**50
 """No source gets to this sequence number."""
+_MOST_DIGITS = 16
+"""Digits of the number of a label."""
 _MOST_ERRORS = 5
 """Times that upstream nodes may answer a picture with an error before its local answer is final."""
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
@@ -94,6 +97,12 @@ class Answerer(Protocol):
 
     async def ask_up(self, content: bytes, route: DeviceRoute, stages: tuple[Stage, ...]) -> Amendment:
         """Ask upstream nodes about a picture."""
+
+    async def labelled(self, labels: Sequence[LabelOfPerson]) -> None:
+        """Note labels of people with the kept pictures."""
+
+    async def renumbered(self, source: str, first: int) -> None:
+        """Forget kept pictures of a source from this number on: the scheduler has other pictures under these."""
 
     async def learn_from(self, held: Held, content: bytes, finer: FinerAnswer) -> None:
         """Keep a picture to learn from, if that is allowed."""
@@ -167,6 +176,10 @@ class Uplink:
         self.pace = pace
         self.route: DeviceRoute | None = None
         self._route_wanted = asyncio.Event()
+        self._last_label = 0
+        """The last number of a label that the scheduler has named."""
+        self._labels_wanted = asyncio.Event()
+        self._renumberings = 0
         self._new = {name: asyncio.Event() for name in ("answers", "pictures", "copies")}
         self._asked: set[int] = set()
         self._tried, self._unknown = Rests(), Rests()
@@ -209,6 +222,10 @@ class Uplink:
         version = headers.get(ROUTE_HEADER)
         if version is not None and (self.route is None or version != self.route.version):
             self._route_wanted.set()
+        label = headers.get(LABELS_HEADER, "")
+        if label.isascii() and label.isdigit() and len(label) <= _MOST_DIGITS and int(label) != self._last_label:
+            self._last_label = int(label)
+            self._labels_wanted.set()
         if not self.online:
             self.stored()  # what waited for the scheduler may go now
 
@@ -218,6 +235,8 @@ class Uplink:
         if self._scheduler is None:
             return loops
         loops |= {"uplink: answers": self._deliver(), "uplink: route": self._follow_route()}
+        if self._settings.learn is not None:
+            loops["uplink: labels"] = self._follow_labels()
         if self._limits.pictures_to_scheduler != "none":
             loops["uplink: copies"] = self._hand_over()
         return loops
@@ -269,6 +288,45 @@ class Uplink:
         self._failures, self._rest_until = 0, 0.0
         self._tried.clear()
         self._new["pictures"].set()
+
+    # --- labels of people ------------------------------------------------------------------------------------------
+
+    async def _follow_labels(self) -> None:
+        assert self._scheduler is not None
+        failures = 0
+        while True:
+            await self._labels_wanted.wait()
+            self._labels_wanted.clear()
+            try:
+                more = await self._fetch_labels(self._scheduler, self._last_label)
+            except TerraceError as exc:
+                failures += 1
+                log.info("labels of people wait: %s", exc)
+                await _pause(failures)
+                more = True
+            else:
+                failures = 0
+            if more:
+                self._labels_wanted.set()
+
+    async def _fetch_labels(self, scheduler: HeartbeatSender, last: int) -> bool:
+        """Fetch labels that this device does not have, and return True if there are more."""
+        after = await self._spool.do(lambda spool: spool.get(_LABELS)) or 0
+        after = after if after <= last else 0  # the scheduler has lost its numbers
+        target = f"/v1/devices/{self._settings.node_id}/labels?after={after}"
+        answer = await scheduler.ask("GET", target, budget_s=_BUDGET_S)
+        try:
+            news = LabelNews.model_validate_json(answer)
+        except ValidationError as exc:
+            raise NotTerrace("the scheduler answers something that is not a list of labels") from exc
+        if not news.labels:
+            return False
+        highest = max(each.number for each in news.labels)
+        if highest <= after:
+            raise NotTerrace("the scheduler sends labels again that this device has")
+        await self._node.labelled(news.labels)
+        await self._spool.do(lambda spool: spool.put(_LABELS, highest))
+        return news.more
 
     # --- answers to the scheduler ----------------------------------------------------------------------------------
 
@@ -356,7 +414,9 @@ class Uplink:
             if where.highest > _HIGHEST:
                 raise NotTerrace(f"the scheduler says that source '{source}' has come to number {where.highest}")
             log.warning("source '%s' numbers on after %d: the scheduler has that already", source, where.highest)
+            self._renumberings += 1
             await self._spool.do(partial(_renumber, source, where.highest))
+            await self._node.renumbered(source, where.first)
         self._states.sent(status.sources, time.monotonic(), alone=not (observations or gaps))
         _delivered.inc(len(taken))
         return bool(behind)
@@ -407,14 +467,14 @@ class Uplink:
         if wait_s > 0:
             return wait_s
         self._asked.add(key)
-        before = self.pace.counted_bytes
+        before, numbering = self.pace.counted_bytes, self._renumberings
         try:
             content = await self._spool.do(lambda spool: spool.picture(key))
             if content is None:
                 return 0
             reached = None if waiting.observation.finer is None else waiting.observation.finer.tier
             outcome = await self._node.ask_up(content, route, stages_left(route, reached, self._limits))
-            if outcome.finer is not None:
+            if outcome.finer is not None and numbering == self._renumberings:
                 seen = replace(waiting.observation, unsure=unsure is True)
                 await self._node.learn_from(replace(waiting, observation=seen), content, outcome.finer)
             await self._note(waiting, outcome, unsure)

@@ -157,6 +157,11 @@ class KeptStore:
             )
         return True
 
+    def forget(self, source: str, first: int) -> None:
+        """Drop the pictures of a source from a number on: other pictures have these numbers now."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM kept WHERE source = ? AND sequence >= ?", (source, first))
+
     def counts(self) -> KeptCounts:
         """The size of the sample."""
         with self._reading() as connection:

@@ -28,6 +28,7 @@ from tests.integration.end_node.aids import HIERARCHY, PixelModel
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import serve_app
 from tierkit.types import Tier
+from tierkit.wire.learning import LabelNews, LabelOfPerson
 from tierkit.wire.messages import DeviceRoute, Registration, Stage, Upstream
 from tierkit.wire.observations import DeviceStatus, Gap, Observation, Receipt, read_batch
 
@@ -59,6 +60,7 @@ class SaidScheduler:
         """Batches without observations and gaps."""
         self.pictures: dict[tuple[str, int], bytes] = {}
         self.route = DeviceRoute(version="0" * 16, upstreams=())
+        self.labels: list[LabelOfPerson] = []
         self.known = False
         self.receipt: Callable[[Any], Response | None] = lambda batch: None
         self.put: Callable[[], Response] = lambda: Response(status_code=204)
@@ -77,6 +79,7 @@ class SaidScheduler:
                 Route(f"{node}/heartbeat", self._beat, methods=["POST"]),
                 Route(node, self._leave, methods=["DELETE"]),
                 Route(f"{node}/route", self._route, methods=["GET"]),
+                Route(f"{node}/labels", self._labels, methods=["GET"]),
                 Route("/v1/observations", self._observe, methods=["POST"]),
                 Route("/v1/observations/{node_id}/{source}/{sequence:int}/picture", self._picture, methods=["PUT"]),
             ]
@@ -90,13 +93,21 @@ class SaidScheduler:
     async def _beat(self, request: Request) -> Response:
         if not self.known:
             return JSONResponse({"error": "unknown"}, 404)
-        return Response(status_code=204, headers={"Terrace-Route": self.route.version})
+        headers = {"Terrace-Route": self.route.version}
+        if self.labels:
+            headers["Terrace-Labels"] = str(self.labels[-1].number)
+        return Response(status_code=204, headers=headers)
 
     async def _leave(self, request: Request) -> Response:
         return Response(status_code=204)
 
     async def _route(self, request: Request) -> Response:
         return Response(self.route.model_dump_json(), media_type="application/json")
+
+    async def _labels(self, request: Request) -> Response:
+        after = int(request.query_params["after"])
+        found = [each for each in self.labels if each.number > after]
+        return Response(LabelNews(labels=tuple(found[:1]), more=len(found) > 1).model_dump_json())
 
     async def _observe(self, request: Request) -> Response:
         assert request.headers["content-encoding"] == "gzip"

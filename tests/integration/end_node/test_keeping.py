@@ -13,6 +13,7 @@ from tests.integration.end_node.aids import HIERARCHY, PixelModel, RunningUpper,
 from tests.integration.end_node.observing import SaidScheduler, observing, png, said_scheduler
 from tierkit.errors import SpoolUnavailable
 from tierkit.testing import wait_for
+from tierkit.wire.learning import LabelOfPerson
 
 LEARNING: dict[str, Any] = {
     "learn": {"size": "4MB"},
@@ -159,3 +160,52 @@ async def test_a_node_that_keeps_nothing_says_so(tmp_path: Path, http: httpx.Asy
     async with observing(tmp_path, http) as node:
         answer = await http.get(f"{node.url}/v1/kept")
     assert answer.status_code == 404
+
+
+def labelled(number: int, sequence: int, label: int | None, *, classes: str = HIERARCHY.digest) -> LabelOfPerson:
+    return LabelOfPerson(
+        number=number, source="gate", sequence=sequence, label=label, classes=classes, by="anna", at=1e9
+    )
+
+
+async def test_labels_of_people_reach_the_kept_pictures(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str], upper: RunningUpper
+) -> None:
+    scheduler, url = hub
+    routed(scheduler, upper)
+    async with observing(tmp_path, http, url, **LEARNING) as node:
+        await wait_for(lambda: node.node.uplink.route is not None)
+        for label in (1, 2, 3):
+            await node.push(png(label))
+        await settled(scheduler, 3)
+        keeping = node.node.keeping
+        assert keeping is not None
+        await wait_for(lambda: keeping.state.pictures == 3)
+        scheduler.labels = [
+            labelled(1, 1, 0),
+            labelled(2, 2, 0, classes="0" * 64),  # other classes
+            labelled(3, 2, 99),  # no class
+            labelled(4, 77, 0),  # a picture that is gone
+            labelled(5, 3, 2),
+        ]
+        await wait_for(lambda: keeping.state.labelled == 2)
+    found = {picture.sequence: (picture.person, picture.person_name) for picture, _ in kept(tmp_path)}
+    assert found == {1: (0, "anna"), 2: (None, None), 3: (2, "anna")}
+
+
+async def test_pictures_whose_numbers_belong_to_others_are_forgotten(
+    tmp_path: Path, http: httpx.AsyncClient, hub: tuple[SaidScheduler, str], upper: RunningUpper
+) -> None:
+    scheduler, url = hub
+    routed(scheduler, upper)
+    async with observing(tmp_path, http, url, **LEARNING) as node:
+        keeping = node.node.keeping
+        assert keeping is not None
+        await wait_for(lambda: node.node.uplink.route is not None)
+        await node.push(png(3))
+        await settled(scheduler, 1)
+        await wait_for(lambda: keeping.state.pictures == 1)
+        await node.node.renumbered("gate", 2)
+        assert keeping.state.pictures == 1
+        await node.node.renumbered("gate", 1)
+        assert keeping.state.pictures == 0
