@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 import onnx
+import torch
 from onnx import helper, numpy_helper
 
 from models.data import ImageSet
@@ -39,6 +41,15 @@ def spec(content: bytes, **changes: int) -> RunSpec:
         own=own(content),
         **given,
     )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Steps as small as these cost more to share than to compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
