@@ -78,7 +78,7 @@ class School:
         _, teachers = answers_of_networks((TEACHER,), room.training, None)
         self._answers = torch.from_numpy(ask(teachers, room.training, room.hierarchy))
         self._step_s: float | None = None
-        """Of a machine, as the first lesson measured it; the others take as long."""
+        """A step of a machine. The first lesson measures it; the others take as long."""
 
     def give(self, lesson: Lesson, seed: int, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """A run of a line; what came of it."""
