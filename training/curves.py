@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen
 
-__all__ = ["CURVES", "MOST_POINTS", "CurvePoint", "draw", "extended", "read_curve", "write_curve"]
+__all__ = ["CURVES", "MOST_POINTS", "MeasuredPoint", "draw", "extended", "read_curve", "write_curve"]
 
 CURVES = "curves.json"
 MOST_POINTS = 500
@@ -22,7 +22,7 @@ MOST_POINTS = 500
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class CurvePoint(Frozen):
+class MeasuredPoint(Frozen):
     """One measurement of a run."""
 
     seconds: float
@@ -40,16 +40,16 @@ class CurvePoint(Frozen):
     """Mean over all updates so far."""
 
 
-_POINTS = TypeAdapter(list[CurvePoint])
+_POINTS = TypeAdapter(list[MeasuredPoint])
 
 
-def extended(curve: Sequence[CurvePoint], point: CurvePoint) -> list[CurvePoint]:
+def extended(curve: Sequence[MeasuredPoint], point: MeasuredPoint) -> list[MeasuredPoint]:
     """Return the curve with one more point. A curve with too many loses every other point, but not its ends."""
     longer = [*curve, point]
     return longer if len(longer) <= MOST_POINTS else [*longer[:-1:2], point]
 
 
-def read_curve(folder: Path) -> list[CurvePoint]:
+def read_curve(folder: Path) -> list[MeasuredPoint]:
     """Return the curve that a run folder keeps; an empty one if the file is missing or damaged."""
     try:
         return _POINTS.validate_json((folder / CURVES).read_bytes())[:MOST_POINTS]
@@ -57,7 +57,7 @@ def read_curve(folder: Path) -> list[CurvePoint]:
         return []
 
 
-def write_curve(folder: Path, curve: Sequence[CurvePoint]) -> None:
+def write_curve(folder: Path, curve: Sequence[MeasuredPoint]) -> None:
     """Write `curves.json`.
 
     Raises:
@@ -67,7 +67,7 @@ def write_curve(folder: Path, curve: Sequence[CurvePoint]) -> None:
     write_atomically(folder / CURVES, (json.dumps(rows, indent=1) + "\n").encode())
 
 
-def draw(folder: Path, curve: Sequence[CurvePoint], title: str) -> None:
+def draw(folder: Path, curve: Sequence[MeasuredPoint], title: str) -> None:
     """Write `curves.png` if matplotlib (extra `plots`) is installed.
 
     Raises:
@@ -85,8 +85,9 @@ def draw(folder: Path, curve: Sequence[CurvePoint], title: str) -> None:
         ("MB sent by workers", [point.bytes_sent / 1e6 for point in curve]),
         ("mean staleness", [point.staleness for point in curve]),
     )
+    rows: Any = figure.subplots(2, 4)
     for row, (over, along) in zip(
-        figure.subplots(2, 4),
+        rows,
         (("updates", [point.updates for point in curve]), ("seconds", [point.seconds for point in curve])),
         strict=True,
     ):

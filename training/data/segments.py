@@ -20,7 +20,7 @@ from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
-from models.training.answers import Answers
+from models.training.answers import TeacherAnswers
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
@@ -61,14 +61,15 @@ def cut(
     config: TrainConfig,
     parts: int,
     folder: Path,
-    answers: Answers | None = None,
+    *,
+    answers: TeacherAnswers | None = None,
 ) -> SegmentManifest:
     """Write the segments of a data set and their manifest into a folder.
 
     Args:
         prepared: the training images, as the host trains on them.
         parts: how many segments.
-        answers: of the teacher, for a configuration that has one.
+        answers: of the teacher, if the configuration has one.
 
     Raises:
         InvalidInput: as `suits`, or there are fewer images than segments, or more segments than `MOST_SEGMENTS`.
@@ -201,7 +202,7 @@ def whole_data(config: TrainConfig, pieces: Sequence[Piece], manifest: SegmentMa
     """Everything that a worker with all segments trains on.
 
     Raises:
-        DataError: as `assembled`.
+        DataError: the segments together are another data set.
     """
     images, teacher = assembled(pieces, manifest), answers_in(pieces)
     if teacher is not None:

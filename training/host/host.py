@@ -22,7 +22,7 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
-from training.curves import CurvePoint, draw, extended, read_curve, write_curve
+from training.curves import MeasuredPoint, draw, extended, read_curve, write_curve
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
@@ -615,7 +615,7 @@ class Host:
     async def _follow(self, accuracy: float) -> None:
         """Add a point to the curve, and end the run if it is as accurate as was asked for."""
 
-        def call() -> CurvePoint:
+        def call() -> MeasuredPoint:
             run = self._run
             if self._until is not None and accuracy >= self._until and not run.finished:
                 now = self._now()
@@ -625,7 +625,7 @@ class Host:
             names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received")
             done = run.strategy.leases.done
             given = {name: counted[name] for name in names}
-            return CurvePoint(done=done, accuracy=accuracy, staleness=run.staleness, **given)
+            return MeasuredPoint(done=done, accuracy=accuracy, staleness=run.staleness, **given)
 
         self._curve = extended(self._curve, await self._call(call))
         if self._run.finished or time.monotonic() - self._curve_kept_at > _CURVE_S:

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from terrace.cli import run
 from tests.integration.training.conftest import CONFIG
-from training.curves import MOST_POINTS, CurvePoint, extended, read_curve
+from training.curves import MOST_POINTS, MeasuredPoint, extended, read_curve
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 STEPS = 5
@@ -50,10 +50,10 @@ def test_strategies_without_one_line_of_weights_do_all_steps(
 
 
 def test_a_curve_is_bounded_and_keeps_its_ends(tmp_path: Path) -> None:
-    curve: list[CurvePoint] = []
+    curve: list[MeasuredPoint] = []
     for number in range(5 * MOST_POINTS):
         point = {"seconds": float(number), "done": number, "updates": number, "loss": None, "accuracy": 0.5}
-        curve = extended(curve, CurvePoint(**point, bytes_sent=0, bytes_received=0, staleness=0.0))  # type: ignore[arg-type]
+        curve = extended(curve, MeasuredPoint(**point, bytes_sent=0, bytes_received=0, staleness=0.0))  # type: ignore[arg-type]
         assert len(curve) <= MOST_POINTS
     assert (curve[0].updates, curve[-1].updates) == (0, 5 * MOST_POINTS - 1)
     assert [point.updates for point in curve] == sorted({point.updates for point in curve})
