@@ -352,7 +352,7 @@ class FlatLearner:
             fleet: how the run was spread over machines.
 
         Raises:
-            WeightsError: as `load`.
+            WeightsError: they are of another network.
             SetupError: it could not be written.
         """
         self.load(*final)

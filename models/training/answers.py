@@ -35,6 +35,7 @@ __all__ = [
     "TeacherAnswers",
     "ask",
     "check_log_probabilities",
+    "digest_of",
     "read_answers",
     "write_answers",
 ]
@@ -70,10 +71,15 @@ class TeacherAnswers:
 
     @property
     def digest(self) -> str:
-        """sha256 of facts and numbers: two files with the same digest teach the same."""
-        digest = hashlib.sha256(self.facts.model_dump_json().encode())
-        digest.update(np.ascontiguousarray(self.log_probabilities).data)
-        return digest.hexdigest()
+        """See `digest_of`: two files with the same digest teach the same."""
+        return digest_of(self.facts.data_sha256, self.log_probabilities)
+
+
+def digest_of(data_sha256: str, log_probabilities: Array) -> str:
+    """Return the sha256 of the digest of the images and of the answers to them."""
+    digest = hashlib.sha256(data_sha256.encode())
+    digest.update(np.ascontiguousarray(log_probabilities).data)
+    return digest.hexdigest()
 
 
 def ask(teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy | None = None) -> NDArray[np.float16]:
