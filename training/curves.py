@@ -79,7 +79,7 @@ def draw(folder: Path, curve: Sequence[MeasuredPoint], title: str) -> None:
 
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     figure.suptitle(title)
-    panels = (
+    panels: tuple[tuple[str, Sequence[float | None]], ...] = (
         ("held-out accuracy", [point.accuracy for point in curve]),
         ("training loss", [point.loss for point in curve]),
         ("MB sent by workers", [point.bytes_sent / 1e6 for point in curve]),
