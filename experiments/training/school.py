@@ -60,7 +60,7 @@ class School:
     """The end tier's network, and the answers of the edge tier's to its training images.
 
     Args:
-        changes: of the network's configuration, besides those that the table makes.
+        changes: more changes of the network's configuration.
 
     Raises:
         DataError: there are too few images.
