@@ -105,7 +105,7 @@ def check_run(run: Path, *, may_be_unfinished: bool) -> TrainingRecord:
     """Return the record of a run folder.
 
     Raises:
-        WeightsError: it is not a run, has not finished or has no record; the message says what to do.
+        WeightsError: it is not a run, has not finished or has no record; the message explains what to do.
     """
     if not (run / CHECKPOINT).is_file():
         ranks = sorted(path.parent.name for path in run.glob(f"rank-*/{CHECKPOINT}"))
@@ -174,7 +174,7 @@ def make_set(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> Ma
 
 
 @dataclass(slots=True)
-class _Work:
+class _SetInProgress:
     """The state in the run folder."""
 
     path: Path
@@ -194,7 +194,7 @@ class _Work:
         write_atomically(self.path, state.model_dump_json(indent=1).encode())
 
 
-def _begin(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> _Work:
+def _begin(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> _SetInProgress:
     """Go on with the folder of an earlier call where run and base are the same; otherwise begin a new set."""
     fits = base.manifest.hierarchy == dataset.hierarchy
     if not fits:
@@ -212,12 +212,12 @@ def _begin(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> _Wor
         # A set that is complete and in force by now is its own base.
         begun = (out / MANIFEST_NAME).is_file() or not fits
         if begun and (known.base == wanted.base or (known.manifest and known.manifest == base.manifest.digest)):
-            return _Work(path, known)
+            return _SetInProgress(path, known)
     if out.exists() and any(out.iterdir()):
         if not ours:
             raise SetupError(f"{out} holds something else: name a new folder with --out")
         shutil.rmtree(out)
-    work = _Work(path, wanted)
+    work = _SetInProgress(path, wanted)
     work.keep(wanted)  # from here on the folder is known as ours
     if fits:
         base.copy_to(out)
@@ -229,7 +229,7 @@ def _begin(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> _Wor
 def _check_images(checkpoint: Checkpoint, dataset: Dataset) -> None:
     if checkpoint.data_sha256 != dataset.read("train").digest():
         raise DataError(
-            f"the run was trained on other images than those of {dataset.name!r}: name its data set with --dataset"
+            f"the run was trained on other images than {dataset.name!r} has: name its data set with --dataset"
         )
 
 
@@ -247,7 +247,7 @@ def _download(client: Client, manifest: Manifest, folder: Path) -> None:
 
 
 def _add_records(base: Base, records: Path) -> None:
-    """Copy the training records that a set lacks: those that the user names, and those of networks of Terrace's own."""
+    """Copy the training records that a set lacks, from the user's folder and from Terrace's own set."""
     bundled = {entry.sha256 for entry in load_manifest().models}
     known = [base.records] if base.records is not None else []
     if any(entry.sha256 in bundled for entry in base.manifest.models):

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.data import ImageSet
 from models.dataset import Dataset
-from models.training.answers import Answers, read_answers
+from models.training.answers import TeacherAnswers, read_answers
 from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
@@ -361,7 +361,7 @@ class FlatLearner:
             fleet: how the run was spread over machines.
 
         Raises:
-            WeightsError: as `load`.
+            WeightsError: they are of another network.
             SetupError: it could not be written.
         """
         self.load(*final)
@@ -446,7 +446,7 @@ def read_images(
     dataset: Dataset,
     *,
     device: str = "cpu",
-    answers: Answers | None = None,
+    answers: TeacherAnswers | None = None,
     begins: bool = False,
 ) -> tuple[TrainingData, ImageSet]:
     """The images to train on, and those of the test set.
@@ -454,7 +454,7 @@ def read_images(
     Args:
         device: that keeps the former.
         answers: of the teacher, if the configuration has one; see `read_teacher`.
-        begins: True if the caller loads the weights of the run that the configuration names as `initial`.
+        begins: True if the caller loads the weights of the configuration's `initial` run.
 
     Raises:
         InvalidInput: the configuration has a teacher, and its answers are missing; or it starts from another run, and
@@ -476,11 +476,11 @@ def read_images(
     return images, dataset.read("test")
 
 
-def read_teacher(path: Path | None, config: TrainConfig, dataset: Dataset) -> Answers | None:
+def read_teacher(path: Path | None, config: TrainConfig, dataset: Dataset) -> TeacherAnswers | None:
     """The answers of a configuration's teacher from a file; None for a configuration without a teacher.
 
     Raises:
-        DataError: as `read_answers`.
+        DataError: the file is missing or damaged, or belongs to other images or another hierarchy.
         InvalidInput: they are answers of another teacher.
     """
     if config.teacher is None or path is None:

@@ -110,7 +110,7 @@ class RunSpec(Frozen):
     data_sha256: Annotated[str, Field(max_length=128)]
     """Of all training images and labels, in their order."""
     answers_sha256: Digest | None = None
-    """`models.training.answers.Answers.digest` of the teacher's answers; None for a run without a teacher."""
+    """`models.training.answers.TeacherAnswers.digest` of the teacher's answers; None for a run without a teacher."""
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
     """How long a worker has to show progress."""
     own: OwnData | None = None

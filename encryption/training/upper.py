@@ -123,7 +123,7 @@ def answers_of_networks(
     """Facts of the answers of a model set's networks, and the networks, each loaded when it is asked for.
 
     Args:
-        weights: the model set; Terrace's own unless given.
+        weights: the model set. Default: Terrace's own.
 
     Raises:
         NotFound: the set has no such network.

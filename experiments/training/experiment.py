@@ -17,6 +17,7 @@ from experiments.harness import Experiment, Options, Record, Run, Table, cell, o
 from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
 from experiments.training.compared import compared
 from experiments.training.shares import NETWORKS, SHARES, shares_table
+from experiments.training.teaching import LESSONS, STUDENT, TAUGHT, TEACHER, taught_table
 from tierkit.errors import InvalidInput
 from tierkit.extras import training_extra
 from training.strategies.config import ServerConfig
@@ -37,7 +38,8 @@ class Chosen(Options):
     seeds: int = option(5, "Runs of each line, from --seed on.", quick=1, min=1, max=_MOST_SEEDS)
     only: list[str] | None = option(
         None,
-        f"A table; may be repeated. Default: {', '.join(TABLES)}. By itself: {SHARES}, which trains nothing.",
+        f"A table; may be repeated. Default: {', '.join(TABLES)}. By themselves: {SHARES}, which trains nothing, and "
+        f"{TAUGHT}, on CIFAR-100.",
         metavar="TABLE",
     )
     images: int = option(60_000, "Images to train on, some held out.", quick=6_000, min=240, max=60_000)
@@ -63,9 +65,14 @@ class Training(Experiment):
         if chosen.only == [SHARES]:
             await _measure_shares(run, chosen)
             return
+        if chosen.only == [TAUGHT]:
+            await _measure_lessons(run, chosen)
+            return
         wrong = [name for name in chosen.only or () if name not in TABLES]
         if wrong:
-            raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}, and {SHARES} by itself")
+            raise InvalidInput(
+                f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}, and {SHARES} or {TAUGHT} by itself"
+            )
         with training_extra("training on the fleet", "learn"):
             from experiments.training.running import NETWORK, Bench, serve_s
         lines = cases(chosen.only or TABLES)
@@ -135,7 +142,7 @@ class Training(Experiment):
                 )
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
-        if record["config"].get("only") == [SHARES]:
+        if record["config"].get("only") in ([SHARES], [TAUGHT]):
             return list(record["points"])
         points = [{**point, "slow": tuple(point["slow"])} for point in record["points"]]
         verdicts = judge(points)
@@ -157,6 +164,8 @@ class Training(Experiment):
     def table(self, record: Record) -> Table:
         if record["config"].get("only") == [SHARES]:
             return shares_table(self.rows(record))
+        if record["config"].get("only") == [TAUGHT]:
+            return taught_table(self.rows(record))
         if record["config"].get("only") == ["strategies"]:
             return compared(self.rows(record))
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -177,6 +186,33 @@ async def _measure_shares(run: Run, chosen: Chosen) -> None:
     for name in NETWORKS:
         with run.step(name):
             run.add(**await asyncio.to_thread(shares, name))
+
+
+async def _measure_lessons(run: Run, chosen: Chosen) -> None:
+    with training_extra("training on the fleet", "learn"):
+        from experiments.training.school import School, read_classroom
+    seeds = range(run.request.seed, run.request.seed + chosen.seeds)
+    run.config |= {"only": [TAUGHT], "network": STUDENT, "teacher": TEACHER, "seeds": list(seeds)}
+    run.config |= {"images": chosen.images, "faults": chosen.faults}
+    run.config |= {"link_delay_s": LINK_DELAY_S, "link_bytes_per_s": LINK_BYTES_PER_S}
+    run.expect(1 + len(seeds) * len(LESSONS))
+    with run.step(f"asking {TEACHER}"):
+        room = await asyncio.to_thread(read_classroom, chosen.data, chosen.images)
+        school = await asyncio.to_thread(School, room)
+    stop = threading.Event()
+
+    def watch() -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    for seed in seeds:
+        for lesson in LESSONS:
+            with run.step(f"{lesson.name}, seed {seed}"):
+                try:
+                    run.add(**await asyncio.to_thread(school.give, lesson, seed, watch))
+                except asyncio.CancelledError:
+                    stop.set()
+                    raise
 
 
 def _compensates(line: Case) -> bool:

@@ -26,7 +26,7 @@ def of_three_colours(network: nn.Module, image_shape: tuple[int, int]) -> nn.Mod
         image_shape: height and width.
 
     Raises:
-        WeightsError: the network has no convolution and is no MLP with a hidden layer.
+        WeightsError: the network has neither a convolution nor, as an MLP, a hidden layer.
     """
     network = deepcopy(network)
     if isinstance(network, Mlp):

@@ -31,10 +31,11 @@ from tierkit.tensors import Array
 __all__ = [
     "LEAST",
     "AnswerFacts",
-    "Answers",
     "Teacher",
+    "TeacherAnswers",
     "ask",
     "check_log_probabilities",
+    "digest_of",
     "read_answers",
     "write_answers",
 ]
@@ -48,7 +49,7 @@ _MOST_HEADER_BYTES = 65_536
 
 
 class AnswerFacts(Frozen):
-    """Origin of the answers; it lies in the header of the file."""
+    """Origin of the answers: the header of the file."""
 
     format: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)] = _FORMAT
     data_sha256: Digest
@@ -61,7 +62,7 @@ class AnswerFacts(Frozen):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class TeacherAnswers:
     """Log of the mean probabilities of one or more teachers."""
 
     facts: AnswerFacts
@@ -70,10 +71,15 @@ class Answers:
 
     @property
     def digest(self) -> str:
-        """sha256 of facts and numbers: two files with the same digest teach the same."""
-        digest = hashlib.sha256(self.facts.model_dump_json().encode())
-        digest.update(np.ascontiguousarray(self.log_probabilities).data)
-        return digest.hexdigest()
+        """See `digest_of`: two files with the same digest teach the same."""
+        return digest_of(self.facts.data_sha256, self.log_probabilities)
+
+
+def digest_of(data_sha256: str, log_probabilities: Array) -> str:
+    """Return the sha256 of the digest of the images and of the answers to them."""
+    digest = hashlib.sha256(data_sha256.encode())
+    digest.update(np.ascontiguousarray(log_probabilities).data)
+    return digest.hexdigest()
 
 
 def ask(teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy | None = None) -> NDArray[np.float16]:
@@ -103,11 +109,11 @@ def ask(teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy | None
     return log
 
 
-def write_answers(path: Path, answers: Answers, *, top: int | None = None) -> None:
+def write_answers(path: Path, answers: TeacherAnswers, *, top: int | None = None) -> None:
     """Write a file of answers.
 
     Args:
-        top: number of likeliest classes to keep; all unless given.
+        top: number of likeliest classes to keep. Default: all.
 
     Raises:
         InvalidInput: `top` is not below the number of classes.
@@ -127,7 +133,7 @@ def write_answers(path: Path, answers: Answers, *, top: int | None = None) -> No
     write_atomically(path, save(tensors, metadata={_KEY: answers.facts.model_dump_json()}))
 
 
-def read_answers(path: Path, data_sha256: str, hierarchy: Hierarchy) -> Answers:
+def read_answers(path: Path, data_sha256: str, hierarchy: Hierarchy) -> TeacherAnswers:
     """Read answers to these images. No more is read than a file for this number of classes can hold.
 
     Raises:
@@ -154,7 +160,7 @@ def read_answers(path: Path, data_sha256: str, hierarchy: Hierarchy) -> Answers:
         raise DataError(f"the answers {path} belong to other training images: make them with this data set")
     numbers = _complete(tensors, len(hierarchy.fine), path)
     check_log_probabilities(numbers, len(hierarchy.fine), f"the answers {path}")
-    return Answers(facts=facts, log_probabilities=numbers)
+    return TeacherAnswers(facts=facts, log_probabilities=numbers)
 
 
 def check_log_probabilities(numbers: Array, classes: int, what: str) -> None:

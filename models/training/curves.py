@@ -21,7 +21,7 @@ _OF_RUN = (
     {"bytes_sent": "tab:orange", "bytes_received": "tab:green"},
     {"staleness": "tab:red"},
 )
-"""What the rows of the plot of a run show, and the colours."""
+"""Values in the rows of the plot of a run, and their colours."""
 
 
 def draw_curves(record: TrainingRecord, path: Path) -> None:
@@ -52,7 +52,7 @@ def draw_run(points: Sequence[Mapping[str, Any]], title: str, path: Path) -> Non
     over updates on the right.
 
     Args:
-        points: as `training.host.curves.CurvePoint`; values that are None are left out.
+        points: dumped from `training.host.curves.RunPoint`; missing values are left out.
 
     Raises:
         SetupError: it could not be written.

@@ -56,7 +56,7 @@ class FleetFacts(Frozen):
     updates: int
     """Updates of workers that are in the weights."""
     reached: Reached | None = None
-    """What ended the run before its last step; None where nothing did."""
+    """The moment that ended the run before its last step; None where nothing did."""
 
 
 class TrainingRecord(Frozen):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
-from models.training.answers import AnswerFacts, Answers, Teacher, ask, read_answers, write_answers
+from models.training.answers import AnswerFacts, Teacher, TeacherAnswers, ask, read_answers, write_answers
 from models.training.checkpoint import CHECKPOINT, load_checkpoint, not_trained
 from models.training.learner import averaged_network, predict
 from tierkit.atomic import made_folder
@@ -44,7 +44,7 @@ def answers_of_runs(
     """Facts of the answers of run folders, and their networks, each loaded when it is asked for.
 
     Raises:
-        WeightsError: a run folder has no checkpoint. The teachers raise as `teacher_probabilities`.
+        WeightsError: a run folder has no checkpoint. A teacher that is damaged raises later.
     """
     digest = hashlib.sha256()
     for run in runs:
@@ -71,7 +71,7 @@ def _teacher(run: Path, hierarchy: Hierarchy, device: torch.device) -> Teacher:
 
 def kept_answers(
     teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy, facts: AnswerFacts, cache: Path
-) -> Answers:
+) -> TeacherAnswers:
     """Answers of teachers to each image and its mirror image.
 
     Args:
@@ -81,17 +81,18 @@ def kept_answers(
         kept = read_answers(cache, facts.data_sha256, hierarchy)
         if kept.facts == facts:
             return kept
-    answers = Answers(facts=facts, log_probabilities=ask(teachers, data, hierarchy))
+    answers = TeacherAnswers(facts=facts, log_probabilities=ask(teachers, data, hierarchy))
     made_folder(cache.parent)
     write_answers(cache, answers)
     return answers
 
 
-def save_again(path: Path, answers: Answers, hierarchy: Hierarchy, top: int) -> Answers:
+def save_again(path: Path, answers: TeacherAnswers, hierarchy: Hierarchy, top: int) -> TeacherAnswers:
     """Replace a file of answers by one with the likeliest classes only; return what that file teaches.
 
     Raises:
-        InvalidInput, SetupError: as `write_answers`.
+        InvalidInput: `top` is not below the number of classes.
+        SetupError: the file could not be written.
     """
     write_answers(path, answers, top=top)
     return read_answers(path, answers.facts.data_sha256, hierarchy)

@@ -1,4 +1,4 @@
-"""`terrace models answers`: what teachers answer to the training images, for students on many machines."""
+"""`terrace models answers`: teachers' answers to the training images in one file."""
 
 from __future__ import annotations
 

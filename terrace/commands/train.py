@@ -53,12 +53,12 @@ StrategyName = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
 Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
-TeacherAnswers = Annotated[
+TeacherFile = Annotated[
     Path | None,
     typer.Option(
         "--answers",
         metavar="FILE",
-        help="Answers of the teacher, made by 'terrace models answers', for a network that has one.",
+        help="Answers of the network's teacher, made by 'terrace models answers'.",
         dir_okay=False,
     ),
 ]
@@ -91,7 +91,7 @@ class LocalTraining:
             help="End as soon as the accuracy on held-out training images is this high, such as 0.96.",
         ),
     ] = None
-    answers: TeacherAnswers = None
+    answers: TeacherFile = None
     runs: Annotated[
         Path | None,
         typer.Option(
@@ -240,7 +240,7 @@ class Enlisting:
 class Working:
     """Options of `terrace train work` for the worker's processor and images."""
 
-    answers: TeacherAnswers = None
+    answers: TeacherFile = None
     data: Data = None
     dataset: OtherDataset = None
     device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU
@@ -389,7 +389,7 @@ class Simulation:
     wire: Wire = "fp32"
     epochs: Epochs = None
     seed: Seed = None
-    answers: TeacherAnswers = None
+    answers: TeacherFile = None
     slow: Annotated[
         list[float] | None,
         typer.Option(min=0.01, metavar="FACTOR", help="A worker is so many times slower; may be repeated."),

@@ -52,7 +52,8 @@ class Released:
         ),
     ] = None
     scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="Make the release at this scheduler; none is made unless given.")
+        str | None,
+        typer.Option(metavar="URL", help="Make the release at this scheduler. Default: only the model set is made."),
     ] = None
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Take a run that has steps left.")] = False
     data: Data = None

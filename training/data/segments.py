@@ -20,7 +20,7 @@ from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
-from models.training.answers import Answers
+from models.training.answers import digest_of
 from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
@@ -61,14 +61,12 @@ def cut(
     config: TrainConfig,
     parts: int,
     folder: Path,
-    answers: Answers | None = None,
 ) -> SegmentManifest:
     """Write the segments of a data set and their manifest into a folder.
 
     Args:
-        prepared: the training images, as the host trains on them.
+        prepared: the training images, and the teacher's answers if there is a teacher, on the CPU.
         parts: how many segments.
-        answers: of the teacher, for a configuration that has one.
 
     Raises:
         InvalidInput: as `suits`, or there are fewer images than segments, or more segments than `MOST_SEGMENTS`.
@@ -80,10 +78,11 @@ def cut(
     if not 0 < parts <= min(MOST_SEGMENTS, len(data)):
         raise InvalidInput(f"{len(data):,} images cannot be cut into {parts:,} segments, of at most {MOST_SEGMENTS:,}")
     assert data.fine is not None  # TrainingData takes no others
+    answers = None if prepared.labels.teacher is None else prepared.labels.teacher.numpy()
     train = np.zeros(len(data), np.uint8)
     train[hold_out(data.fine, config.held_out_per_class).train] = 1
     order = np.random.default_rng(config.seed).permutation(len(data))
-    total = data.images.nbytes + 17 * len(data) + (0 if answers is None else answers.log_probabilities.nbytes)
+    total = data.images.nbytes + 17 * len(data) + (0 if answers is None else answers.nbytes)
     chunk_bytes = CHUNK_BYTES
     while total / chunk_bytes > MOST_CHUNKS - parts and chunk_bytes < MOST_CHUNK_BYTES:
         chunk_bytes *= 2
@@ -97,7 +96,7 @@ def cut(
                 "images": np.ascontiguousarray(data.images[index]),
                 "fine": np.ascontiguousarray(data.fine[index], np.int64),
                 "train": train[index],
-                **({} if answers is None else {"answers": np.ascontiguousarray(answers.log_probabilities[index])}),
+                **({} if answers is None else {"answers": np.ascontiguousarray(answers[index])}),
             }
         )
         starts = range(0, len(content), chunk_bytes)
@@ -118,7 +117,7 @@ def cut(
         mean=prepared.batches.statistics.mean,
         std=prepared.batches.statistics.std,
         steps_per_epoch=prepared.batches.steps_per_epoch,
-        answers_sha256=None if answers is None else answers.digest,
+        answers_sha256=None if answers is None else digest_of(prepared.sha256, answers),
         segments=tuple(entries),
     )
     write_atomically(folder / _MANIFEST, manifest.model_dump_json().encode())
@@ -201,7 +200,7 @@ def whole_data(config: TrainConfig, pieces: Sequence[Piece], manifest: SegmentMa
     """Everything that a worker with all segments trains on.
 
     Raises:
-        DataError: as `assembled`.
+        DataError: the segments together are another data set.
     """
     images, teacher = assembled(pieces, manifest), answers_in(pieces)
     if teacher is not None:

@@ -234,7 +234,9 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                     f"the training images are not those of the run at {parent.url}: give it the same data set"
                 )
             if above.answers_sha256 != (None if answers is None else answers.digest):
-                raise Conflict(f"the answers are not those of the run at {parent.url}: give --answers the same file")
+                raise Conflict(
+                    f"the teacher's answers are other than in the run at {parent.url}: give --answers the same file"
+                )
             with foreign(network.name):
                 learner = learner_of(above, training)
             rechecks = strategy.trust is not None and strategy.trust.recheck > 0

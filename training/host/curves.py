@@ -16,17 +16,17 @@ from tierkit.errors import SetupError
 from tierkit.thinning import thinned
 from training.messages import CURVES, CURVES_PLOT
 
-__all__ = ["MOST_POINTS", "CurvePoint", "Curves", "extended"]
+__all__ = ["MOST_POINTS", "Curves", "RunPoint", "extended"]
 
 log = logging.getLogger(__name__)
 
 MOST_POINTS = 500
 _MOST_BYTES = 1 << 20
-"""Of a file that is read; one of 500 points has a tenth."""
+"""Largest file that is read; a file of 500 points has a tenth of that."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class CurvePoint(Strict):
+class RunPoint(Strict):
     """One moment of a run; counts are totals of all workers since it began."""
 
     seconds: NonNegativeFloat
@@ -45,17 +45,17 @@ class CurvePoint(Strict):
 
 
 class _File(Strict):
-    points: Annotated[tuple[CurvePoint, ...], Field(max_length=MOST_POINTS)]
+    points: Annotated[tuple[RunPoint, ...], Field(max_length=MOST_POINTS)]
 
 
-def extended(points: Sequence[CurvePoint], point: CurvePoint) -> tuple[CurvePoint, ...]:
+def extended(points: Sequence[RunPoint], point: RunPoint) -> tuple[RunPoint, ...]:
     """The curve with one more point, at most 500 in all. A point without news is left out."""
     if points and point.accuracy is None and point.updates == points[-1].updates:
         return tuple(points)
     return thinned((*points, point), MOST_POINTS, lambda each: each.seconds, _joined)
 
 
-def _joined(before: CurvePoint, after: CurvePoint) -> CurvePoint:
+def _joined(before: RunPoint, after: RunPoint) -> RunPoint:
     return after if after.accuracy is not None else after.model_copy(update={"accuracy": before.accuracy})
 
 
@@ -71,7 +71,7 @@ class Curves:
         self._plot = folder / CURVES_PLOT
         self.points = tuple(each for each in self._read() if each.updates <= updates)
 
-    def _read(self) -> tuple[CurvePoint, ...]:
+    def _read(self) -> tuple[RunPoint, ...]:
         try:
             if self._path.stat().st_size <= _MOST_BYTES:
                 return read_json(self._path, _File, what="curves", error=SetupError).points
@@ -82,7 +82,7 @@ class Curves:
             log.warning("the curves begin again: %s", error)
         return ()
 
-    def add(self, point: CurvePoint) -> None:
+    def add(self, point: RunPoint) -> None:
         """Add a moment that is not before the last one."""
         self.points = extended(self.points, point)
 

@@ -21,7 +21,7 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
-from training.host.curves import CurvePoint, Curves
+from training.host.curves import Curves, RunPoint
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
@@ -736,14 +736,14 @@ class Host:
         write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
 
-def _point(figures: Mapping[str, Any], steps: int, accuracy: float | None = None) -> CurvePoint:
+def _point(figures: Mapping[str, Any], steps: int, accuracy: float | None = None) -> RunPoint:
     """A moment on the curves.
 
     Args:
         figures: as the result has them.
     """
     names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received", "staleness")
-    return CurvePoint(steps=steps, accuracy=accuracy, **{name: figures[name] for name in names})
+    return RunPoint(steps=steps, accuracy=accuracy, **{name: figures[name] for name in names})
 
 
 def _read_result(folder: Path) -> dict[str, Any] | None:

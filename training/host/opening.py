@@ -96,7 +96,7 @@ def open_host(settings: HostSettings) -> Host:
             segments = folder / _SEGMENTS
             manifest = opened(segments, spec.data_sha256, spec.answers_sha256)
             if manifest is None:
-                manifest = cut(dataset, training, network, spec.workers + 1, segments, answers)
+                manifest = cut(dataset, training, network, spec.workers + 1, segments)
             sharing = Sharing(manifest, segments, batch=network.batch_size, wait_s=settings.max_lease_wait_s)
     except TerraceError as error:
         journal.close()

@@ -79,7 +79,7 @@ class HostSettings(ServiceSettings):
     without images get the answers with them."""
 
     runs: UserPath = Path("runs/models")
-    """Folder of the run that the configuration names as `initial`: the weights to start from. Workers need nothing."""
+    """Folder of runs, with the run whose weights the configuration starts from (`initial`). Workers need nothing."""
 
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
     """URL of the scheduler to report to, so that people can watch the run and workers find it; of several, all of them,

@@ -78,7 +78,7 @@ class WorkerOptions:
     dataset: str | None = None
     """In place of the one that the network's configuration names; its images must be the run's."""
     answers: Path | None = None
-    """File with the teacher's answers, for images that are here; they must be the run's."""
+    """File with the teacher's answers to the images that are here; they must be the run's."""
     device: str = "cpu"
     threads: int | None = None
     token: Callable[[], str] | None = None
@@ -165,7 +165,7 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
         )
     answers = read_teacher(options.answers, spec.network, dataset)
     if answers is not None and answers.digest != spec.answers_sha256:
-        raise Conflict("the teacher's answers are not those of this run: give --answers the file of the host")
+        raise Conflict("the teacher's answers differ from the run's: give --answers the file of the host")
     with foreign(spec.network.name):
         teacher = None if answers is None else torch.from_numpy(answers.log_probabilities)
         images = dataset.read("train")

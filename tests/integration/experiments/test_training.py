@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,8 +13,13 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from experiments.harness import RECORD
 from experiments.training.cases import TABLES, cases
 from experiments.training.compared import compared
+from experiments.training.school import Classroom, School
+from experiments.training.teaching import LESSONS
+from models.data import read_sample
+from models.manifest import load_manifest
 from terrace.commands.experiment import app
 from tests.digits import write_digits
+from tierkit.errors import DataError
 from training.strategies.config import STRATEGIES
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -76,6 +82,20 @@ def test_shares_need_no_images(tmp_path: Path) -> None:
     assert found["convolution_macs"] == sum(
         each * side**2 for each, side in zip(weights, (32, 16, 8, 8, 8), strict=True)
     )
+
+
+def test_workers_learn_from_the_answers_of_a_teacher_in_as_many_steps_as_one_machine() -> None:
+    sample, hierarchy = read_sample(), load_manifest().hierarchy
+    room = Classroom(training=sample.take(np.arange(300)), test=sample.take(np.arange(300, 400)), hierarchy=hierarchy)
+    school = School(room, {"epochs": 1})
+    one, four, plain = (school.give(lesson, 0) for lesson in LESSONS)
+    assert one["steps"] == four["steps"] == plain["steps"] == 3
+    assert one["step_s"] == four["step_s"] == plain["step_s"]  # measured once
+    assert [each["answers_bytes"] for each in (one, four, plain)] == [300 * 2 * 100 * 2] * 2 + [0]
+    assert (one["bytes_sent"], four["bytes_sent"] > 0) == (0, True)
+    assert four["loss"] != plain["loss"]  # the answers are a part of it
+    with pytest.raises(DataError):
+        School(Classroom(training=sample.take(np.arange(150)), test=room.test, hierarchy=hierarchy))
 
 
 def test_a_table_that_is_none_is_refused(digits: Path, tmp_path: Path) -> None:

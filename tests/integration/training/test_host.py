@@ -31,7 +31,7 @@ from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.payloads import compress, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
 from training.strategies.protocol import Strategy
-from training.units import Update, Verdict
+from training.units import Flat, Update, Verdict
 from training.virtual import SimulatedWorker, simulate
 from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
@@ -472,6 +472,25 @@ async def test_a_run_ends_with_the_weights_that_were_measured_when_they_are_good
     start_host: StartHost, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.host.host._EVALUATION_SHARE", 100.0)  # measures all the time
+    measured: list[Flat] = []
+    ahead = threading.Event()
+    evaluated, take = FlatLearner.evaluated, Strategy.take
+
+    def evaluate(learner: FlatLearner, weights: Flat, *rest: Any) -> tuple[float, float]:
+        found = evaluated(learner, weights, *rest)
+        if found[0] >= 0.8 and not measured:
+            measured.append(weights.copy())
+            assert ahead.wait(30)  # the worker brings another update before the host knows that it has enough
+        return found
+
+    def taken(strategy: Strategy, update: Update, now: float) -> Verdict:
+        verdict = take(strategy, update, now)
+        if measured:
+            ahead.set()
+        return verdict
+
+    monkeypatch.setattr(FlatLearner, "evaluated", evaluate)
+    monkeypatch.setattr(Strategy, "take", taken)
     async with start_host(epochs=4_000, strategy="sgd", until=0.8) as running:
         done = await work(options(running, shapes))
         await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
@@ -496,6 +515,8 @@ async def test_a_run_ends_with_the_weights_that_were_measured_when_they_are_good
     network, _, _ = averaged_network(load_checkpoint(folder, dataset.hierarchy))
     logits = predict(network, data.held_out.images, data.batches.statistics, learner.config, data.device)
     assert float(np.mean(logits.argmax(1) == data.held_out.fine)) == reached["accuracy"]
+    kept = np.concatenate([each.detach().numpy().ravel() for each in network.parameters()])
+    np.testing.assert_array_equal(kept, measured[0])
     last = Curves(folder, found["updates"]).points[-1]
     assert (last.accuracy, last.updates) == (reached["accuracy"], reached["updates"])
     # A host that comes back to it has nothing to do.

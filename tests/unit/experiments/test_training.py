@@ -213,6 +213,23 @@ def test_the_table_of_shares_has_a_line_for_each_network_and_the_source() -> Non
     assert TRAINING.rows(record) == [point]
 
 
+def test_the_table_of_a_teacher_compares_each_lesson_with_one_machine() -> None:
+    row = {"steps": 40, "bytes_sent": 1_000_000, "bytes_received": 2_000_000, "workers": 4}
+    points = [
+        {**row, "lesson": "one machine", "workers": 1, "seed": 0, "accuracy": 0.5, "virtual_seconds": 12.0},
+        {**row, "lesson": "four workers", "seed": 0, "accuracy": 0.4, "virtual_seconds": 4.0},
+        {**row, "lesson": "one machine", "workers": 1, "seed": 1, "accuracy": 0.5, "virtual_seconds": 12.0},
+        {**row, "lesson": "four workers", "seed": 1, "accuracy": 0.5, "virtual_seconds": 3.0},
+    ]
+    record = {"config": {"quick": False, "only": ["teacher"]}, "points": points}
+    assert TRAINING.rows(record) == points
+    one, four = TRAINING.table(record).rows
+    assert one == ["one machine", "1", "2", "50.00", "40", "12.0", "1.00", "3.0"]
+    assert four == ["four workers", "4", "2", "45.00", "40", "3.5", "3.50", "3.0"]
+    missing = {"config": {"quick": False, "only": ["teacher"]}, "points": points[1:2]}
+    assert TRAINING.table(missing).rows[0][6] == "-"
+
+
 def test_one_table_over_all_strategies() -> None:
     point = {**ROW, "table": "strategies", "scaling": "strong", "slow": [], "bytes_sent": 1e6, "bytes_received": 1e6}
     one = {**point, "strategy": "one process", "workers": 1, "virtual_seconds": 10.0, "real_seconds": 5.0}

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("safetensors", reason="needs the extra 'learn' (safetensors)")
 
 from models.hierarchy import Hierarchy
-from models.training.answers import AnswerFacts, Answers, ask, read_answers, write_answers
+from models.training.answers import AnswerFacts, TeacherAnswers, ask, read_answers, write_answers
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidInput
 from tierkit.tensors import Array
@@ -19,12 +19,12 @@ DATA = shape_images(8)
 FACTS = AnswerFacts(data_sha256=DATA.digest(), hierarchy="shapes", teachers=("big",), teachers_sha256="0" * 64)
 
 
-def made(facts: AnswerFacts = FACTS) -> Answers:
+def made(facts: AnswerFacts = FACTS) -> TeacherAnswers:
     def teacher(images: Array) -> Array:
         found: Array = images.mean(axis=(1, 2), dtype=np.float32) / 10 + images[:, 0, 0, :] / 100
         return found
 
-    return Answers(facts=facts, log_probabilities=ask([teacher], DATA, SHAPES))
+    return TeacherAnswers(facts=facts, log_probabilities=ask([teacher], DATA, SHAPES))
 
 
 def test_a_file_gives_back_the_answers_to_each_image_and_its_mirror_image(tmp_path: Path) -> None:

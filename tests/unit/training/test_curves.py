@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from training.host.curves import MOST_POINTS, CurvePoint, Curves, extended
+from training.host.curves import MOST_POINTS, Curves, RunPoint, extended
 from training.messages import CURVES, CURVES_PLOT
 
 
-def point(updates: int, accuracy: float | None = None, seconds: float | None = None) -> CurvePoint:
-    return CurvePoint(
+def point(updates: int, accuracy: float | None = None, seconds: float | None = None) -> RunPoint:
+    return RunPoint(
         seconds=updates / 2 if seconds is None else seconds,
         updates=updates,
         steps=10 * updates,
@@ -25,7 +25,7 @@ def point(updates: int, accuracy: float | None = None, seconds: float | None = N
 
 
 def test_a_long_run_has_few_points_and_all_that_was_measured_seldom() -> None:
-    curve: tuple[CurvePoint, ...] = ()
+    curve: tuple[RunPoint, ...] = ()
     for updates in range(5_000):
         curve = extended(curve, point(updates, updates / 5_000 if updates % 500 == 0 else None))
         assert len(curve) <= MOST_POINTS
