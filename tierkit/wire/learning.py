@@ -77,7 +77,7 @@ class NewLabel(BaseModel):
 
 
 class LabelOfPerson(_Value):
-    """The label of a picture, for the device that took it."""
+    """The label of a picture; the device that took it reads this."""
 
     number: int
     """Rises with each label that is set or taken back."""
