@@ -229,7 +229,7 @@ class _Heard(Protocol):
 
 
 class KnownLearning(Protocol):
-    """What the metrics of learning are made from."""
+    """The figures behind the metrics of learning."""
 
     labels: int
 

@@ -27,7 +27,7 @@ class OwnData(Frozen):
     """Digest of the network's file."""
     size_bytes: Annotated[int, Field(gt=0, le=MOST_BASE_BYTES)]
     layers: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """How many of the last layers with weights are trained; 0 for all. Only their weights travel."""
+    """Number of the last layers with weights that are trained; 0 for all. Only their weights travel."""
     hierarchy: dict[str, Any]
     """Classes of the release, as in its manifest."""
     height: Annotated[int, Field(ge=1, le=_LONGEST_SIDE)]

@@ -72,7 +72,7 @@ class SimulatedWorker:
     cheat: Cheat | None = None
     """What it does wrong on purpose."""
     data: TrainingData | None = None
-    """Images that only this worker has, from which its batches are drawn. None for those of the learner."""
+    """Images that only this worker has, from which its batches are drawn. None: the learner's."""
     stays_s: float | None = None
     """It dies without a word, and another one, of another name, comes in its place at once: after so long on average,
     drawn from an exponential distribution, over and over. None for a machine that stays."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.improve.world import Answers, World
+from experiments.improve.world import AnsweredPictures, LearningWorld
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.escalation import margin
@@ -29,7 +29,7 @@ _OF_TEST = 6_000
 """Test images in the stream; the others are new pictures."""
 
 
-def digits_world(data: Path | None, folder: Path, seed: int = 0) -> World:
+def digits_world(data: Path | None, folder: Path, seed: int = 0) -> LearningWorld:
     """Train and quantise the network in a folder, if it is not there, and let the devices see test images.
 
     Raises:
@@ -46,16 +46,16 @@ def digits_world(data: Path | None, folder: Path, seed: int = 0) -> World:
     moved = np.roll(images, (_MOVED, _MOVED), axis=(1, 2))
     before = _OF_TEST * 3 // 10
 
-    def answered(pictures: Array, truth: Array) -> Answers:
+    def answered(pictures: Array, truth: Array) -> AnsweredPictures:
         said = np.where(draw.random(len(truth)) < _WRONG_ABOVE, draw.integers(0, 10, len(truth)), truth)
         above = np.full((len(truth), 10), 0.03 / 9, np.float32)
         above[np.arange(len(truth)), said] = 0.97
-        return Answers(pictures, truth, above)
+        return AnsweredPictures(pictures, truth, above)
 
     stream = answered(np.concatenate([images[:before], moved[before:_OF_TEST]]), labels[:_OF_TEST])
     end = load_model(entry, folder / "set", labels=dataset.hierarchy.labels(entry.target))
     local = softmax(logits_of(end, stream.images)[0] / entry.temperature)
-    return World(
+    return LearningWorld(
         entry=entry,
         content=(folder / "set" / entry.file).read_bytes(),
         hierarchy=dataset.hierarchy,

@@ -1,6 +1,6 @@
 """`terrace experiment improve`: a fleet learns from its own upper tiers; drift, liars, a wrong teacher, own heads.
 
-Devices, host and strategy are those of `terrace train improve`, in one process and on virtual time, with real
+The same devices, host and strategy as in `terrace train improve`, in one process and on virtual time, with real
 gradients. The table `drift` uses the networks that ship and CIFAR-100; the others use digits.
 """
 
@@ -25,8 +25,8 @@ _RUNS = 20
 """Runs with liars."""
 
 
-class Chosen(Options):
-    """Which tables, of how many runs."""
+class Amount(Options):
+    """Options of the experiment."""
 
     seeds: int = option(
         3, "Runs of each line of `drift` and `teacher`; `personal` has two more.", quick=1, min=1, max=16
@@ -41,16 +41,16 @@ class Chosen(Options):
 
 
 class Improve(Experiment):
-    """What a fleet learns from the answers of its upper tiers, and what liars can do to it."""
+    """Learning from the answers of upper tiers: the gain, and the harm that liars can do."""
 
     name = "improve"
-    options = Chosen
+    options = Amount
     ignores = frozenset({"tasks"})
     profile = None
     repeats = ("runs", "runs that differ in their seed")
     quick = "{images:,} images rather than 10,000, {steps:,} steps rather than 480, one seed"
 
-    async def measure(self, run: Run, chosen: Chosen) -> None:
+    async def measure(self, run: Run, chosen: Amount) -> None:
         wanted = chosen.only or list(TABLES)
         if wrong := [name for name in wanted if name not in TABLES]:
             raise InvalidInput(f"there is no table {wrong[0]!r}; there are {', '.join(TABLES)}")

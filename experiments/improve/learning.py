@@ -26,18 +26,18 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is learned, and how."""
+    """A course of learning."""
 
     own: OwnData
     config: TrainConfig
     strategy: OuterConfig
     cheats: Mapping[int, Cheat] = field(default_factory=dict)
-    """By device: what it sends in place of its updates."""
+    """Devices that change their updates, and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """What came of an improvement."""
+    """The result of an improvement."""
 
     content: bytes
     """The network's file."""
@@ -47,7 +47,7 @@ class Improved:
 
 
 def base_of(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, layers: int) -> OwnData:
-    """What workers would be told of the network of an entry."""
+    """The network of an entry, as a host describes it to workers."""
     height, width, _ = entry.input_shape
     return OwnData(
         release=f"{entry.name}@1",

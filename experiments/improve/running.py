@@ -11,20 +11,20 @@ import torch
 
 from experiments.improve.digits import digits_world
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
-from experiments.improve.world import Keeping, World, drift_world
+from experiments.improve.world import DeviceGroup, LearningWorld, drift_world
 
 __all__ = ["lines"]
 
 _DRIFT_RATE, _CONTRAST = 0.01, 1.8
 _DIGITS_RATE, _DIGITS_STEPS = 0.03, 800
-_POISONED = Keeping(devices=10, skew=1.0)
-_PERSONAL = Keeping(devices=8, skew=0.2)
+_POISONED = DeviceGroup(devices=10, skew=1.0)
+_PERSONAL = DeviceGroup(devices=8, skew=0.2)
 _PERSONAL_SEEDS = 2
 """More than the other tables have."""
 
 
 class Extent(Protocol):
-    """How much is run."""
+    """Number of runs, pictures and steps."""
 
     seeds: int
     images: int
@@ -49,15 +49,15 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
     quick = Recipe(steps=min(_DIGITS_STEPS, 2 * extent.steps), rate=_DIGITS_RATE)
 
     @cache
-    def pictures() -> World:
+    def pictures() -> LearningWorld:
         return drift_world(extent.data, extent.images)
 
     @cache
-    def digits() -> World:
+    def digits() -> LearningWorld:
         return digits_world(extent.data, folder / "digits")
 
     def drift(true_labels: bool, number: int) -> dict[str, Any]:
-        return drift_line(pictures(), slow, Keeping(true_labels=true_labels), number)
+        return drift_line(pictures(), slow, DeviceGroup(true_labels=true_labels), number)
 
     def poison(lie: Lie, number: int) -> dict[str, Any]:
         return poison_line(digits(), quick, _POISONED, lie, number)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.improve.learning import Course, base_of, improve
-from experiments.improve.world import Answers, Keeping, World, device_pictures, escalated, owners
+from experiments.improve.world import AnsweredPictures, DeviceGroup, LearningWorld, device_pictures, escalated, owners
 from models.data import ImageSet
 from models.session import softmax
 from models.training.config import TrainConfig
@@ -32,21 +32,21 @@ _PERSONAL_STEPS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a world is learned."""
+    """Rate, steps and augmentation."""
 
     steps: int
     rate: float
     contrast: float = 1.0
     mirror: bool = False
 
-    def config(self, world: World, seed: int) -> TrainConfig:
+    def config(self, world: LearningWorld, seed: int) -> TrainConfig:
         changes = {"contrast": self.contrast, "mirror": self.mirror}
         return training_of(world.entry, steps=self.steps, rate=self.rate, seed=seed).model_copy(update=changes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A network part of the way, and what the gate says of it."""
+    """A network part of the way, with the verdict of the gate."""
 
     share: float
     content: bytes
@@ -58,21 +58,21 @@ class _Trained:
         return self.verdict.passes
 
 
-def _halves(answers: Answers) -> tuple[Answers, Answers]:
+def _halves(answers: AnsweredPictures) -> tuple[AnsweredPictures, AnsweredPictures]:
     """Pictures to choose by, and pictures to measure on."""
     numbers = np.arange(len(answers.truth))
     return answers.take(numbers[::2]), answers.take(numbers[1::2])
 
 
-def _logits(content: bytes, answers: Answers) -> Array:
+def _logits(content: bytes, answers: AnsweredPictures) -> Array:
     return OnnxNetwork(content).run(answers.images)
 
 
-def _accuracy(content: bytes, answers: Answers) -> float:
+def _accuracy(content: bytes, answers: AnsweredPictures) -> float:
     return float(np.mean(_logits(content, answers).argmax(axis=1) == answers.truth))
 
 
-def _chosen(world: World, trained: bytes, *, validation: bool = True) -> _Trained:
+def _chosen(world: LearningWorld, trained: bytes, *, validation: bool = True) -> _Trained:
     """The network that the gate likes best, on the way from the present one to the trained one.
 
     Args:
@@ -92,7 +92,7 @@ def _chosen(world: World, trained: bytes, *, validation: bool = True) -> _Traine
     return best(candidate(share) for share in SHARES)
 
 
-def _course(world: World, recipe: Recipe, seed: int, cheats: dict[int, Cheat] | None = None) -> Course:
+def _course(world: LearningWorld, recipe: Recipe, seed: int, cheats: dict[int, Cheat] | None = None) -> Course:
     return Course(
         own=base_of(world.entry, world.content, world.hierarchy, 0),
         config=recipe.config(world, seed),
@@ -101,8 +101,8 @@ def _course(world: World, recipe: Recipe, seed: int, cheats: dict[int, Cheat] | 
     )
 
 
-def drift_line(world: World, recipe: Recipe, keeping: Keeping, seed: int) -> dict[str, Any]:
-    """What an improvement brings back of what drift has cost, and how many pictures still go up."""
+def drift_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed: int) -> dict[str, Any]:
+    """The share of the accuracy lost to drift that comes back, and the pictures that still go up."""
     kept = device_pictures(world, keeping, seed)
     improved = improve(world.content, _course(world, recipe, seed), kept)
     found = _chosen(world, improved.content)
@@ -136,7 +136,7 @@ def _share_below(probabilities: Array, below: float) -> float:
     return float(np.mean(two[:, 1] - two[:, 0] < below))
 
 
-def _final_accuracy(probabilities: Array, answers: Answers, share: float) -> float:
+def _final_accuracy(probabilities: Array, answers: AnsweredPictures, share: float) -> float:
     """Accuracy of the fleet if the least sure pictures go up."""
     two = np.partition(probabilities, -2, axis=1)[:, -2:]
     order = np.argsort(two[:, 1] - two[:, 0], kind="stable")[: round(share * len(probabilities))]
@@ -145,7 +145,7 @@ def _final_accuracy(probabilities: Array, answers: Answers, share: float) -> flo
     return float(np.mean(said == answers.truth))
 
 
-def poison_line(world: World, recipe: Recipe, keeping: Keeping, lie: Lie, seed: int) -> dict[str, Any]:
+def poison_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, lie: Lie, seed: int) -> dict[str, Any]:
     """Three devices lie. What the gate makes of the result, and what it is really worth."""
     kept = device_pictures(world, keeping, seed)
     liars = np.random.default_rng(seed + 2).choice(keeping.devices, _LIARS, replace=False).tolist()
@@ -184,7 +184,9 @@ def _poisoned(kept: ImageSet, lie: Lie, classes: int, seed: int) -> ImageSet:
     return dataclasses.replace(kept, fine=other, coarse=other)
 
 
-def teacher_line(world: World, recipe: Recipe, keeping: Keeping, seed: int, *, validation: bool) -> dict[str, Any]:
+def teacher_line(
+    world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed: int, *, validation: bool
+) -> dict[str, Any]:
     """The tier above takes each picture of one class for another."""
     classes = world.stream.above.shape[1]
     wrong, other = seed % classes, (seed + classes // 2) % classes
@@ -207,14 +209,14 @@ def teacher_line(world: World, recipe: Recipe, keeping: Keeping, seed: int, *, v
     }
 
 
-def _confused(answers: Answers, wrong: int, other: int) -> Answers:
+def _confused(answers: AnsweredPictures, wrong: int, other: int) -> AnsweredPictures:
     above = answers.above.copy()
     rows = answers.truth == wrong
     above[rows], above[rows, other] = 0.0, 1.0
-    return Answers(answers.images, answers.truth, above)
+    return AnsweredPictures(answers.images, answers.truth, above)
 
 
-def personal_line(world: World, recipe: Recipe, keeping: Keeping, seed: int) -> dict[str, Any]:
+def personal_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed: int) -> dict[str, Any]:
     """Each device trains its own last layer on what it has kept. Own data are new pictures of the classes that the
     device sees; general data are all new pictures."""
     kept = device_pictures(world, keeping, seed)
@@ -242,15 +244,15 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _class_shares(world: World, keeping: Keeping, seed: int) -> Array:
-    """How often each device sees each class, `[devices, classes]`."""
+def _class_shares(world: LearningWorld, keeping: DeviceGroup, seed: int) -> Array:
+    """Pictures of each class that each device sees, `[devices, classes]`."""
     owner = owners(world, keeping, seed)
     counts = np.zeros((keeping.devices, world.stream.above.shape[1]))
     np.add.at(counts, (owner, world.stream.truth), 1)
     return np.asarray(counts + 1e-9)
 
 
-def _with_own_head(world: World, recipe: Recipe, images: ImageSet, seed: int) -> bytes:
+def _with_own_head(world: LearningWorld, recipe: Recipe, images: ImageSet, seed: int) -> bytes:
     own = base_of(world.entry, world.content, world.hierarchy, 1)
     config = dataclasses.replace(recipe, steps=_PERSONAL_STEPS).config(world, seed)
     data = own_training_data(config, images, own.classes, sha256=own.sha256)

@@ -18,7 +18,7 @@ from models.session import load_model, softmax
 from tierkit.tensors import Array
 from tierkit.types import Tier
 
-__all__ = ["Answers", "Keeping", "World", "device_pictures", "drift_world", "escalated"]
+__all__ = ["AnsweredPictures", "DeviceGroup", "LearningWorld", "device_pictures", "drift_world", "escalated"]
 
 _LEAST_CONFIDENCE = 0.7
 _SURE_SHARE = 5
@@ -26,8 +26,8 @@ _SURE_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Pictures and what is known of them; classes are those of the end network."""
+class AnsweredPictures:
+    """Pictures with their right classes and the answers from above, by the classes of the end network."""
 
     images: Array
     """UINT8 `[n, h, w, c]`."""
@@ -36,8 +36,8 @@ class Answers:
     above: Array
     """Probabilities of the tier above, `[n, classes]`."""
 
-    def take(self, chosen: Array) -> Answers:
-        return Answers(self.images[chosen], self.truth[chosen], self.above[chosen])
+    def take(self, chosen: Array) -> AnsweredPictures:
+        return AnsweredPictures(self.images[chosen], self.truth[chosen], self.above[chosen])
 
     @property
     def above_accuracy(self) -> float:
@@ -45,19 +45,19 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class LearningWorld:
     """A fleet before it learns."""
 
     entry: ModelEntry
-    """Of the end network."""
+    """Entry of the end network."""
     content: bytes
     """Its file."""
     hierarchy: Hierarchy
-    stream: Answers
+    stream: AnsweredPictures
     """Pictures that devices see, in their order."""
-    own: Answers
+    own: AnsweredPictures
     """New pictures of the kind that devices see now."""
-    clean: Answers
+    clean: AnsweredPictures
     """The same pictures as they were before the drift."""
     local: Array
     """Probabilities of the end network for the stream, `[n, classes]`."""
@@ -65,7 +65,7 @@ class World:
     """An answer with less margin goes up."""
 
 
-def drift_world(data: Path | None, images: int) -> World:
+def drift_world(data: Path | None, images: int) -> LearningWorld:
     """The networks that ship, and test images of CIFAR-100. Three in ten of the stream come before the drift.
 
     Args:
@@ -84,14 +84,14 @@ def drift_world(data: Path | None, images: int) -> World:
     assert test.coarse is not None
     truth = test.coarse
 
-    def answered(chosen: Array, pictures: Array) -> Answers:
+    def answered(chosen: Array, pictures: Array) -> AnsweredPictures:
         fine = softmax(logits_of(above, standardised(pictures))[0] / cloud.temperature)
-        return Answers(pictures, truth[chosen], fine @ members)
+        return AnsweredPictures(pictures, truth[chosen], fine @ members)
 
     seen, new = np.arange(images * 7 // 10), np.arange(images * 7 // 10, images)
     before = len(seen) * 3 // 10
     stream = answered(seen, np.concatenate([test.images[seen[:before]], drifted(test.images[seen[before:]])]))
-    return World(
+    return LearningWorld(
         entry=entry,
         content=content,
         hierarchy=hierarchy,
@@ -104,8 +104,8 @@ def drift_world(data: Path | None, images: int) -> World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """What devices see and keep."""
+class DeviceGroup:
+    """Devices, their pictures, and the share that they audit."""
 
     devices: int = 8
     skew: float = 0.5
@@ -116,14 +116,14 @@ class Keeping:
     """True for what an all-knowing tier above would teach."""
 
 
-def owners(world: World, keeping: Keeping, seed: int) -> Array:
+def owners(world: LearningWorld, keeping: DeviceGroup, seed: int) -> Array:
     """The device that sees each picture of the stream, int64 `[n]`."""
     draw = np.random.default_rng(seed)
     shares = draw.dirichlet([keeping.skew] * keeping.devices, world.stream.above.shape[1])
     return np.array([draw.choice(keeping.devices, p=shares[label]) for label in world.stream.truth])
 
 
-def device_pictures(world: World, keeping: Keeping, seed: int) -> list[ImageSet]:
+def device_pictures(world: LearningWorld, keeping: DeviceGroup, seed: int) -> list[ImageSet]:
     """The pictures that each device keeps, labelled by the tier above: those that went up because the local answer was
     unsure, and a few of those that were audited."""
     draw = np.random.default_rng(seed + 1)
@@ -150,7 +150,7 @@ def labelled(images: Array, labels: Array, stands_for: Array, name: str) -> Imag
     return ImageSet(images=images, fine=stands_for[labels], coarse=labels, names=names, hierarchy_name=name)
 
 
-def _stand_ins(world: World) -> Array:
+def _stand_ins(world: LearningWorld) -> Array:
     """A class for each superclass: the end network learns nothing finer."""
     parent = world.hierarchy.parent
     if world.entry.target == "fine":
@@ -158,7 +158,7 @@ def _stand_ins(world: World) -> Array:
     return np.array([parent.index(coarse) for coarse in range(len(world.hierarchy.coarse))])
 
 
-def escalated(local: Array, answers: Answers, at_least: float) -> float:
+def escalated(local: Array, answers: AnsweredPictures, at_least: float) -> float:
     """The smallest share of pictures that go up, the least sure first, at which the final answers are that accurate.
 
     Args:

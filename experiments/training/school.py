@@ -37,7 +37,7 @@ _ROUND = HOSTED["fedavg"].model_copy(update={"period": 10})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classroom:
-    """Images to learn from, and those of the test at the end."""
+    """Images to learn from, and test images for the end."""
 
     training: ImageSet
     test: ImageSet

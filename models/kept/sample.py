@@ -146,8 +146,8 @@ class Cell(NamedTuple):
 def which_to_drop(counts: Mapping[Cell, int]) -> Cell:
     """The cell whose oldest picture goes when the sample is full. There must be a picture.
 
-    Labelled pictures go last. Sure ones go first while they are more than a fifth; otherwise the class with the most
-    pictures loses one of its more frequent other kind, so that no class and no kind displaces the rest.
+    Labelled pictures go last. Sure ones go first while they are more than a fifth. Otherwise the class with the
+    most pictures loses one of its more frequent other kind. So no class and no kind displaces the rest.
     """
     present = {cell: count for cell, count in counts.items() if count > 0}
     free = {cell: count for cell, count in present.items() if not cell.labelled}

@@ -1,6 +1,6 @@
 """A stored network as a torch module: it can be differentiated, trained, and written back into its file.
 
-Quantised steps compute what ONNX Runtime computes; their gradient is that of the identity within the range of the
+Quantised steps compute what ONNX Runtime computes; their gradient is the identity's within the range of the
 levels (straight-through estimator, arXiv:1308.3432), since rounding itself has none. So an INT8 network is trained with
 the rounding of its activations, and its scales stay as they were calibrated.
 """

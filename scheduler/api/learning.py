@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -22,7 +23,7 @@ from scheduler.api.routing import (
     only_of,
 )
 from scheduler.api.streams import NO_STORE
-from scheduler.observations.learning import SoughtPictures, Which
+from scheduler.core.learning import SoughtPictures, Which
 from tierkit.errors import InvalidInput
 from tierkit.wire.learning import Improvement, ImprovementList, LabelNews, LearningNow, NewLabel
 from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
@@ -34,6 +35,32 @@ IN_SIGHT = [*USERS, Depends(in_sight)]
 _PAGE = ObservationPage.model_json_schema(mode="serialization")
 Name = Annotated[str | None, Query(pattern=NODE_ID_PATTERN)]
 
+
+async def _picture(node_id: NodeId, source: SourceName, sequence: Number) -> tuple[str, str, int]:
+    return node_id, source, sequence
+
+
+PictureName = Annotated[tuple[str, str, int], Depends(_picture)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureQuery:
+    """Query parameters that choose pictures."""
+
+    which: Annotated[
+        Which,
+        Query(
+            description="`disagree`: pictures without a label whose answers differ, or of which the device was unsure; "
+            "the most useful first. `labelled`: a person has. `answered`: an upstream node has answered, "
+            "and no person."
+        ),
+    ] = "disagree"
+    node: Name = None
+    source: Name = None
+    site: Name = None
+    least: Annotated[float, Query(ge=0, le=1, description="Of `answered`: the least confidence from above.")] = 0.0
+
+
 learning = APIRouter(tags=["learning"], dependencies=CHECKS, route_class=SmallBody)
 
 
@@ -44,31 +71,27 @@ learning = APIRouter(tags=["learning"], dependencies=CHECKS, route_class=SmallBo
     summary="Label the picture of an observation",
     dependencies=IN_SIGHT,
 )
-async def put_label(
-    scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName, sequence: Number, new: NewLabel
-) -> None:
+async def put_label(scheduler: Service, caller: CallerOf, picture: PictureName, new: NewLabel) -> None:
     """With the name of a class. Only pictures that the scheduler has can be labelled. The last label counts. 422: no
     class has this name."""
     try:
         label = scheduler.learning.class_called(new.label)
     except InvalidInput as exc:
         raise RequestValidationError([{"loc": ("body", "label"), "msg": str(exc), "type": "value_error"}]) from exc
-    await scheduler.learning.label((node_id, source, sequence), label, None if caller is None else caller.name)
+    await scheduler.learning.label(picture, label, None if caller is None else caller.name)
 
 
 @learning.delete(
     "/v1/observations/{node_id}/{source}/{sequence}/label",
     status_code=204,
-    responses={**MISSING, 403: {"description": "Somebody else has set it."}},
+    responses={**MISSING, 403: {"description": "Another user has set it."}},
     summary="Take a label back",
     dependencies=IN_SIGHT,
 )
-async def delete_label(
-    scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName, sequence: Number
-) -> None:
+async def delete_label(scheduler: Service, caller: CallerOf, picture: PictureName) -> None:
     """Operators take back every label, others their own."""
     by, only_own = None if caller is None else caller.name, only_of(caller) is not None
-    await scheduler.learning.take_back((node_id, source, sequence), by, only_own=only_own)
+    await scheduler.learning.take_back(picture, by, only_own=only_own)
 
 
 @learning.get(
@@ -81,23 +104,19 @@ async def delete_label(
 async def list_pictures(
     scheduler: Service,
     caller: CallerOf,
-    which: Annotated[
-        Which,
-        Query(
-            description="`disagree`: pictures without a label whose answers differ, or of which the device was unsure; "
-            "the most useful first. `labelled`: a person has. `answered`: an upstream node has answered, "
-            "and no person."
-        ),
-    ] = "disagree",
-    node: Name = None,
-    source: Name = None,
-    site: Name = None,
-    least: Annotated[float, Query(ge=0, le=1, description="Of `answered`: the least confidence from above.")] = 0.0,
+    wanted: Annotated[PictureQuery, Depends()],
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
 ) -> Response:
     """Only pictures that the scheduler has."""
-    sought = SoughtPictures(which=which, node_id=node, source=source, site=site, least=least, reader=only_of(caller))
+    sought = SoughtPictures(
+        which=wanted.which,
+        node_id=wanted.node,
+        source=wanted.source,
+        site=wanted.site,
+        least=wanted.least,
+        reader=only_of(caller),
+    )
     rows, next_cursor = await scheduler.learning.pictures(sought, limit, cursor)
     content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
@@ -106,7 +125,7 @@ async def list_pictures(
 @learning.get(
     "/v1/devices/{node_id}/labels",
     response_model=LabelNews,
-    summary="Labels of a node's pictures, for the node",
+    summary="New labels of a node's own pictures",
     dependencies=NODES,
 )
 async def list_labels(
@@ -121,8 +140,8 @@ async def list_labels(
     "/v1/learning", response_model=LearningNow, summary="Kept pictures and agreement of the tiers", dependencies=USERS
 )
 async def get_learning(scheduler: Service, caller: CallerOf) -> LearningNow:
-    """Of the sources that the caller may see. Pictures count as audited that a device was sure of and sent up all the
-    same (`audit_share`), the latest 1,000 of each source."""
+    """Limited to the sources that the caller may see. A picture counts as audited if its device was sure and sent it up
+    all the same (`audit_share`): the latest 1,000 of each source."""
     return scheduler.learning.now(only_of(caller))
 
 

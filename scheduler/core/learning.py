@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from tierkit.wire.observations import Observation
 
-__all__ = ["MOST_AUDITED", "MOST_IMPROVEMENTS", "MOST_SOURCES", "Agreement", "Audits", "agrees", "usefulness"]
+__all__ = [
+    "MOST_AUDITED",
+    "MOST_IMPROVEMENTS",
+    "MOST_SOURCES",
+    "Agreement",
+    "Audits",
+    "SoughtPictures",
+    "Which",
+    "agrees",
+    "usefulness",
+]
+
+Which = Literal["disagree", "labelled", "answered"]
 
 MOST_AUDITED = 1000
 """Audited pictures of a source that count, the latest."""
@@ -17,8 +30,22 @@ MOST_SOURCES = 1000
 """Sources whose audited pictures count, those heard of last."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoughtPictures:
+    """A search among the pictures that the scheduler has. None in a field stands for all of them."""
+
+    which: Which
+    node_id: str | None = None
+    source: str | None = None
+    site: str | None = None
+    least: float = 0.0
+    """The least confidence of the answer from above, if `answered` pictures are sought."""
+    reader: str | None = None
+    """Only sources that this user may see."""
+
+
 def usefulness(seen: Observation) -> float | None:
-    """How much a label of this picture would tell; None if its answers raise no question.
+    """Rate a label for this picture; None if its answers raise no question.
 
     From 1 to 2 if the answers name different superclasses: most for two that are both sure. From 0 to 1 if they agree
     and the device was unsure: most where the answer from above is sure.
@@ -32,7 +59,7 @@ def usefulness(seen: Observation) -> float | None:
 
 
 def agrees(seen: Observation) -> bool | None:
-    """Whether both answers to an audited picture name the same superclass; None for others."""
+    """Return True if both answers to an audited picture name the same superclass; None for other pictures."""
     if not seen.audit or seen.local is None or seen.finer is None:
         return None
     return seen.local.label == seen.finer.coarse_label

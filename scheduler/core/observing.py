@@ -65,7 +65,7 @@ class NewObservation(Struct, frozen=True, kw_only=True):
 
 
 class Label(Struct, frozen=True, kw_only=True):
-    """What a person says is right."""
+    """The class that a person sees in a picture."""
 
     label: int
     """Number of the class."""

@@ -7,21 +7,20 @@ import binascii
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from scheduler.core.learning import MOST_IMPROVEMENTS, Agreement, Audits, agrees
+from scheduler.core.learning import MOST_IMPROVEMENTS, Agreement, Audits, SoughtPictures, agrees
 from scheduler.core.observing import Label, StoredObservation
 from scheduler.observations.book import SourceBook, fields_of
 from tierkit.errors import InvalidInput
 from tierkit.wire.learning import Improvement, KeptState, LabelNews, LabelOfPerson, LearningNow, NodeLearning
 from tierkit.wire.observations import Observation
 
-__all__ = ["Learning", "SoughtPictures", "Which"]
+__all__ = ["Learning"]
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +28,9 @@ _MOST_NEWS = 500
 _MOST_NODES = 10_000
 _MOST_CURSOR = 400
 
-Which = Literal["disagree", "labelled", "answered"]
 _Picture = tuple[str, str, int]
 _Position = tuple[float, str, str, int]
 _decode = msgspec.json.Decoder(_Position).decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoughtPictures:
-    """A search among the pictures that the scheduler has."""
-
-    which: Which
-    node_id: str | None = None
-    source: str | None = None
-    site: str | None = None
-    least: float = 0.0
-    """Of `answered`: the confidence that the answer from above has at least."""
-    reader: str | None = None
-    """Only sources that this user may see; None: all."""
 
 
 class _Store(Protocol):
@@ -63,14 +47,7 @@ class _Store(Protocol):
     async def news(self, node_id: str, after: int, limit: int) -> list[LabelOfPerson]: ...
 
     async def pictures(
-        self,
-        which: Which,
-        *,
-        where: dict[str, str | None],
-        reader: str | None,
-        least: float,
-        before: _Position | None,
-        limit: int,
+        self, sought: SoughtPictures, before: _Position | None, limit: int
     ) -> list[tuple[float, StoredObservation]]: ...
 
     async def audited(self) -> list[tuple[str, str, int, bool]]: ...
@@ -117,7 +94,7 @@ class Learning:
         return classes.index(name)
 
     async def label(self, picture: _Picture, number_of_class: int, by: str | None) -> None:
-        """Note which class a person sees in a picture. The last word counts, and the log tells of the one before.
+        """Note which class a person sees in a picture. The last label counts; the log names the one before.
 
         Args:
             picture: node, source and sequence number.
@@ -135,7 +112,7 @@ class Learning:
             log.info("a label replaces another", extra={"picture": picture, "by": by, "before_by": before.by})
 
     async def take_back(self, picture: _Picture, by: str | None, *, only_own: bool) -> None:
-        """Take the label of a picture back. Raises NotFound without one, Forbidden for the label of somebody else."""
+        """Take the label of a picture back. Raises NotFound without one, Forbidden if another user has set it."""
         elapsed = self._book.elapsed()
         number = await self._store.take_back(picture, by, only_own=only_own, at=time.time(), elapsed=elapsed)
         self._note(picture, number)
@@ -168,14 +145,8 @@ class Learning:
         Raises:
             InvalidInput: no page has given this cursor.
         """
-        rows = await self._store.pictures(
-            sought.which,
-            where={"node_id": sought.node_id, "source": sought.source, "site": sought.site},
-            reader=sought.reader,
-            least=sought.least,
-            before=None if cursor is None else _position_of(cursor),
-            limit=limit + 1,
-        )
+        before = None if cursor is None else _position_of(cursor)
+        rows = await self._store.pictures(sought, before, limit + 1)
         fields = [fields_of(stored, self._book.hierarchies) for _, stored in rows[:limit]]
         if len(rows) <= limit:
             return fields, None
@@ -191,7 +162,7 @@ class Learning:
                 self._audits.note(node_id, each.source, each.sequence, agreed)
 
     def agreement(self) -> Agreement:
-        """Of all sources together."""
+        """Add up all sources."""
         whole = Agreement()
         for each in self._audits.by_source().values():
             whole = whole.plus(each)
@@ -206,7 +177,7 @@ class Learning:
         }
 
     def now(self, reader: str | None) -> LearningNow:
-        """What devices keep and how far the tiers agree, for the sources that a user may see; None: all."""
+        """Return the kept pictures and the agreement of the sources that a user may see; None: all."""
         of_nodes: dict[str, Agreement] = {}
         for (node_id, source), each in self._audits.by_source().items():
             if self._book.may_see(reader, node_id, source):

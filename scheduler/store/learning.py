@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from scheduler.core.learning import MOST_AUDITED, MOST_IMPROVEMENTS, MOST_SOURCES
+from scheduler.core.learning import MOST_AUDITED, MOST_IMPROVEMENTS, MOST_SOURCES, SoughtPictures
 from scheduler.core.observing import Label, StoredObservation
 from scheduler.store.commit import GroupCommit
 from scheduler.store.observation_reads import IS_LABELLED, SHOWN, same_picture, stored_of
@@ -27,8 +27,6 @@ MOST_LABELS_OF_PICTURE = 10
 _NUMBERS_PER_S = 1_000_000
 _PICTURE = ("node_id", "source", "sequence")
 _Picture = tuple[str, str, int]
-
-Which = Literal["disagree", "labelled", "answered"]
 
 
 class LearningStore:
@@ -54,7 +52,7 @@ class LearningStore:
         return int(row[0])
 
     async def add(self, picture: _Picture, label: Label, *, elapsed: float) -> tuple[int, Label | None]:
-        """Note what a person says of a picture; returns the number of the label, and the label that it replaces.
+        """Store the label of a picture; returns the number of the label, and the label that it replaces.
 
         Args:
             picture: node, source and sequence number.
@@ -96,11 +94,11 @@ class LearningStore:
         """Take the label of a picture back; returns the number of this change.
 
         Args:
-            only_own: whether only who has set it may do this.
+            only_own: True for users who take back only their own labels.
 
         Raises:
             NotFound: it has none.
-            Forbidden: somebody else has set it.
+            Forbidden: another user has set it.
         """
         number = await self._next(elapsed)
         before: Label | None = None
@@ -147,24 +145,16 @@ class LearningStore:
     # --- pictures ---------------------------------------------------------------------------------------------------
 
     async def pictures(
-        self,
-        which: Which,
-        *,
-        where: dict[str, str | None],
-        reader: str | None,
-        least: float,
-        before: tuple[float, str, str, int] | None,
-        limit: int,
+        self, sought: SoughtPictures, before: tuple[float, str, str, int] | None, limit: int
     ) -> list[tuple[float, StoredObservation]]:
         """Pictures that the scheduler has, with their observations, in order: those to label, the most useful first,
         and others by node, source and number. Each with the first part of its position.
 
         Args:
-            where: `node_id`, `source` and `site` that are wanted; None: all.
-            reader: only sources that this user may see; None: all.
-            least: of pictures with an answer from above, the confidence that this answer has at least.
             before: the position after which the page begins: that part, node, source and number.
         """
+        which, reader, least = sought.which, sought.reader, sought.least
+        where = {"node_id": sought.node_id, "source": sought.source, "site": sought.site}
         pictures = observation_pictures.c
         conditions: list[ColumnElement[bool]] = [
             observations.c[name] == value for name, value in where.items() if value is not None

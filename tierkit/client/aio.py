@@ -599,7 +599,7 @@ class AsyncClient(SchedulerConnection):
         return (await self._request("GET", path, repeatable=True, params=params)).content
 
     async def label(self, node: str, source: str, sequence: int, label: str) -> None:
-        """Say which class the picture of an observation shows; the last label counts. `NotFound` if the scheduler does
+        """Label the picture of an observation with a class; the last label counts. `NotFound` if the scheduler does
         not have the picture, `InvalidInput` if there is no such class."""
         upload = json_upload(NewLabel(label=label))
         await self._request("PUT", _label_path(node, source, sequence), repeatable=True, upload=upload)
@@ -626,7 +626,7 @@ class AsyncClient(SchedulerConnection):
         return await self._get(ObservationPage, path, which=which, limit=limit, cursor=cursor, **filters)
 
     async def learning(self) -> LearningNow:
-        """What the devices keep to learn from, and how far the tiers agree on audited pictures."""
+        """The kept pictures of devices, and the agreement of the tiers on audited pictures."""
         return await self._get(LearningNow, "/v1/learning")
 
     async def improvements(self) -> tuple[Improvement, ...]:

@@ -77,7 +77,7 @@ class NewLabel(BaseModel):
 
 
 class LabelOfPerson(_Value):
-    """The label of a picture, for the device that took it."""
+    """The label of a picture; the device that took it reads this."""
 
     number: int
     """Rises with each label that is set or taken back."""
@@ -121,7 +121,7 @@ class Improvement(_Value):
     tier: Tier
     state: ImprovementState
     devices: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Whose updates are in the weights."""
+    """Devices with updates in the weights."""
     rounds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     figures: Annotated[dict[FigureName, FiniteFloat], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""

@@ -80,7 +80,7 @@ class _Moment:
 
     copies: tuple[Flat, Flat]
     figures: dict[str, Any]
-    """As the result has them."""
+    """The figures of the result."""
     steps: int
 
     def reached(self, accuracy: float) -> Reached:
@@ -684,7 +684,7 @@ class Host:
         self._tell()
 
     def _moment(self) -> _Moment:
-        """How the run is now; on its thread."""
+        """The present state of the run; on its thread."""
         return _Moment(copies=self._run.copies(), figures=self._figures(), steps=self._run.strategy.leases.done)
 
     async def _measured(self, copies: tuple[Flat, Flat], images: ImageSet) -> float:

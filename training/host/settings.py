@@ -131,7 +131,7 @@ class HostSettings(ServiceSettings):
     @model_validator(mode="after")
     def _trains_something(self) -> HostSettings:
         if [self.network, self.parent, self.base].count(None) != 2:
-            raise ValueError("give --network, or --parent or --base, which say what is trained, and only one of them")
+            raise ValueError("give one of --network, --parent and --base")
         if self.base is not None and (self.share_data or self.work):
             raise ValueError("--share-data and --work need a data set, and a run of --base has none")
         if self.parent is not None and self.share_data:

@@ -16,7 +16,7 @@ from models.training.onnx_network import OnnxNetwork, rewritten
 __all__ = ["SHARES", "Candidate", "best", "blended"]
 
 SHARES = (1.0, 0.8, 0.6, 0.4)
-"""Of the way from the present weights to the trained ones."""
+"""Shares of the way from the present weights to the trained ones."""
 
 
 class Candidate(Protocol):

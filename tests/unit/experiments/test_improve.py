@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from experiments.improve.drift import drifted, standardised
 from experiments.improve.experiment import missed
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
-from experiments.improve.world import Answers, Keeping, World, device_pictures, escalated, owners
+from experiments.improve.world import AnsweredPictures, DeviceGroup, LearningWorld, device_pictures, escalated, owners
 from models.manifest import load_manifest
 from models.session import softmax
 from models.training.onnx_network import OnnxNetwork
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.train
 
 SIDE = 8
 RECIPE = Recipe(steps=40, rate=0.1)
-KEEPING = Keeping(devices=10, skew=5.0, audit_share=0.5)
+KEEPING = DeviceGroup(devices=10, skew=5.0, audit_share=0.5)
 
 
 def coloured(labels: Array, seed: int) -> Array:
@@ -36,7 +36,7 @@ def coloured(labels: Array, seed: int) -> Array:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> LearningWorld:
     """A network that knows nothing yet, and a tier above that knows everything."""
     content = network()
     entry = (
@@ -45,12 +45,12 @@ def world() -> World:
         .model_copy(update={"input_shape": (SIDE, SIDE, 3), "classes": 3, "target": "fine", "temperature": 1.0})
     )
 
-    def answers(count: int, seed: int) -> Answers:
+    def answers(count: int, seed: int) -> AnsweredPictures:
         truth = np.random.default_rng(seed).integers(0, 3, count)
-        return Answers(coloured(truth, seed), truth, np.eye(3, dtype=np.float32)[truth])
+        return AnsweredPictures(coloured(truth, seed), truth, np.eye(3, dtype=np.float32)[truth])
 
     stream = answers(600, 1)
-    return World(
+    return LearningWorld(
         entry=entry,
         content=content,
         hierarchy=SHAPES,
@@ -76,11 +76,11 @@ def test_the_least_sure_go_up(at_least: float, share: float):
     # The two least sure pictures are wrong, and the tier above knows them.
     local = np.array([[0.9, 0.1], [0.8, 0.2], [0.45, 0.55], [0.49, 0.51]])
     truth = np.array([0, 0, 0, 0])
-    answers = Answers(np.zeros((4, 1, 1, 3), np.uint8), truth, np.eye(2)[truth])
+    answers = AnsweredPictures(np.zeros((4, 1, 1, 3), np.uint8), truth, np.eye(2)[truth])
     assert escalated(local, answers, at_least) == share
 
 
-def test_devices_keep_what_went_up_and_few_sure_pictures(world: World):
+def test_devices_keep_what_went_up_and_few_sure_pictures(world: LearningWorld):
     kept = device_pictures(world, KEEPING, 0)
     unsure = np.sort(np.partition(world.local, -2, axis=1)[:, -2:], axis=1)
     hard = int(np.sum(unsure[:, 1] - unsure[:, 0] < world.below))
@@ -90,7 +90,7 @@ def test_devices_keep_what_went_up_and_few_sure_pictures(world: World):
     assert not np.array_equal(owners(world, KEEPING, 0), owners(world, KEEPING, 1))
 
 
-def test_an_improvement_brings_back_accuracy_and_spares_the_uplink(world: World):
+def test_an_improvement_brings_back_accuracy_and_spares_the_uplink(world: LearningWorld):
     line = drift_line(world, RECIPE, KEEPING, 0)
     assert line["passes"]
     assert line["new_own"] > line["old_own"] + 0.3
@@ -99,21 +99,21 @@ def test_an_improvement_brings_back_accuracy_and_spares_the_uplink(world: World)
 
 
 @pytest.mark.parametrize("lie", KINDS)
-def test_liars_do_not_bring_a_worse_release_in(world: World, lie: Lie):
+def test_liars_do_not_bring_a_worse_release_in(world: LearningWorld, lie: Lie):
     line = poison_line(world, RECIPE, KEEPING, lie, 0)
     assert not line["worse_released"]
     assert line["reason"]
 
 
-def test_a_wrong_teacher_is_seen_on_labelled_pictures(world: World):
+def test_a_wrong_teacher_is_seen_on_labelled_pictures(world: LearningWorld):
     known, unknown = (teacher_line(world, RECIPE, KEEPING, 1, validation=each) for each in (True, False))
     assert known["wrong_class"] == unknown["wrong_class"] == 1
     assert known["change_class"] <= 0 or not known["passes"] or known["change_clean"] > 0
     assert unknown["passes"]
 
 
-def test_an_own_head_fits_the_own_classes(world: World):
-    line = personal_line(world, RECIPE, Keeping(devices=4, skew=0.3, audit_share=0.5), 0)
+def test_an_own_head_fits_the_own_classes(world: LearningWorld):
+    line = personal_line(world, RECIPE, DeviceGroup(devices=4, skew=0.3, audit_share=0.5), 0)
     assert line["devices"] == 4
     assert line["new_own"] > line["old_own"]
 
