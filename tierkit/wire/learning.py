@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from tierkit.types import Tier
 from tierkit.wire.releases import RELEASE_REF_PATTERN
@@ -31,6 +32,13 @@ MOST_LABEL = 200
 
 ReleaseRef = Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
 FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+
+
+def _no_number(value: object) -> object:
+    """Refuse a number, which pydantic takes for seconds since 1970."""
+    if isinstance(value, int | float) or (isinstance(value, str) and re.fullmatch(r"[-+0-9._e]*", value)):
+        raise ValueError("write a date and a time")
+    return value
 
 
 class _Value(BaseModel):
@@ -128,7 +136,7 @@ class Improvement(_Value):
     reason: Annotated[str, Field(max_length=500)] = ""
     """Why it was refused, or has failed."""
     new_release: ReleaseRef | None = None
-    created_at: datetime | None = None
+    created_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
     """When the scheduler first heard of it; the scheduler fills this in."""
     by: Annotated[str, Field(max_length=128)] | None = None
     """Name of the token; the scheduler fills this in."""
