@@ -31,6 +31,7 @@ MOST_LABEL = 200
 """Characters of the name of a class in a label."""
 
 ReleaseRef = Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
+Figure = Annotated[FiniteFloat, Field(strict=True)]
 FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
 
@@ -131,7 +132,7 @@ class Improvement(_Value):
     devices: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Whose updates are in the weights."""
     rounds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    figures: Annotated[dict[FigureName, FiniteFloat], Field(max_length=_MOST_FIGURES)] = {}
+    figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""
     reason: Annotated[str, Field(max_length=500)] = ""
     """Why it was refused, or has failed."""
