@@ -42,6 +42,13 @@ def _no_number(value: object) -> object:
     return value
 
 
+def _plain(value: object) -> object:
+    """Refuse a text and a truth value, which pydantic takes for numbers."""
+    if isinstance(value, bool | str):
+        raise ValueError("write a number")
+    return value
+
+
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -129,9 +136,9 @@ class Improvement(_Value):
     """The release that it starts from."""
     tier: Tier
     state: ImprovementState
-    devices: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    devices: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=1_000_000)] = 0
     """Whose updates are in the weights."""
-    rounds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    rounds: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=10_000_000)] = 0
     figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""
     reason: Annotated[str, Field(max_length=500)] = ""
