@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from tierkit.types import Tier
 from tierkit.wire.releases import RELEASE_REF_PATTERN
@@ -30,7 +31,22 @@ MOST_LABEL = 200
 """Characters of the name of a class in a label."""
 
 ReleaseRef = Annotated[str, Field(pattern=RELEASE_REF_PATTERN)]
+Figure = Annotated[FiniteFloat, Field(strict=True)]
 FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+
+
+def _no_number(value: object) -> object:
+    """Refuse a number, which pydantic takes for seconds since 1970."""
+    if isinstance(value, int | float) or (isinstance(value, str) and re.fullmatch(r"[-+0-9._e]*", value)):
+        raise ValueError("write a date and a time")
+    return value
+
+
+def _plain(value: object) -> object:
+    """Refuse a text and a truth value, which pydantic takes for numbers."""
+    if isinstance(value, bool | str):
+        raise ValueError("write a number")
+    return value
 
 
 class _Value(BaseModel):
@@ -120,15 +136,15 @@ class Improvement(_Value):
     """The release that it starts from."""
     tier: Tier
     state: ImprovementState
-    devices: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    devices: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=1_000_000)] = 0
     """Devices with updates in the weights."""
-    rounds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    figures: Annotated[dict[FigureName, FiniteFloat], Field(max_length=_MOST_FIGURES)] = {}
+    rounds: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=10_000_000)] = 0
+    figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""
     reason: Annotated[str, Field(max_length=500)] = ""
     """Why it was refused, or has failed."""
     new_release: ReleaseRef | None = None
-    created_at: datetime | None = None
+    created_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
     """When the scheduler first heard of it; the scheduler fills this in."""
     by: Annotated[str, Field(max_length=128)] | None = None
     """Name of the token; the scheduler fills this in."""

@@ -54,9 +54,14 @@ include-name = ["POST /v1/releases", "PUT /v1/networks/{sha256}"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "409", "422"]
 
 [[operations]]
-include-name = ["GET /v1/observations"]
+include-name = ["GET /v1/observations", "GET /v1/learning/pictures"]
 # Nor which cursors a page has given.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404"]
+
+[[operations]]
+include-name = ["PUT /v1/observations/{node_id}/{source}/{sequence}/label"]
+# Nor which classes there are.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422"]
 
 [[operations]]
 include-name = ["POST /v1/jobs", "POST /v1/classify"]
