@@ -34,7 +34,17 @@ from tierkit.picture_files import kind_of, left_out_by_name
 from tierkit.plaintext import spreadsheet_cell
 from tierkit.wire.sources import SeenPicture
 
-__all__ = ["LABELS", "MOST_PICTURES", "Exported", "Fetch", "LabelledFolder", "Said", "new_folder", "said_of", "side_of"]
+__all__ = [
+    "LABELS",
+    "MOST_PICTURES",
+    "ExportCounts",
+    "Fetch",
+    "LabelledFolder",
+    "Said",
+    "new_folder",
+    "said_of",
+    "side_of",
+]
 
 LABELS = "labels.csv"
 MOST_PICTURES = 200_000
@@ -65,7 +75,7 @@ class Said:
 
 
 @dataclass(slots=True, kw_only=True)
-class Exported:
+class ExportCounts:
     """Counts of one export."""
 
     by_person: int = 0
@@ -169,7 +179,7 @@ class LabelledFolder:
 
     def fill(
         self, pictures: Iterable[SeenPicture], fetch: Fetch, *, passed: Callable[[], None] = lambda: None
-    ) -> Exported:
+    ) -> ExportCounts:
         """Write pictures, `labels.csv` and `hierarchy.json`. Pictures without a label are left out.
 
         Args:
@@ -180,7 +190,7 @@ class LabelledFolder:
             InvalidAnswer: the scheduler sent a name that cannot be the name of a file.
             OSError: a file cannot be written.
         """
-        done, classes = Exported(), frozenset(self._hierarchy.fine)
+        done, classes = ExportCounts(), frozenset(self._hierarchy.fine)
         with (self._folder / LABELS).open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, _COLUMNS)
             table.writeheader()
@@ -204,7 +214,7 @@ class LabelledFolder:
             )
         return done
 
-    def _add(self, seen: SeenPicture, said: Said, fetch: Fetch, done: Exported) -> dict[str, Any] | None:
+    def _add(self, seen: SeenPicture, said: Said, fetch: Fetch, done: ExportCounts) -> dict[str, Any] | None:
         """Write one picture, if it can be read; return its row."""
         stem = f"{seen.node}+{seen.source}-{seen.sequence}"
         if not _STEM.fullmatch(stem):

@@ -11,7 +11,7 @@ import typer
 
 from models.hierarchy import Hierarchy, few
 from terrace.console import image_count, print_json, progress_bars, screen
-from terrace.labelled_folder import MOST_PICTURES, Exported, LabelledFolder, new_folder
+from terrace.labelled_folder import MOST_PICTURES, ExportCounts, LabelledFolder, new_folder
 from terrace.options import Json, OnlySite, connected
 from tierkit.client import Client, SeenPicture
 from tierkit.errors import DataError, InvalidAnswer, NotFound
@@ -138,7 +138,7 @@ def _listed(
             return
 
 
-def _left_out(done: Exported) -> str:
+def _left_out(done: ExportCounts) -> str:
     counts = {
         "deleted meanwhile": done.gone,
         "damaged": done.damaged,
@@ -149,7 +149,7 @@ def _left_out(done: Exported) -> str:
     return f" (left out: {', '.join(parts)})" if parts else ""
 
 
-def _warnings(done: Exported) -> Iterator[str]:
+def _warnings(done: ExportCounts) -> Iterator[str]:
     if done.full:
         yield f"there are more than {MOST_PICTURES:,} pictures; export them by --source or --node"
     for split, classes in done.without_pictures.items():

@@ -16,7 +16,7 @@ from PIL import Image
 from models.dataset import Dataset
 from models.hierarchy import Hierarchy
 from terrace import labelled_folder
-from terrace.labelled_folder import LABELS, Exported, LabelledFolder, Said, new_folder, said_of, side_of
+from terrace.labelled_folder import LABELS, ExportCounts, LabelledFolder, Said, new_folder, said_of, side_of
 from tierkit.atomic import alone_in
 from tierkit.errors import InvalidAnswer, InvalidInput, NotFound, SetupError
 from tierkit.types import Tier
@@ -66,7 +66,7 @@ def fill(
     content: Callable[[str, str, int], bytes] = fetch,
     hierarchy: Hierarchy = SHAPES,
     **options: Any,
-) -> Exported:
+) -> ExportCounts:
     folder.mkdir(exist_ok=True)
     written = LabelledFolder(folder, hierarchy, **{"test_share": 0.5, "least_confidence": 0.7, **options})
     return written.fill(pictures, content)
