@@ -43,12 +43,6 @@ def rows(folder: str) -> dict[int, dict[str, str]]:
         return {int(row["sequence"]): row for row in csv.DictReader(file)}
 
 
-def write_files() -> None:
-    Path("file").write_text("x")
-    Path("full").mkdir()
-    Path("full/file").write_text("x")
-
-
 async def test_labelled_pictures_become_a_data_set(gate: Camera, terrace: Command) -> None:
     code, out, err = await terrace("datasets", "export", "flowers", "--test-share", "1", "--json")
     assert code == 0, err
@@ -88,20 +82,3 @@ async def test_nothing_is_written_without_pictures(gate: Camera, terrace: Comman
     code, _, err = await terrace("datasets", "export", "none", "--node", "end-9")
     assert (code, bool(err)) == (2, True)
     assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("set", "--least-confidence", "0.8"),
-        ("set", "--test-share", "1.5"),
-        ("no/such/place",),
-        (".",),
-        ("full",),
-        ("file",),
-    ],
-)
-async def test_wrong_command_lines_are_refused(gate: Camera, terrace: Command, words: tuple[str, ...]) -> None:
-    write_files()
-    code, _, _ = await terrace("datasets", "export", *words)
-    assert (code, sorted(path.name for path in Path.cwd().iterdir())) == (2, ["file", "full"])
