@@ -59,6 +59,7 @@ _COMMANDS = {
     "sources": _Command("terrace.commands.sources:app", "See and change where devices take pictures from.", _USE),
     "observations": _Command("terrace.commands.observations:app", "See what the sources of devices saw.", _USE),
     "learning": _Command("terrace.commands.learning:app", "See what devices keep, and how far tiers agree.", _USE),
+    "datasets": _Command("terrace.commands.datasets:app", "Make data sets of labelled pictures.", _USE),
     "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),
     "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),
     "train": _Command("terrace.commands.train:app", "Train a network on many machines.", _USE),

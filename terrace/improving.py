@@ -240,7 +240,7 @@ class Improving:
         known: ComparedOn | None = None
         if self._goal.validation is not None:
             known = self._judged(self._validation(manifest, entry), entry)
-        newest = newest_answers(self._client, entry, self._wish.least_confidence)
+        newest = newest_answers(self._client, entry, manifest.hierarchy, self._wish.least_confidence)
         self._goal.say("comparing the networks" + (" on the labelled pictures and" if known else "") + _NEWEST)
         found = best(self._tried(manifest, entry, trained, share, (known, newest)) for share in SHARES)
         write_atomically(self._folder / IMPROVED, found.content)

@@ -1,4 +1,4 @@
-"""The newest pictures that a scheduler has with answers from above: networks are compared on them."""
+"""The newest pictures that a scheduler has with labels or answers from above: networks are compared on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from models.hierarchy import Hierarchy
 from models.manifest import ModelEntry
 from models.pictures.decode import decoder
 from tierkit.client import Client
@@ -23,17 +24,19 @@ _MOST_LOOKED_AT = 4_000
 _PAGE = 100
 
 
-def newest_answers(client: Client, entry: ModelEntry, least_confidence: float) -> ComparedOn:
-    """Pictures as a network takes them, with the answers from above as labels. Damaged pictures are left out.
+def newest_answers(client: Client, entry: ModelEntry, hierarchy: Hierarchy, least_confidence: float) -> ComparedOn:
+    """Pictures as a network takes them. The label is what a person said, otherwise the answer from above. Damaged
+    pictures are left out.
 
     Args:
+        hierarchy: of the network.
         least_confidence: of an answer from above that counts.
     """
     decode, never = decoder(entry.fit), threading.Event()
     pixels: list[Array] = []
     labels: list[int] = []
     for seen in _seen(client):
-        label = _label(seen, entry, least_confidence)
+        label = _label(seen, entry, hierarchy, least_confidence) if seen.picture else None
         if label is None:
             continue
         try:
@@ -47,9 +50,19 @@ def newest_answers(client: Client, entry: ModelEntry, least_confidence: float) -
     return ComparedOn(images=images, labels=np.array(labels, np.int64))
 
 
-def _label(seen: SeenPicture, entry: ModelEntry, least_confidence: float) -> int | None:
-    """The class from above; None if there is no sure one, or no picture."""
-    if seen.fine is None or not seen.picture:
+def _label(seen: SeenPicture, entry: ModelEntry, hierarchy: Hierarchy, least_confidence: float) -> int | None:
+    """The class that a person named, otherwise the sure answer from above; None without either."""
+    if seen.person is None:
+        return _answer(seen, entry, least_confidence)
+    if seen.person not in hierarchy.fine:
+        return None
+    fine = hierarchy.fine.index(seen.person)
+    return fine if entry.target == "fine" else hierarchy.parent[fine]
+
+
+def _answer(seen: SeenPicture, entry: ModelEntry, least_confidence: float) -> int | None:
+    """The class from above; None if there is no sure one."""
+    if seen.fine is None:
         return None
     index, confidence = (
         (seen.fine.index, seen.fine.confidence)
