@@ -31,7 +31,7 @@ from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, 
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
-pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 SOURCE = """
 [[source]]
@@ -133,7 +133,7 @@ async def devices(folder: Path, url: str) -> AsyncIterator[None]:
             "--threads",
             "1",
         )
-        started.append(await asyncio.create_subprocess_exec(*TERRACE, *work, stderr=asyncio.subprocess.DEVNULL))
+        started.append(await asyncio.create_subprocess_exec(*TERRACE, *work))  # a failure shows what they said
     try:
         yield
     finally:
@@ -154,7 +154,11 @@ async def command(*words: str, limit: str = "unlimited") -> tuple[int, str]:
     """Run a command that writes no file of more than `limit` KiB, as on a full disk; its exit code and output."""
     shell = ("bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash")
     process = await asyncio.create_subprocess_exec(*shell, *TERRACE, *words, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.terminate()
     assert process.returncode is not None
     return process.returncode, said.decode()
 
@@ -198,7 +202,7 @@ async def improve(
                 validation=None if validation is None else str(validation),
                 host={"scheduler": url},
                 trial={"canary": 0.5, "for_s": 3600.0},
-                **changes,
+                **{"within_s": 120.0, **changes},  # a thread that waits for ever would outlive the test
             )
             return Improving(client, folder, ImproveWish(release=release, tier=tier, **TRAINING), goal).run()
 
