@@ -31,7 +31,7 @@ from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, 
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
 SOURCE = """
 [[source]]
