@@ -17,7 +17,7 @@ from terrace.commands.improve import improve
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
-from terrace.options import Credentials, Data, Json, OtherDataset, token_from, with_options
+from terrace.options import Credentials, Data, Json, OtherDataset, on_command_line, token_from, with_options
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
 from tierkit.access import invitation_of
@@ -288,16 +288,21 @@ class Working:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.kept is not None and (self.data, self.dataset, self.fetch) != (None, None, None):
-            raise typer.BadParameter("--kept replaces --data, --dataset and --fetch: leave them out.")
+        if self.kept is not None and (self.dataset, self.fetch) != (None, None):
+            raise typer.BadParameter(_KEPT_REPLACES)
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
             raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
 
 
 @app.command(name="work")
 @with_options
-def work_for(enlisting: Enlisting, credentials: Credentials, options: Working, json: Json = False) -> None:
+def work_for(
+    context: typer.Context, enlisting: Enlisting, credentials: Credentials, options: Working, json: Json = False
+) -> None:
     """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
+    # The environment may name a data folder for other commands.
+    if options.kept is not None and on_command_line(context, "data"):
+        raise typer.BadParameter(_KEPT_REPLACES)
     watch = None if options.while_idle is None else NodeWatch(options.while_idle)
     threads, device = options.threads, options.device
     if watch is not None:
@@ -366,6 +371,7 @@ def _machines(workers: int) -> str:
     return f"{workers} {'worker' if workers == 1 else 'workers'}"
 
 
+_KEPT_REPLACES = "--kept replaces --data, --dataset and --fetch: leave them out."
 _LONGEST_OWN = 34
 """Length of the rest of a worker's name, of 63 characters; the name of an invitation has 28."""
 

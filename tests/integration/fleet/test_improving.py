@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -133,7 +134,9 @@ async def devices(folder: Path, url: str) -> AsyncIterator[None]:
             "--threads",
             "1",
         )
-        started.append(await asyncio.create_subprocess_exec(*TERRACE, *work))  # a failure shows what they said
+        # The variable is there for other commands. A failure shows what the workers said.
+        variables = {**os.environ, "TERRACE_DATA": str(folder)}
+        started.append(await asyncio.create_subprocess_exec(*TERRACE, *work, env=variables))
     try:
         yield
     finally:
