@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import torch
-from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tierkit.errors import WeightsError
+from tierkit.extras import training_extra
 from tierkit.tensors import Array
+
+if TYPE_CHECKING:
+    import onnx
 
 __all__ = ["Layer", "OnnxNetwork", "rewritten", "round_through"]
 
@@ -59,8 +61,9 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
+        onnx = _onnx()
         graph = onnx.load_from_string(content).graph
-        stored = {item.name: torch.from_numpy(numpy_helper.to_array(item).copy()) for item in graph.initializer}
+        stored = {item.name: torch.from_numpy(onnx.numpy_helper.to_array(item).copy()) for item in graph.initializer}
         self._input, self._output = graph.input[0].name, graph.output[0].name
         self._steps: list[_Step] = []
         for node in graph.node:
@@ -141,6 +144,7 @@ def rewritten(content: bytes, network: OnnxNetwork) -> bytes:
     Raises:
         WeightsError: a weight that has changed is stored in a form that this function does not write.
     """
+    onnx = _onnx()
     model = onnx.load_from_string(content)
     file = _File(model.graph)
     for node in model.graph.node:
@@ -155,6 +159,7 @@ class _File:
     """The stored tensors of a graph, while layers are written into it."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
+        self._onnx = _onnx()
         self._stored = {item.name: item for item in graph.initializer}
         self._makers = {node.output[0]: node for node in graph.node}
         self._uses = Counter(name for node in graph.node for name in node.input)
@@ -221,17 +226,30 @@ class _File:
             return self._array(name)
         maker = self._makers[name]
         known = {each: torch.from_numpy(self._array(each).copy()) for each in maker.input}
-        attributes = {item.name: onnx.helper.get_attribute_value(item) for item in maker.attribute}
+        attributes = {item.name: self._onnx.helper.get_attribute_value(item) for item in maker.attribute}
         read: Array = _Step(maker.op_type, attributes, tuple(maker.input), name)(known).float().numpy()
         return read
 
     def _array(self, name: str) -> Array:
-        return numpy_helper.to_array(self._stored[name])
+        values: Array = self._onnx.numpy_helper.to_array(self._stored[name])
+        return values
 
     def _put(self, name: str, values: Array) -> None:
         if values.shape != self._array(name).shape:
             raise WeightsError(f"{name!r} has the shape {self._array(name).shape}, and {values.shape} came")
-        self._stored[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        self._stored[name].CopyFrom(self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
+
+
+def _onnx() -> Any:
+    """The package, which workers of other runs do without.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    with training_extra("training the network of a file", "learn"):
+        import onnx
+        import onnx.numpy_helper
+    return onnx
 
 
 def _batches(values: Array) -> list[Array]:

@@ -6,7 +6,6 @@ import hashlib
 
 import numpy as np
 import torch
-from google.protobuf.message import DecodeError
 from torch import Tensor, nn
 
 from models.data import ImageSet
@@ -15,7 +14,7 @@ from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
 from models.training.onnx_network import OnnxNetwork, rewritten
-from tierkit.errors import InvalidAnswer, WeightsError
+from tierkit.errors import InvalidAnswer, MissingExtra, WeightsError
 from training.learner import FlatLearner, learner_of
 from training.measuring import free_bytes
 from training.messages import RunSpec
@@ -84,7 +83,9 @@ def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
         stored = OnnxNetwork(content)
     except WeightsError:
         raise
-    except (DecodeError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # the parser of files has classes of its own
+        if isinstance(error, MissingExtra):
+            raise
         raise WeightsError(f"the network of {own.release} cannot be read: {str(error)[:200]}") from error
     numbers, shape = stored.outline((1, own.height, own.width, 3))
     if shape != (wanted := (1, len(own.classes.labels(config.target)))):
