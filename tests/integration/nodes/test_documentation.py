@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from scheduler.metrics import SITES, SOURCES
+from scheduler.metrics import LEARNING, SITES, SOURCES
 from tierkit.errors import TerraceError
 from tierkit.http import errors as http_errors
 from tierkit.inference.metrics import ShareMetrics
@@ -50,6 +50,7 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     given = {next(iter(metric.describe())).name: metric._labelnames for metric in metrics}
     given |= {family.name: family._labelnames for family in SOURCES.describe()}
     given |= {family.name: family._labelnames for family in SITES.describe()}
+    given |= {family.name: family._labelnames for family in LEARNING.describe()}
     given |= {family.name: family._labelnames for family in ShareMetrics((), tuple).describe()}
     assert told == given
 
