@@ -407,6 +407,8 @@ WITHOUT_LEARNING = (
     "DROP TABLE terrace_improvements",
     "DROP INDEX terrace_observations_audited",
     "ALTER TABLE terrace_observations DROP COLUMN agrees",
+    "DROP INDEX terrace_observation_pictures_by_use",
+    "ALTER TABLE terrace_observation_pictures DROP COLUMN useful",
 )
 WITHOUT_SITES = (
     "DROP TABLE terrace_releases",
@@ -491,7 +493,7 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
             await connection.execute(text("DROP TABLE terrace_runs"))
-            for statement in (*WITHOUT_SITES, *WITHOUT_OBSERVATIONS, *WITHOUT_ELAPSED):
+            for statement in (*WITHOUT_LEARNING, *WITHOUT_SITES, *WITHOUT_OBSERVATIONS, *WITHOUT_ELAPSED):
                 await connection.execute(text(statement))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
         newer = await open_database(database_url)
@@ -517,6 +519,7 @@ async def test_observations_of_an_older_terrace_are_found_by_their_classes(datab
     )
     async with opened(database_url) as store, store.engine.begin() as connection:
         for statement in (
+            *WITHOUT_LEARNING,
             *WITHOUT_SITES,
             *(f"DROP INDEX terrace_observations_by_{name}" for name in ("time", "source", "coarse", "fine")),
             "ALTER TABLE terrace_observations DROP COLUMN coarse_label",
