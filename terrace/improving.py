@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from json import dumps
@@ -29,9 +29,10 @@ from tierkit.atomic import write_atomically
 from tierkit.client import Client
 from tierkit.documents import read_json
 from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
+from tierkit.tensors import Array
 from tierkit.wire.releases import ReleaseState
 from training.improve.blend import SHARES, best, blended
-from training.improve.gate import Comparison, GateVerdict, compared, judge
+from training.improve.gate import GateVerdict, compared, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
@@ -237,12 +238,15 @@ class Improving:
             outcome.passes = False
             self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
             return
-        known: ComparedOn | None = None
+        on = {"above": newest_answers(self._client, entry, manifest.hierarchy, self._wish.least_confidence)}
         if self._goal.validation is not None:
-            known = self._judged(self._validation(manifest, entry), entry)
-        newest = newest_answers(self._client, entry, manifest.hierarchy, self._wish.least_confidence)
-        self._goal.say("comparing the networks" + (" on the labelled pictures and" if known else "") + _NEWEST)
-        found = best(self._tried(manifest, entry, trained, share, (known, newest)) for share in SHARES)
+            on["validation"] = self._judged(self._validation(manifest, entry), entry)
+        self._goal.say("comparing the networks" + (" on the labelled pictures and" if len(on) > 1 else "") + _NEWEST)
+        asked = {
+            name: (judged, answers_of(manifest, entry, self._folder / _BASE, judged.images))
+            for name, judged in on.items()
+        }
+        found = best(self._tried(manifest, entry, trained, share, asked) for share in SHARES)
         write_atomically(self._folder / IMPROVED, found.content)
         outcome.passes = found.passes
         self._tell(
@@ -258,28 +262,29 @@ class Improving:
         entry: ModelEntry,
         trained: bytes,
         share: float,
-        on: tuple[ComparedOn | None, ComparedOn],
+        asked: Mapping[str, tuple[ComparedOn, Array]],
     ) -> _Tried:
-        """Compare the network at a share of the way with the present one."""
-        base = self._folder / _BASE
-        content = blended((base / entry.file).read_bytes(), trained, share)
+        """Compare the network at a share of the way with the present one.
+
+        Args:
+            asked: pictures to compare on, and the present network's logits for them: `above`, and `validation` if
+                there are labelled pictures.
+        """
+        content = blended((self._folder / _BASE / entry.file).read_bytes(), trained, share)
         write_atomically(self._folder / IMPROVED, content)
         facts = {"file": IMPROVED, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
         improved = entry.model_copy(update=facts)
-
-        def both(judged: ComparedOn) -> Comparison:
-            old = answers_of(manifest, entry, base, judged.images)
-            return compared(old, answers_of(manifest, improved, self._folder, judged.images), judged.labels)
-
-        known, newest = on
-        validation, above = None if known is None else both(known), both(newest)
-        figures = {} if validation is None else validation.figures("validation")
+        found = {
+            name: compared(old, answers_of(manifest, improved, self._folder, judged.images), judged.labels)
+            for name, (judged, old) in asked.items()
+        }
+        above, validation = found["above"], found.get("validation")
         return _Tried(
             share=share,
             content=content,
             verdict=judge(validation, above if above.pictures else None),
             gain=above.change if above.pictures or validation is None else validation.change,
-            figures=figures | above.figures("above"),
+            figures={key: value for name, each in found.items() for key, value in each.figures(name).items()},
         )
 
     def _validation(self, manifest: Manifest, entry: ModelEntry) -> Labelled:

@@ -22,7 +22,7 @@ __all__ = ["AnsweredPictures", "DeviceGroup", "LearningWorld", "device_pictures"
 
 _LEAST_CONFIDENCE = 0.7
 _SURE_SHARE = 5
-"""Sure pictures are at most one of so many that a device keeps, as in `models.kept.sample`."""
+"""At most a fifth of the kept pictures are sure ones, as in `models.kept.sample`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from training.virtual import Link
 __all__ = ["Classroom", "School", "read_classroom"]
 
 _EPOCHS, _HELD_OUT = 6, 600
-"""Passes of a run; and one of so many images is held out of each class: 10 of 6,000."""
+"""Passes of a run. Each class has one held-out image for every 600 images, 10 of 6,000."""
 _FEW: dict[str, Any] = {"batch_size": 64, "peak_rate": 0.1}
 """Many steps in few passes, at a rate for these batches."""
 _ROUND = HOSTED["fedavg"].model_copy(update={"period": 10})

@@ -15,7 +15,7 @@ TAUGHT = "teacher"
 """Name of the table. It trains on CIFAR-100, so it is made by itself."""
 STUDENT, TEACHER = "mobilenet-v1-0.5", "wrn-16-4"
 OF_IMAGES = 10
-"""The table takes one of so many images of `--images`, so that it ends within ten minutes."""
+"""The table uses a tenth of `--images`, so that it ends within ten minutes."""
 
 _Row = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""The first layer of a trained network as a convolution over three colours, the form in which networks are exported."""
+"""The first layer of a trained network as a convolution over three colours. Networks are exported in this form."""
 
 from __future__ import annotations
 

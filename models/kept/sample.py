@@ -22,7 +22,7 @@ Kind = Literal["differs", "unsure", "sure"]
 Form = Literal["pixels", "features"]
 
 _SURE_SHARE = 5
-"""Sure pictures are at most one of so many. They keep the network from forgetting what it knows."""
+"""At most a fifth of the pictures are sure ones. They keep the network from forgetting what it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class KeptStore:
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self._path, self._size_bytes = folder / _NAME, max(_LEAST_BYTES, size_bytes)
-        # The journal holds the pages that one picture changes, of which it gets an eighth.
+        # The rest is for the journal, which holds the pages that one picture changes.
         self._pages = self._size_bytes * 7 // 8 // _PAGE_BYTES
         self._closing = contextlib.ExitStack()
         try:

@@ -81,11 +81,9 @@ def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
         raise WeightsError(f"the file is not the network of {own.release}: its sha256 is another one")
     try:
         stored = OnnxNetwork(content)
-    except WeightsError:
+    except (WeightsError, MissingExtra):
         raise
-    except Exception as error:  # the parser of files has classes of its own
-        if isinstance(error, MissingExtra):
-            raise
+    except Exception as error:  # the parser's own classes cannot be named without onnx
         raise WeightsError(f"the network of {own.release} cannot be read: {str(error)[:200]}") from error
     numbers, shape = stored.outline((1, own.height, own.width, 3))
     if shape != (wanted := (1, len(own.classes.labels(config.target)))):
