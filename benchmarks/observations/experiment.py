@@ -245,7 +245,7 @@ class ObservationsBenchmark(Experiment):
         async with _scheduler(folder, chosen.database, retention_s=retention_s, purge_s=purge_s) as scheduler:
             await fleet.join(scheduler.plan(chosen))
             calm = await fleet.send(scheduler.plan(chosen, seconds=window_s, probe_s=_PROBE_S))
-            left_s = began + purge_s + 2 * window_s - time.monotonic()
+            left_s = max(window_s, began + purge_s + 2 * window_s - time.monotonic())
             deleting = asyncio.create_task(_deleted(scheduler.url, chosen.doomed))
             storm = await fleet.send(scheduler.plan(chosen, seconds=left_s, probe_s=_PROBE_S))
             if not deleting.done():

@@ -19,7 +19,7 @@ from tierkit.extras import training_extra
 
 __all__ = ["IMPROVE_LOOP", "TABLES", "missed"]
 
-TABLES = ("drift", "poison", "teacher", "personal")
+TABLES = ("drift", "poison", "teacher", "personal", "leak")
 _FEWEST_DIGITS = 4_000
 _RUNS = 20
 """Runs with liars."""
@@ -35,6 +35,7 @@ class Amount(Options):
     images: int = option(10_000, "Test images of CIFAR-100.", quick=1_000, min=500, max=10_000)
     steps: int = option(480, "Steps of all devices together.", quick=64, min=8, max=100_000)
     runs: int = option(_RUNS, "Runs of `poison`, with each kind of lie in turn.", quick=4, min=1, max=1_000)
+    search: int = option(300, "Steps of each attack of `leak`.", quick=5, min=1, max=100_000)
     data: Path | None = option(
         None, "Folder that holds cifar-100-python/ and mnist/.", envvar="TERRACE_DATA", metavar="DIRECTORY"
     )
@@ -136,6 +137,8 @@ def missed(table: str, points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:
+    if row["table"] == "leak":
+        return _leak_row(row)
     own, clean = ("old_own", "new_own"), ("old_clean", "new_clean")
     if row["table"] == "personal":
         clean = ("old_general", "new_general")
@@ -160,6 +163,17 @@ def _row(row: Mapping[str, Any]) -> list[str]:
         result,
         "; ".join(f"missed: {each}" for each in row["missed"]) or "reached",
     ]
+
+
+def _leak_row(row: Mapping[str, Any]) -> list[str]:
+    """Of an attacker with the update, and of one without."""
+    seen = (f"SSIM {row[f'{name}ssim']:.2f}, {row[f'recognised{which}']:.0%} recognised" for name, which in _ATTACKERS)
+    found, blind = seen
+    result = f"{found}; without the update {blind}; of the originals {row['recognised_originals']:.0%}"
+    return [row["table"], row["line"], str(row["runs"]), "", "", result, "reported"]
+
+
+_ATTACKERS = (("", ""), ("blind_", "_blind"))
 
 
 def _change(row: Mapping[str, Any], before: str, after: str, change: str) -> str:

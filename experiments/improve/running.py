@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from experiments.improve.digits import digits_world
+from experiments.improve.leak import CASES, LeakCase, leak_line
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
-from experiments.improve.world import DeviceGroup, LearningWorld, drift_world
+from experiments.improve.world import DeviceGroup, LearningWorld, drift_world, upper_judge
+from tierkit.tensors import Array
 
 __all__ = ["lines"]
 
@@ -21,6 +23,8 @@ _POISONED = DeviceGroup(devices=10, skew=1.0)
 _PERSONAL = DeviceGroup(devices=8, skew=0.2)
 _PERSONAL_SEEDS = 2
 """More than the other tables have."""
+_SINGLE_PICTURES = 8
+"""Runs of `leak` whose update is made of one picture."""
 
 
 class Extent(Protocol):
@@ -30,6 +34,7 @@ class Extent(Protocol):
     images: int
     steps: int
     runs: int
+    search: int
     data: Path | None
 
 
@@ -68,6 +73,14 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
     def personal(number: int) -> dict[str, Any]:
         return personal_line(pictures(), slow, _PERSONAL, number)
 
+    @cache
+    def judge() -> Callable[[Array], Array]:
+        return upper_judge()
+
+    def leak(case: LeakCase, number: int) -> dict[str, Any]:
+        world = pictures()
+        return leak_line(world, slow.config(world, number), case, judge(), steps=extent.search, seed=number)
+
     more = seeds if extent.seeds == 1 else range(seed, seed + extent.seeds + _PERSONAL_SEEDS)
     todo: list[tuple[str, str, int, Callable[[], dict[str, Any]]]] = []
     for words, true in (("answers from above", False), ("true labels", True)):
@@ -78,6 +91,11 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
     for words, known in (("with labelled pictures", True), ("without labelled pictures", False)):
         todo += [("teacher", words, number, partial(teacher, known, number)) for number in seeds]
     todo += [("personal", "own last layer", number, partial(personal, number)) for number in more]
+
+    for case in CASES:
+        few = case.pictures > 1 or extent.seeds == 1
+        numbers = seeds if few else range(seed, seed + _SINGLE_PICTURES)
+        todo += [("leak", case.words, number, partial(leak, case, number)) for number in numbers]
 
     def line(table: str, words: str, number: int, measure: Callable[[], dict[str, Any]]) -> Line:
         return f"{table}: {words}, seed {number}", lambda: {"table": table, "line": words, "seed": number, **measure()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,18 @@ from models.session import load_model, softmax
 from tierkit.tensors import Array
 from tierkit.types import Tier
 
-__all__ = ["AnsweredPictures", "DeviceGroup", "LearningWorld", "device_pictures", "drift_world", "escalated"]
+__all__ = [
+    "AnsweredPictures",
+    "DeviceGroup",
+    "LearningWorld",
+    "device_pictures",
+    "drift_world",
+    "escalated",
+    "labelled",
+    "owners",
+    "stand_ins",
+    "upper_judge",
+]
 
 _LEAST_CONFIDENCE = 0.7
 _SURE_SHARE = 5
@@ -130,7 +142,7 @@ def device_pictures(world: LearningWorld, keeping: DeviceGroup, seed: int) -> li
     owner, unsure = owners(world, keeping, seed), margin(world.local) < world.below
     audited = ~unsure & (draw.random(len(unsure)) < keeping.audit_share)
     agrees = world.local.argmax(axis=1) == world.stream.above.argmax(axis=1)
-    stands_for = _stand_ins(world)
+    stands_for = stand_ins(world)
     kept = []
     for device in range(keeping.devices):
         hard = np.flatnonzero((owner == device) & (unsure | (audited & ~agrees)))
@@ -150,7 +162,19 @@ def labelled(images: Array, labels: Array, stands_for: Array, name: str) -> Imag
     return ImageSet(images=images, fine=stands_for[labels], coarse=labels, names=names, hierarchy_name=name)
 
 
-def _stand_ins(world: LearningWorld) -> Array:
+def upper_judge() -> Callable[[Array], Array]:
+    """Superclasses `[n]` of UINT8 images by the cloud's network that ships."""
+    manifest = load_manifest()
+    cloud, parent = manifest.default_for("cloud"), np.array(manifest.hierarchy.parent)
+    network = load_model(cloud, labels=manifest.hierarchy.labels(cloud.target))
+
+    def superclasses(images: Array) -> Array:
+        return np.asarray(parent[logits_of(network, standardised(images))[0].argmax(axis=1)])
+
+    return superclasses
+
+
+def stand_ins(world: LearningWorld) -> Array:
     """A class for each superclass: the end network learns nothing finer."""
     parent = world.hierarchy.parent
     if world.entry.target == "fine":

@@ -28,7 +28,7 @@ from tierkit.plaintext import harmless
 from tierkit.settings import lasting_name
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
-from training.worker.idle import NodeWatch, give_way
+from training.worker.idle import CpuShare, NodeWatch, give_way
 
 if TYPE_CHECKING:
     from experiments.training.ranks import RankMachines
@@ -254,6 +254,15 @@ class Working:
             dir_okay=False,
         ),
     ] = None
+    cores: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            metavar="SHARE",
+            help="Use at most this share of a core. Default: 0.1 with --kept and --while-idle, otherwise no limit.",
+            show_default=False,
+        ),
+    ] = None
     fetch: Annotated[
         Literal["own", "all"] | None,
         typer.Option(
@@ -304,6 +313,10 @@ def work_for(
     if options.kept is not None and on_command_line(context, "data"):
         raise typer.BadParameter(_KEPT_REPLACES)
     watch = None if options.while_idle is None else NodeWatch(options.while_idle)
+    cores = options.cores
+    if cores is None and options.kept is not None and watch is not None:
+        cores = _LEARNING_CORES
+    share = None if cores is None else CpuShare(cores)
     threads, device = options.threads, options.device
     if watch is not None:
         threads = threads or 1
@@ -349,7 +362,7 @@ def work_for(
         token=token,
         tls_ca=credentials.tls_ca,
         patience_s=options.patience_s,
-        may_work=watch.may_work if watch is not None else lambda: True,
+        may_work=lambda: all(each.may_work() for each in (watch, share) if each is not None),
         fetch=options.fetch,
         cache=options.cache,
         serve_data=None if options.serve_data is None else _address(options.serve_data),
@@ -372,6 +385,8 @@ def _machines(workers: int) -> str:
 
 
 _KEPT_REPLACES = "--kept replaces --data, --dataset and --fetch: leave them out."
+_LEARNING_CORES = 0.1
+"""Share of a core that learning takes on a device that serves."""
 _LONGEST_OWN = 34
 """Length of the rest of a worker's name, of 63 characters; the name of an invitation has 28."""
 

@@ -282,7 +282,8 @@ def test_a_trial_is_started_from_a_form(plays: Plays) -> None:
     form.get_by_label("End devices that try it").fill("25")
     form.get_by_label("Length of the trial").fill("0.5")
     form.get_by_label("Failed attempts").fill("1")
-    form.get_by_role("button", name="Start the trial").click()
+    with page.expect_response("**/v1/releases/*/start"):
+        form.get_by_role("button", name="Start the trial").click()
     expect(form).to_have_count(0)
     guards_ = {"agreement": 0.97, "p99": 1.3, "errors": 0.01}
     assert played.asked == [("flowers%408/start", {"canary": 0.25, "guards": guards_, "for_s": 1800})]
@@ -316,7 +317,7 @@ def test_an_operator_is_asked_before_a_change(
     question.get_by_role("button", name="Cancel").click()
     assert played.asked == []
     where.get_by_role("button", name=button).click()
-    with page.expect_response("**/v1/releases"):
+    with page.expect_response(f"**/v1/releases/{asked}"):
         question.get_by_role("button", name=button).click()
     assert played.asked == [(asked, None)]
 
@@ -382,7 +383,8 @@ def test_everything_is_reached_by_keyboard(plays: Plays) -> None:
     row(page, "flowers@8").get_by_role("button", name="Try flowers@8").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_label("End devices that try it")).to_be_focused()
-    page.keyboard.press("Enter")
+    with page.expect_response("**/v1/releases/*/start"):
+        page.keyboard.press("Enter")
     expect(page.get_by_test_id("trial-form")).to_have_count(0)
     expect(row(page, "flowers@8").get_by_role("button", name="Try flowers@8")).to_be_focused()
     assert [path for path, _ in played.asked] == ["flowers%408/start"]

@@ -34,7 +34,7 @@ def test_events_are_chosen_by_kind_and_by_dragging_over_a_chart(fleet: Fleet, pa
     assert box is not None
     y = box["y"] + box["height"] / 2
     # The newest seconds, at the right, have no arrival of a node.
-    history = httpx.get(f"{fleet.url}/v1/history?minutes=5").json()["events"]
+    history = httpx.get(f"{fleet.url}/v1/history?minutes=60").json()["events"]
     last = max(event["at"] for event in history if event["kind"] == "joined")
     page.wait_for_function("(last) => Date.now() / 1000 - last > 10", arg=last)
     page.mouse.move(box["x"] + box["width"] - 30, y)

@@ -6,6 +6,8 @@ node computes; while that is so, and for a moment after, it does nothing, for tw
 and memory.
 
 The node is not asked, which would be work for it: what its process has used of the processor stands in /proc.
+
+A worker can also have a share of a core, so that a device stays cool while it learns.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["NodeWatch", "Quiet", "give_way"]
+__all__ = ["CpuShare", "NodeWatch", "Quiet", "give_way"]
 
 _BUSY_SHARE = 0.1
 """Of a core. A node without work uses 0.01 or so, for heartbeats and checks."""
 _QUIET_S = 1.0
 _LOOK_S = 0.05
 """Ticks of the clock in /proc are 10 ms: fewer would say nothing."""
+_AHEAD_S = 2.0
+"""Seconds of processor time that a worker may have used before its share allows them: a few steps."""
 _PROC = Path("/proc")
 
 
@@ -52,6 +57,34 @@ class Quiet:
             elif used_s - before[1] > _BUSY_SHARE * (now - before[2]):
                 self._busy_until = now + _QUIET_S
         return now >= self._busy_until
+
+
+class CpuShare:
+    """Bounds the processor time of this process.
+
+    Args:
+        cores: the share of a core that it may use, over a minute or so. Idle time is not saved up.
+        used_s: returns the seconds of processor time that this process has used.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        cores: float,
+        *,
+        used_s: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cores, self._read, self._clock = cores, used_s, clock
+        self._used_s, self._at = used_s(), clock()
+        self._debt_s = 0.0
+
+    def may_work(self) -> bool:
+        """True if the share allows a further step."""
+        used_s, now = self._read(), self._clock()
+        self._debt_s = max(0.0, self._debt_s + used_s - self._used_s - self._cores * (now - self._at))
+        self._used_s, self._at = used_s, now
+        return self._debt_s < _AHEAD_S
 
 
 class NodeWatch:

@@ -18,7 +18,7 @@ from tierkit.errors import UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.client import ask, calling, open_client
 from tierkit.testing import serve_app
 
-BUSY_S = 0.5
+BUSY_S = 1.5
 """What a busy machine may add to a wait."""
 
 

@@ -191,7 +191,7 @@ async def test_an_answer_without_measure_ends_the_connection(
     ids=["head", "headers", "body", "chunks", "1xx", "refusal"],
 )
 async def test_one_that_drips_has_as_long_as_one_that_is_silent(end: RunningEnd, say: Say) -> None:
-    event = await answer(end, say, budget_s=0.2)
+    event = await answer(end, say, budget_s=1.0)
     assert isinstance(event, FallbackEvent)
     assert (event.reason, event.detail.endswith("did not answer within its budget")) == ("upstream_timeout", True)
 

@@ -24,7 +24,7 @@ from training.strategies.config import STRATEGIES
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
-IMAGES = 480
+IMAGES = 240
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(digits: Path, folder: Path, *flags: str) -> Any:
 
 
 def test_all_tables(digits: Path, tmp_path: Path) -> None:
-    ended = run(digits, tmp_path / "run", "--exchanges", "40")
+    ended = run(digits, tmp_path / "run", "--exchanges", "8")
     assert ended.exit_code == 0, ended.output
     rows = json.loads(ended.stdout)
     assert len(rows) == len(cases())

@@ -224,7 +224,7 @@ async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_p
     files = [cut_short(good[number % 3]) if number % 20 == 7 else good[number % 3] for number in range(200)]
     damaged = list(range(7, 200, 20))
     # A node that stands still is not given up before it has got work.
-    patient = {"suspect_s": 20.0, "lease_s": 30.0}
+    patient = {"suspect_s": 60.0, "lease_s": 90.0}
     async with fleet_of(pictures_set, tmp_path, ends=2, n_map=1, **patient) as (fleet, client):
         for stopped in (["end-2"], ["edge-1", "cloud-1"]):
             for name in stopped:

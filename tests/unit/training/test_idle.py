@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tierkit.errors import SetupError
-from training.worker.idle import NodeWatch, Quiet
+from training.worker.idle import CpuShare, NodeWatch, Quiet
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,21 @@ def test_a_node_is_found_by_its_ready_file(tmp_path: Path, monkeypatch: pytest.M
     assert [watch.may_work(), watch.may_work()] == [False, True]
     ready.write_text("{")
     assert watch.may_work()
+
+
+def test_a_share_of_a_core_is_kept_and_idle_time_is_not_saved_up() -> None:
+    used, now = 0.0, 100.0
+    share = CpuShare(0.1, used_s=lambda: used, clock=lambda: now)
+    worked = 0
+    for _ in range(10_000):  # for 1,000 seconds, in steps that would take half of the core
+        now += 0.1
+        if share.may_work():
+            worked += 1
+            used += 0.05
+    assert 0.09 <= worked * 0.05 / 1000 <= 0.11
+    now += 3600.0
+    assert share.may_work()
+    used += 2.5  # more than it may be ahead
+    assert not share.may_work()
+    now += 10.0
+    assert share.may_work()
