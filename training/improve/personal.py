@@ -9,6 +9,7 @@ import hashlib
 import logging
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
 from training.improve.base import own_learner, own_training_data, read_base, written
 from training.improve.gate import FEWEST, compared, judge
-from training.improve.kept import images_of, read_kept
+from training.improve.kept import images_of, label_of, read_kept
 from training.improve.plan import training_of
 from training.improve.successor import answers_of
 from training.own_data import MOST_BASE_BYTES, OwnData
@@ -34,6 +35,7 @@ from training.own_data import MOST_BASE_BYTES, OwnData
 __all__ = [
     "BATCH",
     "LAYERS",
+    "MOST_PICTURES",
     "RATE",
     "STEPS",
     "HeadOutcome",
@@ -48,6 +50,8 @@ log = logging.getLogger(__name__)
 
 STEPS, BATCH, RATE = 60, 32, 0.01
 """Of plain SGD: steps, pictures of a step, and learning rate."""
+MOST_PICTURES = STEPS * BATCH * 5 // 4
+"""The newest kept pictures count: the steps see as many, and the others are held out."""
 LAYERS = 1
 """The last layers with weights, which are trained."""
 _HELD_OUT = 0.2
@@ -131,7 +135,7 @@ def make_head(served: ServedNetwork, kept: Path, may_work: Callable[[], bool] = 
         SetupError: there is no kept sample, or the head cannot be written.
     """
     entry, own = served.entry, _own_data(served)
-    train, judged = _halves(kept, own, entry.target)
+    train, judged = _divided(kept, own, entry.target)
     content = trained_head(served.content, own, head_config(entry), train, may_work)
     sha256 = hashlib.sha256(content).hexdigest()
     if sha256 == own.sha256:
@@ -183,17 +187,26 @@ def _own_data(served: ServedNetwork) -> OwnData:
     )
 
 
-def _halves(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]:
-    """Pictures to train on, and pictures to judge by."""
+def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]:
+    """Pictures to train on, and pictures to judge by: the newest."""
     held_out: set[int] = set()
+    hierarchy = own.classes
+    usable = (
+        key
+        for key, picture, _ in read_kept(kept)
+        if not isinstance(label_of(picture, hierarchy, target, own.least_confidence), str)
+    )
+    first = next(iter(deque(usable, maxlen=MOST_PICTURES)), 0)
 
-    def noted() -> Iterator[tuple[int, KeptPicture, bytes]]:
+    def newest() -> Iterator[tuple[int, KeptPicture, bytes]]:
         for key, picture, content in read_kept(kept):
+            if key < first:
+                continue
             if is_held_out(hashlib.sha256(content).hexdigest()):
                 held_out.add(key)
             yield key, picture, content
 
-    found = images_of(noted(), own, target)
+    found = images_of(newest(), own, target)
     left_out = "".join(f"; left out: {count} ({reason})" for reason, count in found.left_out.items())
     log.info("%d kept pictures, %d of them labelled by people%s", len(found.images), found.by_people, left_out)
     judged = np.array([key in held_out for key in found.keys])

@@ -46,15 +46,15 @@ def served(content: bytes, **changes: Any) -> ServedNetwork:
     return ServedNetwork(manifest=manifest, entry=entry, content=content, release=7)
 
 
-def keep(folder: Path, *, sheets: int = 9, turn: int = 0) -> Path:
-    """Keep 36 pictures of each sheet; the answers from above are `turn` classes beside the right ones."""
+def keep(folder: Path, *, sheets: int = 9) -> Path:
+    """Keep 36 pictures of each sheet, with right answers from above."""
     store = KeptStore(folder, 10_000_000)
     for sheet in range(sheets):
         images = shape_images(SIDE, sheet)
         assert images.fine is not None
         for number, (pixels, label) in enumerate(zip(images.images, images.fine, strict=True)):
             content = png(pixels)
-            store.keep(kept_picture(1 + 36 * sheet + number, (int(label) + turn) % 3, content), content)
+            store.keep(kept_picture(1 + 36 * sheet + number, int(label), content), content)
     store.close()
     return folder
 
@@ -106,6 +106,14 @@ def test_the_pictures_that_judge_a_head_do_not_train_it(tmp_path: Path, monkeypa
     digests = [hashlib.sha256(png(pixels)).hexdigest() for pixels in trained[0]]
     assert len(digests) == outcome.record.pictures
     assert not any(map(is_held_out, digests))
+
+
+def test_the_newest_pictures_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path)
+    monkeypatch.setattr(personal, "MOST_PICTURES", 300)
+    outcome = make_head(served(network()), tmp_path)
+    assert outcome.passes
+    assert outcome.record.pictures + outcome.record.held_out == 300
 
 
 @pytest.mark.parametrize("sheets", [0, 1, 5])
