@@ -176,7 +176,9 @@ async def test_jobs_and_requests_get_the_network_of_the_release(tmp_path: Path, 
         (event,) = [read_event(line) for line in answer.text.splitlines()]
         assert isinstance(event, CoarseEvent)
         assert (event.sha256, event.labels) == (ENTRY.sha256, (0,))
-        wanted = {"inputs": [{"name": "images", "shape": [1, *RED.shape], "datatype": "UINT8", "data": RED.tolist()}]}
+        wanted = {
+            "inputs": [{"name": "images", "shape": [1, *RED.shape], "datatype": "UINT8", "data": RED[None].tolist()}]
+        }
         answer = await http.post(f"{node.url}/v2/models/{ENTRY.name}/infer", json=wanted)
         assert (answer.status_code, answer.json()["model_version"]) == (200, ENTRY.sha256)
         answer = await http.post(f"{node.url}/v2/models/{ENTRY.name}/versions/{sha(swapped())}/infer", json=wanted)
