@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from tierkit.errors import SetupError
 BASE, OTHER = "a" * 64, "b" * 64
 
 
-def record(base: str = BASE, **changes: object) -> PersonalRecord:
+def record(base: str = BASE, **changes: Any) -> PersonalRecord:
     given = {
         "base": base,
         "sha256": "c" * 64,
@@ -77,6 +78,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_a_record_with_wrong_values_is_refused(wrong: dict[str, object]) -> None:
+def test_a_record_with_wrong_values_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         record(**wrong)

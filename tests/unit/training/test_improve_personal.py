@@ -24,6 +24,7 @@ from models.session import open_session
 from tests.own_networks import SIDE, entry_of, kept_picture, network, png
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, SetupError, WeightsError
+from tierkit.tensors import Array
 from training.improve import personal
 from training.improve.personal import ServedNetwork, head_config, is_held_out, make_head
 
@@ -59,8 +60,9 @@ def keep(folder: Path, *, sheets: int = 9) -> Path:
     return folder
 
 
-def answers(content: bytes, images: np.ndarray) -> np.ndarray:
-    return np.asarray(open_session(content, "test").run(["logits"], {"images": images})[0]).argmax(1)
+def answers(content: bytes, images: Array) -> Array:
+    logits: Array = open_session(content, "test").run(["logits"], {"images": images})[0]
+    return logits.argmax(1)
 
 
 def test_a_better_head_is_written_with_its_record(tmp_path: Path) -> None:
