@@ -53,7 +53,7 @@ class PersonalHead:
         return self._version is not None
 
     def version_for(self, network: Version) -> Version | None:
-        """The version that answers in place of a network of a release; None if that has no head."""
+        """The version that answers for a network of a release; None if that has no head."""
         return self._version if network.key.sha256 == self._base else None
 
     def set_aside(self, version: Version, why: str) -> None:

@@ -91,7 +91,7 @@ def judge(
     Args:
         validation: on labelled pictures.
         above: on the newest pictures with answers from above, as if these were right.
-        named: the pictures of `above`, for the reason.
+        named: names the pictures of `above` in the reason.
     """
     known = [each for each in (validation, above) if each is not None]
     if not all(each.finite for each in known):

@@ -49,7 +49,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 STEPS, BATCH, RATE = 60, 32, 0.01
-"""Of plain SGD: steps, pictures of a step, and learning rate."""
+"""Steps of plain SGD, pictures of a step, and learning rate."""
 MOST_PICTURES = STEPS * BATCH * 5 // 4
 """The newest kept pictures count: the steps see as many, and the others are held out."""
 LAYERS = 1
