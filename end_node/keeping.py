@@ -186,4 +186,4 @@ def kept_picture(held: Held, content: bytes, finer: FinerAnswer, classes: str) -
 
 def _fields(store: KeptStore) -> dict[str, Any]:
     counts = store.counts()
-    return {name: getattr(counts, name) for name in KeptState.model_fields if name != "reason"}
+    return {name: getattr(counts, name) for name in KeptState.model_fields if hasattr(counts, name)}

@@ -9,7 +9,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from end_node.answers import NoNumbers
 from end_node.keeping import Keeping
 from end_node.node import EndNode, Task
+from end_node.personal import PersonalHead
 from end_node.reporting import device_status, report_of, reported_sources
 from end_node.settings import EndSettings, SourceSettings
 from end_node.sources.keeper import SourceKeeper, SourceState as KeeperState
@@ -35,12 +36,13 @@ from models.manifest import Fit
 from models.pictures import decoder
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded, SpoolUnavailable
 from tierkit.inference.files import Decoded
+from tierkit.inference.holding import UNKNOWN
 from tierkit.inference.versions import Version
 from tierkit.pacing import TokenBucket
 from tierkit.spans import Span, new_root
 from tierkit.tensors import Array
 from tierkit.wire.events import CoarseEvent
-from tierkit.wire.learning import LabelOfPerson
+from tierkit.wire.learning import KeptState, LabelOfPerson
 from tierkit.wire.messages import DeviceRoute, Registration, Stage
 from tierkit.wire.observations import DeviceStatus, FinerAnswer, LocalAnswer, Observation, ReportedSource
 from tierkit.wire.sources import SeenPicture, SourcesReport, seen_picture
@@ -101,6 +103,8 @@ class ObservingNode(EndNode):
         learn = settings.learn
         self.keeping = None if learn is None else Keeping(settings.kept_folder, learn.size, self.hierarchy)
         """The kept sample; None if this device keeps nothing."""
+        self.personal = PersonalHead(self, settings.kept_folder) if learn is not None and learn.personal else None
+        """The personal head; None if the settings want none."""
         self.spool: SpoolThread
         self.uplink: Uplink
 
@@ -128,6 +132,9 @@ class ObservingNode(EndNode):
                 await self.uplink.load()
                 await self.pace.load(self.spool)
                 loops = {**self.uplink.loops(), "uplink: bytes": self.pace.run(self.spool), "gauges": self._show()}
+                if self.personal is not None:
+                    await self.personal.look()  # before the first picture
+                    loops["personal head"] = self.personal.run()
                 self._loops = {name: self.lifecycle.own(loop, name=name) for name, loop in loops.items()}
                 paused = await self.spool.do(lambda spool: spool.get(_PAUSED)) or ()
                 for source in (*self.settings.source, *await self._added()):
@@ -138,6 +145,8 @@ class ObservingNode(EndNode):
                     for task in self._loops.values():
                         task.cancel()
                     await asyncio.gather(*self._loops.values(), return_exceptions=True)
+                    if self.personal is not None:
+                        await self.personal.close()
                     with contextlib.suppress(SpoolUnavailable):
                         await self.pace.note(self.spool)
         finally:
@@ -219,16 +228,15 @@ class ObservingNode(EndNode):
             await self.keeping.forget(source, first)
 
     async def _local(self, content: bytes, source: str, span: Span) -> tuple[int, Decoded, CoarseEvent, Array]:
-        """Release, pixels, coarse answer and probabilities for a picture. If the network of the first release gives
-        NaN, the next release answers.
+        """Release, pixels, coarse answer and probabilities for a picture. If a network gives NaN, the next one answers:
+        the personal head comes before its release, and that before the next release.
 
         Raises:
             NoNumbers: the next release gives NaN as well, or the node holds no other.
             TerraceError: the network cannot answer now.
         """
         broken: NoNumbers | None = None
-        for release in dict.fromkeys(self.usable_releases):
-            version = self.version_of(release)
+        for release, version in self._answering():
             with version.uses:
                 images, read = await self._open(content, version)
                 task = self._task(images, read, version, f"{source}-{secrets.token_hex(8)}", span)
@@ -236,8 +244,20 @@ class ObservingNode(EndNode):
                     return (max(0, release), read, *await self.coarse(task))
                 except NoNumbers as exc:
                     broken = exc
+                    if self.personal is not None:
+                        self.personal.set_aside(version, str(exc))
         assert broken is not None
         raise broken
+
+    def _answering(self) -> Iterator[tuple[int, Version]]:
+        """Releases and versions in the order in which they are asked. A personal head has no release: guards compare
+        the networks of releases, and it is another one."""
+        for place, release in enumerate(dict.fromkeys(self.usable_releases)):
+            version = self.version_of(release)
+            head = self.personal.version_for(version) if self.personal is not None and not place else None
+            if head is not None:
+                yield UNKNOWN, head
+            yield release, version
 
     async def _open(self, content: bytes, version: Version) -> tuple[Array, Decoded]:
         """A picture as it goes up, `[1, ...]`, and as a version of the node's own network takes it."""
@@ -364,8 +384,15 @@ class ObservingNode(EndNode):
         return reported_sources(self.keepers.values())
 
     def status(self, stats: SpoolStats, *, in_batch: int) -> DeviceStatus:
-        kept = None if self.keeping is None else self.keeping.state
-        return device_status(self._report(stats), kept, in_batch=in_batch)
+        return device_status(self._report(stats), self.kept, in_batch=in_batch)
+
+    @property
+    def kept(self) -> KeptState | None:
+        """The kept sample and the personal head; None if this device keeps nothing."""
+        if self.keeping is None or self.personal is None:
+            return None if self.keeping is None else self.keeping.state
+        head = {"personal": self.personal.in_use, "personal_reason": self.personal.reason}
+        return self.keeping.state.model_copy(update=head)
 
     def _start(self, source: SourceSettings, *, paused: bool = False) -> None:
         keeper = SourceKeeper(source, _Taker(self, source), tls_ca=self.settings.tls_ca, clock=self.clock)

@@ -85,8 +85,13 @@ def device_status(report: SourcesReport, kept: KeptState | None, *, in_batch: in
         spool_size_bytes=spool.room_bytes,
         spent_bytes=uplink.spent_bytes,
         bytes_per_day=uplink.bytes_per_day,
-        kept=None if kept is None else KeptReport(**kept.model_dump() | {"reason": kept.reason[:_MOST_REASON]}),
+        kept=None if kept is None else _kept(kept),
     )
+
+
+def _kept(kept: KeptState) -> KeptReport:
+    reasons = {name: getattr(kept, name)[:_MOST_REASON] for name in ("reason", "personal_reason")}
+    return KeptReport(**kept.model_dump() | reasons)
 
 
 def reported_sources(keepers: Iterable[SourceKeeper]) -> tuple[ReportedSource, ...]:

@@ -93,9 +93,10 @@ class _Kept:
     async def answer(self, request: Request) -> Response:
         """Return the size of the kept sample."""
         _check_operator(request)
-        if self._node.keeping is None:
+        kept = self._node.kept
+        if kept is None:
             raise NotFound("this node keeps no pictures to learn from: its settings have no table [learn]")
-        return JSONResponse(self._node.keeping.state.model_dump(mode="json"))
+        return JSONResponse(kept.model_dump(mode="json"))
 
 
 class _Events:

@@ -227,6 +227,10 @@ class LearnSettings(_Table):
     """Share of the pictures with sure answers that go up as well, to measure how often the tiers agree. Only pictures
     that may be kept count. They use the byte budget like every picture."""
 
+    personal: bool = False
+    """Answer the pictures of the node's sources with the personal head that `terrace train work --personal` has trained
+    on the kept pictures. Jobs and requests get the network of their release."""
+
 
 class EndSettings(NodeSettings):
     """Serve an end node: the coarse answer at once, and the fine one from the upstream nodes that a task names."""

@@ -13,13 +13,14 @@ from PIL import Image
 
 from models.kept.sample import KeptPicture
 from models.kept.store import KeptStore
+from models.manifest import ModelEntry
 from models.training.config import TrainConfig
 from tests.shapes import SHAPES, shape_images
 from tierkit.tensors import Array
 from tierkit.types import Tier
 from training.own_data import OwnData
 
-__all__ = ["CONFIG", "SIDE", "keep", "kept_picture", "network", "own"]
+__all__ = ["CONFIG", "SIDE", "entry_of", "keep", "kept_picture", "network", "own"]
 
 SIDE = 8
 CONFIG = TrainConfig.model_validate(
@@ -73,6 +74,33 @@ def network(*extra: onnx.NodeProto, classes: int = 3, **stored: np.ndarray) -> b
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     return bytes(made.SerializeToString())
+
+
+def entry_of(content: bytes, classes: int = 3, **changes: object) -> ModelEntry:
+    """The entry of such a network: a fine one with three classes, a coarse one with two."""
+    given: dict[str, object] = {
+        "name": "shapes",
+        "tier": "end",
+        "file": "shapes.onnx",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size_bytes": len(content),
+        "target": "fine" if classes == 3 else "coarse",
+        "classes": classes,
+        "input_shape": (SIDE, SIDE, 3),
+        "precision": "fp32",
+        "parameters": 21,
+        "temperature": 1.0,
+        "coarse_accuracy": None,
+        "fine_accuracy": None,
+        "test_images": 0,
+        "ece_before": None,
+        "ece_after": None,
+        "feature_shape": None,
+        "head_parameters": None,
+        "training": None,
+        **changes,
+    }
+    return ModelEntry.model_validate(given)
 
 
 def own(content: bytes, layers: int = 1, side: int = SIDE) -> OwnData:

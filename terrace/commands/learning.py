@@ -52,6 +52,7 @@ def _nodes(nodes: tuple[NodeLearning, ...]) -> Listing:
         Column(title="sure", rank=4, right=True),
         Column(title="labelled", rank=3, right=True),
         Column(title="MB", rank=4, right=True),
+        Column(title="head", rank=3),
         Column(title="remark", rank=1, max_width=48),
     )
     for each in nodes:
@@ -63,7 +64,8 @@ def _nodes(nodes: tuple[NodeLearning, ...]) -> Listing:
             f"{each.audited:,}",
             *([""] * 5 if kept is None else [f"{count:,}" for count in counts]),
             "" if kept is None else f"{kept.bytes / _MB:,.1f} of {kept.size_bytes / _MB:,.1f}",
-            "keeps no pictures" if kept is None else kept.reason,
+            "own" if kept is not None and kept.personal else "",
+            "keeps no pictures" if kept is None else "; ".join(filter(None, (kept.reason, kept.personal_reason))),
         )
     return table
 

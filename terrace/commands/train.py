@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from models.dataset import Dataset
 from terrace.commands import train_release, train_runs
 from terrace.commands.improve import improve
+from terrace.commands.personal import train_head
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
@@ -25,7 +26,7 @@ from tierkit.documents import faults
 from tierkit.errors import InvalidInput, ServiceFailed, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import harmless
-from tierkit.settings import lasting_name
+from tierkit.settings import NodeSettings, lasting_name
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
 from training.worker.idle import CpuShare, NodeWatch, give_way
@@ -295,8 +296,20 @@ class Working:
             metavar="DIRECTORY",
         ),
     ] = None
+    personal: Annotated[
+        bool,
+        typer.Option(
+            "--personal",
+            help="Join no run: with --scheduler and --kept, train this device's own head for the end network of the "
+            "release in force. It stays on the device.",
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
+        if self.personal and self.kept is None:
+            raise typer.BadParameter("--personal goes with --kept: give the folder of the kept pictures.")
+        if self.personal and self.device is not Processor.CPU:
+            raise typer.BadParameter("--personal trains one layer, on the CPU: leave out --device.")
         if self.kept is not None and (self.dataset, self.fetch) != (None, None):
             raise typer.BadParameter(_KEPT_REPLACES)
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
@@ -312,6 +325,8 @@ def work_for(
     # The environment may name a data folder for other commands.
     if options.kept is not None and on_command_line(context, "data"):
         raise typer.BadParameter(_KEPT_REPLACES)
+    if options.personal and (enlisting.scheduler is None or enlisting.run is not None):
+        raise typer.BadParameter("--personal joins no run: give --scheduler, and neither a URL of a host nor --run.")
     watch = None if options.while_idle is None else NodeWatch(options.while_idle)
     cores = options.cores
     if cores is None and options.kept is not None and watch is not None:
@@ -327,6 +342,12 @@ def work_for(
         from training.worker.finding import at, through
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
+    if options.personal:
+        assert options.kept is not None
+        RunOptions(device=device, threads=threads).prepare()
+        may_work = watch.may_work if watch is not None else lambda: True
+        train_head(_device(enlisting, credentials, options), options.kept, may_work, json=json)
+        return
     token = token_from(credentials.token_file)
     name = enlisting.name
     invited = None if token is None else invitation_of(token())
@@ -378,6 +399,21 @@ def work_for(
         print_json({"name": worker.name, "updates": done.updates, "faults": done.faults, "copied": done.copied})
         return
     screen().print(f"the run has ended: {done.updates:,} updates from here", markup=False)
+
+
+def _device(enlisting: Enlisting, credentials: Credentials, options: Working) -> NodeSettings:
+    """The device whose head is trained, as it asks the scheduler for networks."""
+    token = token_from(credentials.token_file) if credentials.token_file is None else None
+    try:
+        return NodeSettings(
+            scheduler=enlisting.scheduler,  # type: ignore[arg-type]  # of several, comma-separated
+            token_file=credentials.token_file,
+            token=None if token is None else SecretStr(token()),
+            tls_ca=credentials.tls_ca,
+            cache=options.cache,
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(faults(error, NodeSettings)) from error
 
 
 def _machines(workers: int) -> str:

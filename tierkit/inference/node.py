@@ -267,6 +267,33 @@ class InferenceNode:
         """Give a release another number."""
         self._releases[new] = self._releases.pop(number)
 
+    # --- models that no request finds ---
+
+    async def run_hidden(self, model: Model) -> Version:
+        """Run a model for the node's own use, once it has proved that it works. Requests cannot find it. `end_hidden`
+        takes it away.
+
+        Raises:
+            WeightsError: it answers with NaN or infinity.
+            SetupError: the node cannot answer with it.
+            Exception: any error of the model.
+        """
+        version = self._version(model, ServedModels(ready=(model,)))
+        try:
+            self.check_model(model)
+            await self._run(version, warm_up_s=_RUNTIME_WARM_UP_S)
+            await version.runner.examine()
+        except BaseException:
+            await version.runner.__aexit__(None, None, None)
+            self._forget_metrics(version)
+            raise
+        return version
+
+    async def end_hidden(self, version: Version) -> None:
+        """Unload such a model when its last answer is given."""
+        await version.close()
+        self._forget_metrics(version)
+
     def _made(self, served: ServedModels, keys: Sequence[ModelKey]) -> list[Version]:
         """A version of each model, not running yet.
 

@@ -69,6 +69,10 @@ class KeptState(_Value):
     """Limit on `bytes`."""
     reason: str = ""
     """Why no picture is kept now."""
+    personal: bool = False
+    """True if a personal head answers the pictures of its sources."""
+    personal_reason: str = ""
+    """Why the newest personal head is not used."""
 
 
 class NodeLearning(_Value):

@@ -96,7 +96,8 @@ class Observation(_Message, frozen=True, kw_only=True):
     local: LocalAnswer | None = None
     """None: the picture cannot be read."""
     release: Count = 0
-    """Number of the release that gave the local answer; 0: none, on a node with networks of its own."""
+    """Number of the release that gave the local answer; 0: none, on a node with networks of its own or from a personal
+    head."""
     finer: FinerAnswer | None = None
     unsure: bool = False
     """True if the local answer is below the threshold of the route."""
@@ -142,6 +143,10 @@ class KeptReport(_Message, frozen=True, kw_only=True):
     """Limit on `bytes`."""
     reason: Text = ""
     """Why no picture is kept now."""
+    personal: bool = False
+    """True if a personal head answers the pictures of its sources."""
+    personal_reason: Text = ""
+    """Why the newest personal head is not used."""
 
 
 class DeviceStatus(_Message, frozen=True, kw_only=True):

@@ -137,7 +137,8 @@ class SeenPicture(PictureAnswers):
     picture: bool = False
     """True if the scheduler has the picture itself."""
     release: int | None = None
-    """Number of the release with whose network the device answered; None from a node that does not follow releases."""
+    """Number of the release with whose network the device answered; None from a node that does not follow releases, and
+    for an answer of a personal head."""
     audit: bool = False
     """True if the device was sure, and asked for an answer from above to compare the two."""
     person: str | None = None

@@ -83,12 +83,15 @@ def compared(old: Array, new: Array, labels: Array) -> Comparison:
     )
 
 
-def judge(validation: Comparison | None, above: Comparison | None) -> GateVerdict:
+def judge(
+    validation: Comparison | None, above: Comparison | None, *, named: str = "newest answers from above"
+) -> GateVerdict:
     """Decide by what is known; what has too few pictures counts as unknown.
 
     Args:
         validation: on labelled pictures.
         above: on the newest pictures with answers from above, as if these were right.
+        named: names the pictures of `above` in the reason.
     """
     known = [each for each in (validation, above) if each is not None]
     if not all(each.finite for each in known):
@@ -107,7 +110,7 @@ def judge(validation: Comparison | None, above: Comparison | None) -> GateVerdic
         if validation.change < -MOST_LOST:
             return GateVerdict(passes=False, reason=f"it loses too much: {said[-1]}")
     if above is not None:
-        said.append(_said("newest answers from above", above))
+        said.append(_said(named, above))
         if above.change < 0:
             return GateVerdict(passes=False, reason=f"it is worse: {said[-1]}")
         if wilson_low(above.gained, above.gained + above.lost) <= 0.5:

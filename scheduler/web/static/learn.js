@@ -4,7 +4,7 @@ import { ApiError, follow, get, send } from "./api.js";
 import { answerWords, words } from "./answers.js";
 import { attribute, el, figure, hinted, replace, text } from "./dom.js";
 import { day, number, percent } from "./format.js";
-import { agreementWords, figureWords, keptWords, lettersSearch, meant, offers, roomWords } from "./learnparts.js";
+import { agreementWords, figureWords, keptWords, lettersSearch, meant, offers, roomWords, troubleWords } from "./learnparts.js";
 import { atMost, attempt, begin, main, tell } from "./shell.js";
 import { keyOf, pictureOf } from "./sourceparts.js";
 import { Table } from "./table.js";
@@ -61,7 +61,7 @@ const nodes = new Table(
     { title: "Of these", show: (cell, each) => text(cell, keptWords(each)) },
     { title: "Labelled", kind: "number", show: (cell, each) => text(cell, number(each.kept?.labelled)) },
     { title: "Room", kind: "number", show: (cell, each) => text(cell, roomWords(each)) },
-    { title: "Trouble", kind: "why said", show: (cell, each) => hinted(cell, each.kept?.reason ?? "") },
+    { title: "Trouble", kind: "why said", show: (cell, each) => hinted(cell, troubleWords(each)) },
   ],
   (each) => each.node,
   (row, each) => {

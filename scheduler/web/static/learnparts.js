@@ -46,7 +46,13 @@ export function meant(fine, typed) {
 /** @param {NodeLearning} node */
 export function keptWords({ kept }) {
   if (!kept) return "keeps none";
-  return `${number(kept.differs)} differ, ${number(kept.unsure)} unsure, ${number(kept.sure)} sure`;
+  const head = kept.personal ? "; own head" : "";
+  return `${number(kept.differs)} differ, ${number(kept.unsure)} unsure, ${number(kept.sure)} sure${head}`;
+}
+
+/** @param {NodeLearning} node */
+export function troubleWords({ kept }) {
+  return [kept?.reason, kept?.personal_reason].filter(Boolean).join("; ");
 }
 
 /** @param {NodeLearning} node */

@@ -333,6 +333,8 @@ export interface KeptState {
   bytes: number;
   size_bytes: number;
   reason: string;
+  personal?: boolean;
+  personal_reason?: string;
 }
 
 export interface NodeLearning {
