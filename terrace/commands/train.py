@@ -20,12 +20,13 @@ from terrace.console import percent, print_json, progress_bars, screen
 from terrace.options import Credentials, Data, Json, OtherDataset, on_command_line, token_from, with_options
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
-from tierkit.access import invitation_of
+from tierkit.access import TokenFile, invitation_of
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, ServiceFailed, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import harmless
 from tierkit.settings import lasting_name
+from tierkit.wire.messages import checked_url
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
 from training.worker.idle import NodeWatch, give_way
@@ -279,19 +280,39 @@ class Working:
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None
     kept: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Train on the pictures that the end node of this machine has kept in this folder, and on no data set.",
-            file_okay=False,
-            metavar="DIRECTORY",
+            help="Train on the pictures that an end node has kept, and on no data set: its folder of kept pictures on "
+            "this machine, or the node's URL.",
+            metavar="DIRECTORY|URL",
         ),
+    ] = None
+    kept_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that the end node of --kept URL knows.", dir_okay=False, metavar="FILE"),
     ] = None
 
     def __post_init__(self) -> None:
         if self.kept is not None and (self.dataset, self.fetch) != (None, None):
             raise typer.BadParameter(_KEPT_REPLACES)
+        self._check_kept_url()
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
             raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
+
+    def _check_kept_url(self) -> None:
+        if self.kept_url is None:
+            if self.kept_token_file is not None:
+                raise typer.BadParameter("--kept-token-file is for --kept with a URL.")
+            return
+        try:
+            checked_url(self.kept_url)
+        except ValueError as error:
+            raise typer.BadParameter(f"the URL of --kept {error}, and this is {self.kept!r}") from error
+
+    @property
+    def kept_url(self) -> str | None:
+        """The URL in `kept`; None without one."""
+        return self.kept if self.kept is not None and self.kept.startswith(("http://", "https://")) else None
 
 
 @app.command(name="work")
@@ -312,6 +333,7 @@ def work_for(
         from models.training.run import RunOptions
         from training.measuring import free_bytes, gflops
         from training.worker.finding import at, through
+        from training.worker.kept_device import KeptDevice
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
     token = token_from(credentials.token_file)
@@ -338,6 +360,10 @@ def work_for(
         except ValidationError as error:
             raise typer.BadParameter(faults(error, WorkerOffer)) from error
         find_host = through(enlisting.scheduler or "", offer, token, credentials.tls_ca)
+    kept: Path | KeptDevice | None = None if options.kept is None else Path(options.kept)
+    if options.kept_url is not None:
+        shown = None if options.kept_token_file is None else TokenFile(options.kept_token_file)
+        kept = KeptDevice(url=options.kept_url.rstrip("/"), token=shown)
     worker = WorkerOptions(
         find_host=find_host,
         name=name,
@@ -356,7 +382,7 @@ def work_for(
         data_url=options.data_url,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
-        kept=options.kept,
+        kept=kept,
     )
     done = run_stoppable(lambda: work(worker))
     if done is None:

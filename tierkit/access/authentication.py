@@ -11,7 +11,7 @@ run a ticket (`tierkit.access.tickets`) counts as the token of a worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -47,6 +47,7 @@ class Authenticator:
         path: file of tokens; None for none.
         keys: of a node, one for each scheduler; each opens this service as well.
         roles: that may use this service at all.
+        roles_at: further roles that may use a single path.
         wall: Returns seconds since 1970; expiry needs them.
         clock: Returns monotonic seconds; limits need them.
 
@@ -60,12 +61,14 @@ class Authenticator:
         *,
         keys: Collection[str] = (),
         roles: Collection[Role],
+        roles_at: Mapping[str, Collection[Role]] | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._keys = frozenset(digest_of(key.encode()).hex() for key in keys)
         self._roles = frozenset(roles)
+        self._roles_at = {path: self._roles | frozenset(further) for path, further in (roles_at or {}).items()}
         self._wall = wall
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
@@ -81,12 +84,19 @@ class Authenticator:
         self.load()
 
     def admit(
-        self, headers: Headers, *, method: str = "GET", scheme: str = "http", hosts: Collection[str] = ()
+        self,
+        headers: Headers,
+        *,
+        method: str = "GET",
+        scheme: str = "http",
+        hosts: Collection[str] = (),
+        path: str = "",
     ) -> Caller:
         """The caller of a request with these headers (names in lower case), whose limits it counts against.
 
         Args:
             hosts: as for `check_origin`.
+            path: of the request, which further roles may use.
 
         Raises:
             Unauthenticated: no token or session, or one that is unknown or has expired.
@@ -97,7 +107,7 @@ class Authenticator:
         try:
             caller, by_cookie = self._identify(headers)
             check_origin(method, scheme, headers, by_cookie=by_cookie, hosts=hosts)
-            if not any(caller.may(role) for role in self._roles):
+            if not any(caller.may(role) for role in self._roles_at.get(path, self._roles)):
                 hint = (
                     "; an invitation is for --scheduler, in place of the host's URL" if caller.role == "guest" else ""
                 )
