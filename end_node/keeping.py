@@ -96,7 +96,7 @@ class Keeping:
         await self._in_thread(self._label, labels)
 
     async def page(self, after: int, limit: int, may_go: Callable[[KeptPicture], bool]) -> bytes:
-        """Pictures for a node that learns from them, as `models.kept.page` writes them, without names of people.
+        """A page of pictures for a node that learns from them, without names of people; see `models.kept.page`.
 
         Args:
             after: key of the last picture that the node has.

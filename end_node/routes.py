@@ -234,7 +234,7 @@ def _place(request: Request) -> tuple[int, int]:
     """Return the key after which pictures are wanted, and how many.
 
     Raises:
-        InvalidInput: another parameter, or a value that is no such number.
+        InvalidInput: another parameter, or a value out of its range.
     """
     if others := set(request.query_params) - {"after", "limit"}:
         raise InvalidInput(f"the parameters are after and limit, not {min(others)[:32]!r}")

@@ -231,8 +231,8 @@ class LearnSettings(_Table):
     that may be kept count. They use the byte budget like every picture."""
 
     pictures_to: tuple[UpperTier, ...] = ()
-    """Tiers whose nodes may fetch kept pictures to learn from them in place of this device, such as ["edge"]. A node
-    gets only pictures that went to it as pixels before. Default: none."""
+    """Tiers whose nodes may fetch kept pictures and learn from them for this device, such as ["edge"]. A node gets only
+    pictures that went to it as pixels before. Default: none."""
 
 
 class EndSettings(NodeSettings):

@@ -74,7 +74,7 @@ def read_page(body: bytes, after: int) -> tuple[list[SentPicture], PageEnd]:
         after: the key that the page was asked for with.
 
     Raises:
-        InvalidAnswer: it is cut off, it is no page, or it does not continue after that key.
+        InvalidAnswer: it is cut off, it has another form, or it does not continue after that key.
     """
     if not body.endswith(b"\n"):
         raise InvalidAnswer("the page of kept pictures is cut off")
@@ -88,7 +88,7 @@ def read_page(body: bytes, after: int) -> tuple[list[SentPicture], PageEnd]:
             found.append((each.key, each.picture, base64.b64decode(each.content, validate=True)))
     except ValidationError as error:
         said = error.errors(include_url=False)[0]["msg"][:_MOST_SAID]
-        raise InvalidAnswer(f"a line of the page is no kept picture: {said}") from error
+        raise InvalidAnswer(f"a line of the page describes no kept picture: {said}") from error
     except (binascii.Error, ValueError) as error:
         raise InvalidAnswer("the file of a kept picture is not in base64") from error
     keys = [after, *(key for key, _, _ in found)]

@@ -47,7 +47,6 @@ class Authenticator:
         path: file of tokens; None for none.
         keys: of a node, one for each scheduler; each opens this service as well.
         roles: that may use this service at all.
-        roles_at: further roles that may use a single path.
         wall: Returns seconds since 1970; expiry needs them.
         clock: Returns monotonic seconds; limits need them.
 
@@ -61,14 +60,12 @@ class Authenticator:
         *,
         keys: Collection[str] = (),
         roles: Collection[Role],
-        roles_at: Mapping[str, Collection[Role]] | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._keys = frozenset(digest_of(key.encode()).hex() for key in keys)
         self._roles = frozenset(roles)
-        self._roles_at = {path: self._roles | frozenset(further) for path, further in (roles_at or {}).items()}
         self._wall = wall
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
@@ -81,6 +78,8 @@ class Authenticator:
         """Set by a service that gives sessions; without it no cookie is accepted."""
         self.tickets: Tickets | None = None
         """Set by the host of a training run; without it no ticket is accepted."""
+        self.roles_at: Mapping[str, Collection[Role]] = {}
+        """Further roles that may use a single path."""
         self.load()
 
     def admit(
@@ -107,7 +106,7 @@ class Authenticator:
         try:
             caller, by_cookie = self._identify(headers)
             check_origin(method, scheme, headers, by_cookie=by_cookie, hosts=hosts)
-            if not any(caller.may(role) for role in self._roles_at.get(path, self._roles)):
+            if not any(caller.may(role) for role in (*self._roles, *self.roles_at.get(path, ()))):
                 hint = (
                     "; an invitation is for --scheduler, in place of the host's URL" if caller.role == "guest" else ""
                 )

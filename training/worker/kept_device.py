@@ -68,7 +68,7 @@ async def fetch_kept(
 
     Raises:
         Unauthenticated, Forbidden, NotFound: the device gives this worker no pictures.
-        InvalidAnswer: its answer is no page of kept pictures.
+        InvalidAnswer: it answers something else than pages of kept pictures.
         DataError: too few of the pictures can be trained on.
         DeadlineExceeded: the device was away, or too slow.
     """
