@@ -57,7 +57,7 @@ async def test_an_edge_node_learns_for_a_device(tmp_path: Path) -> None:
     token = tmp_path / "edge.token"
     token.touch(mode=0o600)
     token.write_text(EDGE + "\n")
-    wanted = settings(tmp_path / "run", steps=240, strategy=OuterConfig(period=8, workers=1))
+    wanted = settings(tmp_path / "run", steps=160, strategy=OuterConfig(period=8, workers=1))
     async with (
         httpx.AsyncClient(timeout=20, trust_env=False) as http,
         observing(tmp_path / "spool", http, tokens=book(tmp_path), **GIVES) as node,
@@ -79,7 +79,7 @@ async def test_an_edge_node_learns_for_a_device(tmp_path: Path) -> None:
         said, log = await process.communicate()
         assert process.returncode == 0, log.decode()
         await result_of(tmp_path / "run")
-    assert json.loads(said)["updates"] == 30
+    assert json.loads(said)["updates"] == 20
     improved = (tmp_path / "run" / IMPROVED).read_bytes()
     assert right(improved) > max(0.9, right(network()))
     assert not (tmp_path / "home").exists(), "nothing is written"
