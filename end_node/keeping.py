@@ -6,6 +6,7 @@ Answers never wait for it. If the disk is full or broken, no picture is kept for
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from end_node.spool import Held
 from models.hierarchy import Hierarchy
+from models.kept.page import MOST_PICTURES, PageEnd, write_page
 from models.kept.sample import KeptPicture, checked, kind_of
 from models.kept.store import KeptStore
 from tierkit.errors import InvalidAnswer, SetupError, SpoolUnavailable
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 30.0
 """Seconds without a further attempt after the disk has failed."""
+_PAGE_BYTES = 4 << 20
+"""Bound on the files of a page, unless the first is larger."""
 
 
 class Keeping:
@@ -91,6 +95,24 @@ class Keeping:
         """
         await self._in_thread(self._label, labels)
 
+    async def page(self, after: int, limit: int, may_go: Callable[[KeptPicture], bool]) -> bytes:
+        """A page of pictures for a node that learns from them, without names of people; see `models.kept.page`.
+
+        Args:
+            after: key of the last picture that the node has.
+            limit: most pictures; no more than `MOST_PICTURES` count.
+            may_go: Returns True if a picture may go there.
+
+        Raises:
+            SpoolUnavailable: the disk is full or broken.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._page, after, min(limit, MOST_PICTURES), may_go
+            )
+        except SetupError as error:
+            raise SpoolUnavailable(str(error)) from error
+
     async def close(self) -> None:
         """Close the sample when the last picture is written."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
@@ -125,6 +147,16 @@ class Keeping:
             if each.classes == classes.digest and known:
                 store.label(each.source, each.sequence, each.label, name=each.by or "", at=each.at)
         self._count()
+
+    def _page(self, after: int, limit: int, may_go: Callable[[KeptPicture], bool]) -> bytes:
+        found = self._opened().page(after, limit, _PAGE_BYTES)
+        sent = [
+            (key, dataclasses.replace(picture, person_name=None, person_at=None), content)
+            for key, picture, content in found.pictures
+            if may_go(picture)
+        ]
+        withheld = len(found.pictures) - len(sent)
+        return write_page(sent, PageEnd(after=found.after, more=found.more, withheld=withheld))
 
     def _write(self, picture: KeptPicture, content: bytes) -> bool:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -18,9 +19,12 @@ from end_node.observing import ObservingNode
 from end_node.settings import SourceSettings
 from end_node.sources.picture import TakenPicture
 from end_node.spool import Spool
+from end_node.uplink.rules import may_go
+from models.kept.page import KEPT_PICTURES, MOST_PICTURES
+from models.kept.sample import KeptPicture
 from tierkit.access import CALLER, Caller
 from tierkit.documents import faults
-from tierkit.errors import InvalidInput, NotFound, Overloaded
+from tierkit.errors import Forbidden, InvalidInput, NotFound, Overloaded, Unavailable
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
 from tierkit.http.server_sent import EVENT_STREAM, WAITING, last_event_of, server_sent
 from tierkit.wire.observations import Observation
@@ -34,7 +38,9 @@ _MOST_PICTURE_BYTES = 64 * 2**20
 _AT_ONCE = 100
 """Events that are read from the spool at a time."""
 _KEEP_ALIVE_S = 15.0
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_READERS = 64
+_KEEPS_NOTHING = "this node keeps no pictures to learn from: its settings have no table [learn]"
 
 
 def source_routes(node: ObservingNode) -> Sequence[Route]:
@@ -45,6 +51,7 @@ def source_routes(node: ObservingNode) -> Sequence[Route]:
         Route("/v1/sources/{name}/pause", _Sources(node).pause, methods=["POST", "DELETE"]),
         Route("/v1/sources/{name}/pictures", _Sources(node).push, methods=["POST"]),
         Route("/v1/kept", _Kept(node).answer, methods=["GET"]),
+        Route(KEPT_PICTURES, _KeptPictures(node), methods=["GET"]),
         Route("/v1/observations/events", _Events(node).answer, methods=["GET"]),
     ]
 
@@ -95,8 +102,58 @@ class _Kept:
         _check_operator(request)
         kept = self._node.kept
         if kept is None:
-            raise NotFound("this node keeps no pictures to learn from: its settings have no table [learn]")
+            raise NotFound(_KEEPS_NOTHING)
         return JSONResponse(kept.model_dump(mode="json"))
+
+
+class _KeptPictures:
+    """ASGI application of the route that gives kept pictures to a node. One reader at a time bounds the memory."""
+
+    def __init__(self, node: ObservingNode) -> None:
+        self._node = node
+        self._busy = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        node, request = self._node, Request(scope, receive)
+        if node.keeping is None:
+            raise NotFound(_KEEPS_NOTHING)
+        may_go, (after, limit) = self._allowed(request), _place(request)
+        if (wait_s := node.pace.opens_in_s()) > 0:
+            raise Unavailable("pictures may not leave this device at this time of day", retry_after_s=wait_s)
+        if self._busy:
+            raise Overloaded("another node fetches kept pictures: try again later")
+        self._busy = True
+        try:
+            with cancelled_on_disconnect(scope):
+                body = await node.keeping.page(after, limit, may_go)
+                answer = Response(body, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+                await answer(scope, receive, send)
+        finally:
+            self._busy = False
+
+    def _allowed(self, request: Request) -> Callable[[KeptPicture], bool]:
+        """Return a function that decides whether a picture may go to the caller.
+
+        Raises:
+            Forbidden: none may.
+        """
+        learn = self._node.settings.learn
+        tiers = () if learn is None else learn.pictures_to
+        if not tiers:
+            raise Forbidden("this device gives no kept pictures away: set pictures_to in its table [learn] to allow it")
+        caller: Caller | None = request.scope.get(CALLER)
+        if caller is None:
+            raise Forbidden("kept pictures go only to a node with a token: start this device with --tokens")
+        caller.need("node")
+        entry = caller.entry
+        if entry is None or len(entry.tiers) != 1:
+            raise Forbidden(f"the token of {caller.name!r} is not for one tier: make one with --tier edge")
+        (tier,) = entry.tiers
+        if tier not in tiers:
+            raise Forbidden(
+                f"kept pictures do not go to {tier} nodes: pictures_to of this device does not name the tier"
+            )
+        return lambda picture: may_go(picture, tier, entry.may_take, self._node.uplink.route)
 
 
 class _Events:
@@ -172,6 +229,20 @@ def _check_operator(request: Request) -> None:
     caller: Caller | None = request.scope.get(CALLER)
     if caller is not None:
         caller.need("operator", "fleet")
+
+
+def _place(request: Request) -> tuple[int, int]:
+    """Return the key after which pictures are wanted, and how many.
+
+    Raises:
+        InvalidInput: another parameter, or a value out of its range.
+    """
+    if others := set(request.query_params) - {"after", "limit"}:
+        raise InvalidInput(f"the parameters are after and limit, not {min(others)[:32]!r}")
+    after, limit = request.query_params.get("after", "0"), request.query_params.get("limit", str(MOST_PICTURES))
+    if not (_NUMBER.fullmatch(after) and _NUMBER.fullmatch(limit) and 1 <= int(limit) <= MOST_PICTURES):
+        raise InvalidInput(f"after is a key of a picture, and limit a number from 1 to {MOST_PICTURES}")
+    return int(after), int(limit)
 
 
 async def _read(request: Request, form: type[M]) -> M:

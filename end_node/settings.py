@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import time
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -21,8 +22,10 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
+from models.kept.page import KEPT_PICTURES
+from tierkit.access import Role
 from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port, UserPath
-from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN
+from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN, UpperTier
 
 __all__ = [
     "EndSettings",
@@ -231,12 +234,17 @@ class LearnSettings(_Table):
     """Answer the pictures of the node's sources with the personal head that `terrace train work --personal` has trained
     on the kept pictures. Jobs and requests get the network of their release."""
 
+    pictures_to: tuple[UpperTier, ...] = ()
+    """Tiers whose nodes may fetch kept pictures and learn from them for this device, such as ["edge"]. A node gets only
+    pictures that went to it as pixels before. Default: none."""
+
 
 class EndSettings(NodeSettings):
     """Serve an end node: the coarse answer at once, and the fine one from the upstream nodes that a task names."""
 
     service: ClassVar[str] = "end"
     tables: ClassVar[tuple[str, ...]] = ("source", "uplink", "spool", "learn")
+    callers_at: ClassVar[Mapping[str, tuple[Role, ...]]] = {KEPT_PICTURES: ("node",)}
 
     port: Port = 8071
 
@@ -275,6 +283,12 @@ class EndSettings(NodeSettings):
         if twice is not None:
             raise ValueError(f"must have different names, and {twice!r} stands there twice")
         return value
+
+    @model_validator(mode="after")
+    def _no_budget_for_kept_pictures(self) -> Self:
+        if self.learn is not None and self.learn.pictures_to and self.uplink.bytes_per_day is not None:
+            raise ValueError("pictures_to in [learn] cannot be used with bytes_per_day in [uplink]: leave out one")
+        return self
 
     @property
     def has_sources(self) -> bool:

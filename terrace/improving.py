@@ -31,13 +31,15 @@ from tierkit.documents import read_json
 from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
 from tierkit.tensors import Array
 from tierkit.wire.releases import ReleaseState
-from training.improve.blend import SHARES, best, blended
+from training.improve.base import WEIGHTS, read_weights, written
+from training.improve.blend import SHARES, best
 from training.improve.gate import GateVerdict, compared, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
 from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
+from training.units import Flat
 
 __all__ = ["IMPROVED", "STATE", "Goal", "Improving"]
 
@@ -233,8 +235,8 @@ class Improving:
         self._tell(outcome, state="evaluating", reason="", devices=self._devices())
         manifest = load_manifest(self._folder / _BASE)
         entry = entry_to_improve(manifest, outcome.wish.tier)
-        trained = (self._folder / _RUN / IMPROVED).read_bytes()
-        if hashlib.sha256(trained).hexdigest() == entry.sha256:
+        trained = read_weights(self._folder / _RUN / WEIGHTS)
+        if hashlib.sha256((self._folder / _RUN / IMPROVED).read_bytes()).hexdigest() == entry.sha256:
             outcome.passes = False
             self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
             return
@@ -260,7 +262,7 @@ class Improving:
         self,
         manifest: Manifest,
         entry: ModelEntry,
-        trained: bytes,
+        trained: Flat,
         share: float,
         asked: Mapping[str, tuple[ComparedOn, Array]],
     ) -> _Tried:
@@ -270,7 +272,7 @@ class Improving:
             asked: pictures to compare on, and the present network's logits for them: `above`, and `validation` if
                 there are labelled pictures.
         """
-        content = blended((self._folder / _BASE / entry.file).read_bytes(), trained, share)
+        content = written((self._folder / _BASE / entry.file).read_bytes(), self._wish.layers, trained, share)
         write_atomically(self._folder / IMPROVED, content)
         facts = {"file": IMPROVED, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
         improved = entry.model_copy(update=facts)

@@ -96,6 +96,9 @@ class ServiceSettings(BaseModel):
     callers: ClassVar[tuple[Role, ...]] = ("user", "node")
     """Roles of tokens that have any business with this service."""
 
+    callers_at: ClassVar[Mapping[str, tuple[Role, ...]]] = {}
+    """Further roles that have business with a single path."""
+
     service: ClassVar[str] = "service"
     """Names the service in the prefix of its environment variables (TERRACE_END_...) and in the TOML file ([end])."""
 

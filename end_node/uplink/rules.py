@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from end_node.settings import SourceSettings, UplinkSettings
+from models.kept.sample import KeptPicture
 from tierkit.types import Tier
 from tierkit.wire.events import FallbackEvent, FineEvent, RoutedEvent, StageAnswer, UpstreamAnswer
 from tierkit.wire.messages import DeviceRoute, Stage
 from tierkit.wire.observations import FinerAnswer
 
-__all__ = ["Amendment", "PictureFate", "fate_of", "is_audited", "is_unsure", "outcome_of", "stages_left"]
+__all__ = ["Amendment", "PictureFate", "fate_of", "is_audited", "is_unsure", "may_go", "outcome_of", "stages_left"]
 
 _FINAL = ("forbidden", "damaged")
 """Reasons of a fallback that trying again cannot change."""
@@ -67,6 +68,20 @@ def fate_of(margin: float, route: DeviceRoute | None, source: SourceSettings, up
         keeps={"none": False, "unsure": perhaps, "all": True}[source.keep],
         to_scheduler={"none": False, "unsure": unsure is True, "all": True}[uplink.pictures_to_scheduler],
     )
+
+
+def may_go(picture: KeptPicture, tier: Tier, is_reader: Callable[[str], bool], route: DeviceRoute | None) -> bool:
+    """True if a kept picture may go to a node: the pixels went to it before, and may still go there.
+
+    Args:
+        tier: of the node.
+        is_reader: Returns True if an id is the node's.
+        route: in force. It shows if the node gets only features by now.
+    """
+    if picture.form != "pixels" or picture.tier != tier or not is_reader(picture.node_id):
+        return False
+    upstreams = () if route is None else route.upstreams
+    return all(each.encoding is None for each in upstreams if each.node_id == picture.node_id)
 
 
 def stages_left(route: DeviceRoute, reached: Tier | None, uplink: UplinkSettings) -> tuple[Stage, ...]:

@@ -106,7 +106,8 @@ def _seen(network: FileNetwork, values: Array, labels: Array) -> Seen:
 
     def gradient(images: Tensor) -> Sequence[Tensor]:
         loss = F.cross_entropy(network(255 * images.permute(0, 3, 1, 2)), classes)
-        return torch.autograd.grad(loss, parameters, create_graph=True)
+        found: tuple[Tensor, ...] = torch.autograd.grad(loss, parameters, create_graph=True)
+        return found
 
     parts = torch.from_numpy(np.asarray(values)).split([each.numel() for each in parameters])
     return Seen(

@@ -13,10 +13,11 @@ from models.hierarchy import Hierarchy
 from models.manifest import ModelEntry
 from models.training.config import TrainConfig
 from training.cheating import Cheat
-from training.improve.base import own_learner, own_training_data, read_base, written
+from training.improve.base import own_learner, own_training_data, read_base
 from training.own_data import OwnData
 from training.strategies.build import build_strategy
 from training.strategies.config import OuterConfig
+from training.units import Flat
 from training.virtual import Conditions, SimulatedWorker, simulate
 
 __all__ = ["Course", "Improved", "base_of", "improve"]
@@ -39,8 +40,7 @@ class Course:
 class Improved:
     """The result of an improvement."""
 
-    content: bytes
-    """The network's file."""
+    weights: Flat
     updates: int
     bytes_sent: int
     quarantined: tuple[str, ...]
@@ -81,7 +81,7 @@ def improve(content: bytes, course: Course, devices: Sequence[ImageSet]) -> Impr
     ]
     found = simulate(strategy, learner, crew, Conditions(spread=0.1, seed=config.seed))
     return Improved(
-        content=written(content, learner, np.array(strategy.weights)),
+        weights=np.array(strategy.weights, np.float32),
         updates=found.updates,
         bytes_sent=found.bytes_sent,
         quarantined=tuple(found.quarantined),

@@ -18,9 +18,10 @@ from models.training.onnx_network import OnnxNetwork
 from tierkit.tensors import Array
 from training.cheating import Cheat
 from training.improve.base import own_learner, own_training_data, read_base, written
-from training.improve.blend import SHARES, best, blended
+from training.improve.blend import SHARES, best
 from training.improve.gate import Comparison, GateVerdict, compared, judge
 from training.improve.plan import IMPROVE, training_of
+from training.units import Flat
 
 __all__ = ["KINDS", "Lie", "Recipe", "drift_line", "personal_line", "poison_line", "teacher_line"]
 
@@ -72,7 +73,7 @@ def _accuracy(content: bytes, answers: AnsweredPictures) -> float:
     return float(np.mean(_logits(content, answers).argmax(axis=1) == answers.truth))
 
 
-def _chosen(world: LearningWorld, trained: bytes, *, validation: bool = True) -> _Trained:
+def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> _Trained:
     """The network that the gate likes best, on the way from the present one to the trained one.
 
     Args:
@@ -82,7 +83,7 @@ def _chosen(world: LearningWorld, trained: bytes, *, validation: bool = True) ->
     before = [_logits(world.content, each) for each in (own, clean)]
 
     def candidate(share: float) -> _Trained:
-        content = blended(world.content, trained, share)
+        content = written(world.content, 0, trained, share)
         above = compared(before[0], _logits(content, own), own.above.argmax(axis=1))
         known: Comparison | None = None
         if validation:
@@ -105,7 +106,7 @@ def drift_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed:
     """The share of the accuracy lost to drift that comes back, and the pictures that still go up."""
     kept = device_pictures(world, keeping, seed)
     improved = improve(world.content, _course(world, recipe, seed), kept)
-    found = _chosen(world, improved.content)
+    found = _chosen(world, improved.weights)
     own, clean = _halves(world.own)[1], _halves(world.clean)[1]
     old_own, new_own = (_accuracy(content, own) for content in (world.content, found.content))
     old_clean, new_clean = (_accuracy(content, clean) for content in (world.content, found.content))
@@ -156,7 +157,7 @@ def poison_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, lie:
         else:
             kept[number] = _poisoned(kept[number], lie, world.stream.above.shape[1], seed)
     improved = improve(world.content, _course(world, recipe, seed, cheats), kept)
-    found = _chosen(world, improved.content)
+    found = _chosen(world, improved.weights)
     own, clean = _halves(world.own)[1], _halves(world.clean)[1]
     change_own, change_clean = (
         _accuracy(found.content, each) - _accuracy(world.content, each) for each in (own, clean)
@@ -194,7 +195,7 @@ def teacher_line(
         world, stream=_confused(world.stream, wrong, other), own=_confused(world.own, wrong, other)
     )
     improved = improve(world.content, _course(world, recipe, seed), device_pictures(lying, keeping, seed))
-    found = _chosen(lying, improved.content, validation=validation)
+    found = _chosen(lying, improved.weights, validation=validation)
     own, clean = _halves(world.own)[1], _halves(world.clean)[1]
     of_class = clean.take(np.flatnonzero(clean.truth == wrong))
     return {
@@ -258,4 +259,4 @@ def _with_own_head(world: LearningWorld, recipe: Recipe, images: ImageSet, seed:
     data = own_training_data(config, images, own.classes, sha256=own.sha256)
     learner = own_learner(read_base(world.content, own, config), config, data)
     learner.compute(range(_PERSONAL_STEPS), "change")
-    return written(world.content, learner, learner.weights())
+    return written(world.content, own.layers, learner.weights())

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _LEAST_CONFIDENCE = 0.7
-_SURE_SHARE = 5
-"""At most a fifth of the kept pictures are sure ones, as in `models.kept.sample`."""
+_SURE_SHARE = 2
+"""At most half of the kept pictures are sure ones, as in `models.kept.sample`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ Kind = Literal["differs", "unsure", "sure"]
 """The two answers name different coarse classes; or they agree, and the local answer was unsure; or it was sure."""
 Form = Literal["pixels", "features"]
 
-_SURE_SHARE = 5
-"""At most a fifth of the pictures are sure ones. They keep the network from forgetting what it knows."""
+_SURE_SHARE = 2
+"""At most half of the pictures are sure ones. They keep the network from forgetting what it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Cell(NamedTuple):
 def which_to_drop(counts: Mapping[Cell, int]) -> Cell:
     """The cell whose oldest picture goes when the sample is full. There must be a picture.
 
-    Labelled pictures go last. Sure ones go first while they are more than a fifth. Otherwise the class with the
+    Labelled pictures go last. Sure ones go first while they are more than half. Otherwise the class with the
     most pictures loses one of its more frequent other kind. So no class and no kind displaces the rest.
     """
     present = {cell: count for cell, count in counts.items() if count > 0}

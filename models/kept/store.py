@@ -9,13 +9,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from models.kept.sample import Cell, KeptPicture, Kind, which_to_drop
 from tierkit.atomic import alone_in, private_folder
 from tierkit.errors import SetupError, SpoolUnavailable
 
-__all__ = ["KeptCounts", "KeptStore"]
+__all__ = ["KeptCounts", "KeptPage", "KeptStore"]
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ _LEAST_BYTES = 1 << 20
 _SPARE_PAGES = 16
 _AT_ONCE = 50
 _WAIT_S = 5.0
+_ROWS = "SELECT key, body, content FROM kept WHERE key > ? ORDER BY key LIMIT ?"
 _SCHEMA = """
 CREATE TABLE kept (
     key INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT NOT NULL, sequence INTEGER NOT NULL, target INTEGER NOT NULL,
@@ -53,6 +54,15 @@ class KeptCounts:
     """On the disk."""
     size_bytes: int = 0
     """Limit on `bytes`."""
+
+
+class KeptPage(NamedTuple):
+    """Some pictures of a sample."""
+
+    pictures: list[tuple[int, KeptPicture, bytes]]
+    after: int
+    """Key of the last row, to read on with."""
+    more: bool
 
 
 class KeptStore:
@@ -184,6 +194,26 @@ class KeptStore:
         out and logged."""
         return list(_parsed(self._rows(after, limit)))
 
+    def page(self, after: int, limit: int, most_bytes: int) -> KeptPage:
+        """The next pictures, at least one. Damaged rows are left out.
+
+        Args:
+            after: key of the last picture that was read; 0 at the beginning.
+            limit: number of pictures.
+            most_bytes: of their files together, unless the first is larger.
+        """
+        rows: list[tuple[int, bytes, bytes]] = []
+        more, size = False, 0
+        # An open cursor would keep the writer out.
+        with self._reading() as connection, contextlib.closing(connection.execute(_ROWS, (after, limit + 1))) as found:
+            for row in found:
+                size += len(row[2])
+                if rows and (len(rows) == limit or size > most_bytes):
+                    more = True
+                    break
+                rows.append(row)
+        return KeptPage(list(_parsed(rows)), rows[-1][0] if rows else after, more)
+
     def read_all(self) -> Iterator[tuple[int, KeptPicture, bytes]]:
         """All pictures, some at a time."""
         after = 0
@@ -192,9 +222,8 @@ class KeptStore:
             after = rows[-1][0]
 
     def _rows(self, after: int, limit: int) -> list[tuple[int, bytes, bytes]]:
-        query = "SELECT key, body, content FROM kept WHERE key > ? ORDER BY key LIMIT ?"
         with self._reading() as connection:
-            return connection.execute(query, (after, limit)).fetchall()
+            return connection.execute(_ROWS, (after, limit)).fetchall()
 
     def _make_room(self, connection: sqlite3.Connection, needed: int) -> None:
         """Drop pictures until a transaction can write so many bytes."""

@@ -21,12 +21,13 @@ from terrace.console import percent, print_json, progress_bars, screen
 from terrace.options import Credentials, Data, Json, OtherDataset, on_command_line, token_from, with_options
 from terrace.stoppable import interruptible, run_stoppable
 from tierkit import logs
-from tierkit.access import invitation_of
+from tierkit.access import TokenFile, invitation_of
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, ServiceFailed, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import harmless
 from tierkit.settings import NodeSettings, lasting_name
+from tierkit.wire.messages import checked_url
 from tierkit.wire.runs import WorkerOffer
 from training.host.__main__ import run as host_command
 from training.worker.idle import CpuShare, NodeWatch, give_way
@@ -289,11 +290,11 @@ class Working:
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None
     kept: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Train on the pictures that the end node of this machine has kept in this folder, and on no data set.",
-            file_okay=False,
-            metavar="DIRECTORY",
+            help="Train on the pictures that an end node has kept, and on no data set: its folder of kept pictures on "
+            "this machine, or the node's URL.",
+            metavar="DIRECTORY|URL",
         ),
     ] = None
     personal: Annotated[
@@ -304,16 +305,36 @@ class Working:
             "release in force. It stays on the device.",
         ),
     ] = False
+    kept_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that the end node of --kept URL knows.", dir_okay=False, metavar="FILE"),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.personal and self.kept is None:
+        if self.personal and (self.kept is None or self.kept_url is not None):
             raise typer.BadParameter("--personal goes with --kept: give the folder of the kept pictures.")
         if self.personal and self.device is not Processor.CPU:
             raise typer.BadParameter("--personal trains one layer, on the CPU: leave out --device.")
         if self.kept is not None and (self.dataset, self.fetch) != (None, None):
             raise typer.BadParameter(_KEPT_REPLACES)
+        self._check_kept_url()
         if self.fetch is None and (self.serve_data is not None or self.data_url is not None):
             raise typer.BadParameter("--serve-data and --data-url are for what --fetch gets.")
+
+    def _check_kept_url(self) -> None:
+        if self.kept_url is None:
+            if self.kept_token_file is not None:
+                raise typer.BadParameter("--kept-token-file is for --kept with a URL.")
+            return
+        try:
+            checked_url(self.kept_url)
+        except ValueError as error:
+            raise typer.BadParameter(f"the URL of --kept {error}, and this is {self.kept!r}") from error
+
+    @property
+    def kept_url(self) -> str | None:
+        """The URL in `kept`; None without one."""
+        return self.kept if self.kept is not None and self.kept.startswith(("http://", "https://")) else None
 
 
 @app.command(name="work")
@@ -340,13 +361,17 @@ def work_for(
         from models.training.run import RunOptions
         from training.measuring import free_bytes, gflops
         from training.worker.finding import at, through
+        from training.worker.kept_device import KeptDevice
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
+
+    def may_work() -> bool:
+        return all(each.may_work() for each in (watch, share) if each is not None)
+
     if options.personal:
         assert options.kept is not None
         RunOptions(device=device, threads=threads).prepare()
-        may_work = watch.may_work if watch is not None else lambda: True
-        train_head(_device(enlisting, credentials, options), options.kept, may_work, json=json)
+        train_head(_device(enlisting, credentials, options), Path(options.kept), may_work, json=json)
         return
     token = token_from(credentials.token_file)
     name = enlisting.name
@@ -372,6 +397,10 @@ def work_for(
         except ValidationError as error:
             raise typer.BadParameter(faults(error, WorkerOffer)) from error
         find_host = through(enlisting.scheduler or "", offer, token, credentials.tls_ca)
+    kept: Path | KeptDevice | None = None if options.kept is None else Path(options.kept)
+    if options.kept_url is not None:
+        shown = None if options.kept_token_file is None else TokenFile(options.kept_token_file)
+        kept = KeptDevice(url=options.kept_url.rstrip("/"), token=shown)
     worker = WorkerOptions(
         find_host=find_host,
         name=name,
@@ -383,14 +412,14 @@ def work_for(
         token=token,
         tls_ca=credentials.tls_ca,
         patience_s=options.patience_s,
-        may_work=lambda: all(each.may_work() for each in (watch, share) if each is not None),
+        may_work=may_work,
         fetch=options.fetch,
         cache=options.cache,
         serve_data=None if options.serve_data is None else _address(options.serve_data),
         data_url=options.data_url,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
-        kept=options.kept,
+        kept=kept,
     )
     done = run_stoppable(lambda: work(worker))
     if done is None:

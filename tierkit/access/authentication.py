@@ -11,7 +11,7 @@ run a ticket (`tierkit.access.tickets`) counts as the token of a worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -78,15 +78,24 @@ class Authenticator:
         """Set by a service that gives sessions; without it no cookie is accepted."""
         self.tickets: Tickets | None = None
         """Set by the host of a training run; without it no ticket is accepted."""
+        self.roles_at: Mapping[str, Collection[Role]] = {}
+        """Further roles that may use a single path."""
         self.load()
 
     def admit(
-        self, headers: Headers, *, method: str = "GET", scheme: str = "http", hosts: Collection[str] = ()
+        self,
+        headers: Headers,
+        *,
+        method: str = "GET",
+        scheme: str = "http",
+        hosts: Collection[str] = (),
+        path: str = "",
     ) -> Caller:
         """The caller of a request with these headers (names in lower case), whose limits it counts against.
 
         Args:
             hosts: as for `check_origin`.
+            path: of the request, which further roles may use.
 
         Raises:
             Unauthenticated: no token or session, or one that is unknown or has expired.
@@ -97,7 +106,7 @@ class Authenticator:
         try:
             caller, by_cookie = self._identify(headers)
             check_origin(method, scheme, headers, by_cookie=by_cookie, hosts=hosts)
-            if not any(caller.may(role) for role in self._roles):
+            if not any(caller.may(role) for role in (*self._roles, *self.roles_at.get(path, ()))):
                 hint = (
                     "; an invitation is for --scheduler, in place of the host's URL" if caller.role == "guest" else ""
                 )

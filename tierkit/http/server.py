@@ -219,6 +219,7 @@ def _authenticator(settings: ServiceSettings, lifecycle: Lifecycle) -> Authentic
     if not asks:
         return None
     authenticator = Authenticator(settings.tokens, keys=lifecycle.keys.values(), roles=settings.callers)
+    authenticator.roles_at = settings.callers_at
     if authenticator.admits_nobody:
         log.warning(
             "the file of tokens %s has no valid token, so %s is let in: 'terrace token create' makes one",

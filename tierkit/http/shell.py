@@ -207,7 +207,7 @@ class Shell:
                     check_origin(method, scope["scheme"], headers, hosts=hosts)
             else:
                 caller = scope[CALLER] = authenticator.admit(
-                    headers, method=method, scheme=scope["scheme"], hosts=hosts
+                    headers, method=method, scheme=scope["scheme"], hosts=hosts, path=scope["path"]
                 )
                 if scope["path"] == "/metrics":
                     caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself

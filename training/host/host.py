@@ -25,7 +25,7 @@ from training.host.curves import Curves, RunPoint
 from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.host.sharing import Sharing, drawn_from
-from training.improve.base import IMPROVED, written
+from training.improve.base import IMPROVED, WEIGHTS, keep_weights, written
 from training.learner import FlatLearner
 from training.messages import (
     MOST_LOSS,
@@ -727,7 +727,10 @@ class Host:
     def _keep(self, end: _Moment, result: dict[str, Any]) -> None:
         folder = self._journal.folder
         if self._base is not None:
-            write_atomically(folder / IMPROVED, written(self._base, self._learner, end.copies[0]))
+            weights = end.copies[0]
+            keep_weights(folder / WEIGHTS, weights)
+            assert self.spec.own is not None
+            write_atomically(folder / IMPROVED, written(self._base, self.spec.own.layers, weights))
             write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
             return
         fleet = FleetFacts.model_validate({name: result[name] for name in FleetFacts.model_fields if name in result})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ from models.training.batches import Statistics
 from models.training.config import TrainConfig
 from models.training.data import DataPart, TrainingData
 from models.training.onnx_network import OnnxNetwork, rewritten
-from tierkit.errors import InvalidAnswer, MissingExtra, WeightsError
+from tierkit.atomic import write_atomically
+from tierkit.errors import InvalidAnswer, MissingExtra, SetupError, WeightsError
 from training.learner import FlatLearner, learner_of
 from training.measuring import free_bytes
 from training.messages import RunSpec
@@ -25,16 +28,21 @@ from training.units import Flat
 __all__ = [
     "AS_STORED",
     "IMPROVED",
+    "WEIGHTS",
     "FileNetwork",
+    "keep_weights",
     "own_learner",
     "own_training_data",
     "read_base",
+    "read_weights",
     "worker_learner",
     "written",
 ]
 
 IMPROVED = "network.onnx"
 """In the folder of a host's run that has finished: the network that it has made of a release's."""
+WEIGHTS = "weights.npy"
+"""Beside it: its trained weights in FP32, before they were rounded."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
@@ -148,18 +156,50 @@ def worker_learner(spec: RunSpec, content: bytes, images: ImageSet, *, device: s
     return learner_of(spec, data, network)
 
 
-def written(content: bytes, learner: FlatLearner, weights: Flat) -> bytes:
-    """The file with these weights in it.
+def written(content: bytes, layers: int, weights: Flat, share: float = 1.0) -> bytes:
+    """The file with other weights in its last layers.
 
     Args:
-        content: the file that the learner's network was made of.
+        content: file of the network.
+        layers: as for `FileNetwork`.
+        weights: of these layers, in the order of a learner's vector.
+        share: of the way from the file's weights to these; 1 for these weights. Rounding to INT8 comes last, so that a
+            small share of many small changes is not lost.
 
     Raises:
         WeightsError: the weights do not fit, or are not finite, or the file stores them in an unknown form.
     """
     if not np.isfinite(weights).all():
         raise WeightsError("the weights are not finite, so no network is made of them")
-    learner.load(weights, np.zeros(0, np.float32))
-    network: FileNetwork = learner.network
+    network = FileNetwork(OnnxNetwork(content), layers)
+    trained = [each for each in network.parameters() if each.requires_grad]
+    if (values := sum(each.numel() for each in trained)) != len(weights):
+        raise WeightsError(f"the last layers of the network have {values:,} weights, and these are {len(weights):,}")
+    parts = torch.from_numpy(weights.astype(np.float32)).split([each.numel() for each in trained])
     with torch.no_grad():
+        for parameter, part in zip(trained, parts, strict=True):
+            parameter.lerp_(part.reshape(parameter.shape), share)
         return rewritten(content, network.stored)
+
+
+def read_weights(path: Path) -> Flat:
+    """The weights that a host has kept as `WEIGHTS`.
+
+    Raises:
+        SetupError: the file is missing or damaged.
+    """
+    try:
+        return np.asarray(np.load(path, allow_pickle=False), np.float32).reshape(-1)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"cannot read the trained weights in {path}: {error}") from error
+
+
+def keep_weights(path: Path, weights: Flat) -> None:
+    """Write weights that `read_weights` reads.
+
+    Raises:
+        SetupError: they cannot be written.
+    """
+    stored = io.BytesIO()
+    np.save(stored, weights)
+    write_atomically(path, stored.getvalue())

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-import torch
+__all__ = ["SHARES", "Candidate", "best"]
 
-from models.training.onnx_network import OnnxNetwork, rewritten
-
-__all__ = ["SHARES", "Candidate", "best", "blended"]
-
-SHARES = (1.0, 0.8, 0.6, 0.4)
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the way from the present weights to the trained ones."""
 
 
@@ -32,24 +28,6 @@ class Candidate(Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
-
-
-def blended(content: bytes, trained: bytes, share: float) -> bytes:
-    """The file of the network that lies at a share of the way between two files of the same network.
-
-    Args:
-        content: file of the present network.
-        trained: file with the same layers and other weights.
-
-    Raises:
-        WeightsError: they are different networks, or a weight is stored in a form that cannot be written.
-    """
-    old, new = OnnxNetwork(content), OnnxNetwork(trained)
-    with torch.no_grad():
-        for before, after in zip(old.layers(), new.layers(), strict=True):
-            for one, other in zip(before.parameters, after.parameters, strict=True):
-                other.lerp_(one, 1 - share)
-    return rewritten(trained, new)
 
 
 def best(candidates: Iterable[C]) -> C:

@@ -20,7 +20,7 @@ from tierkit.errors import DataError, TerraceError
 from tierkit.tensors import Array
 from training.own_data import OwnData
 
-__all__ = ["FEWEST_PICTURES", "KeptImages", "images_of", "label_of", "read_kept"]
+__all__ = ["FEWEST_PICTURES", "Gathering", "KeptImages", "images_of", "label_of", "read_kept"]
 
 FEWEST_PICTURES = 8
 """A device with fewer learns them by heart."""
@@ -78,8 +78,76 @@ def read_kept(folder: Path) -> Iterator[tuple[int, KeptPicture, bytes]]:
         yield from store.read_all()
 
 
+class Gathering:
+    """Makes training images of kept pictures, one after the other. If they are too many for the memory, the newest
+    count.
+
+    Args:
+        own: the network that takes them.
+        target: "fine" or "coarse".
+
+    Raises:
+        DataError: the classes of `own` contradict themselves.
+    """
+
+    def __init__(self, own: OwnData, target: str) -> None:
+        self.classes = own.classes
+        self._own, self._target = own, target
+        self._decode, self._never = decoder(own.fit), threading.Event()
+        most = max(FEWEST_PICTURES, _MOST_BYTES // (own.height * own.width * 3))
+        self._found: deque[tuple[int, Array, int, bool]] = deque(maxlen=most)
+        self._left_out: Counter[str] = Counter()
+
+    def add(self, key: int, picture: KeptPicture, content: bytes) -> None:
+        """Take a picture, or count it as left out."""
+        label = label_of(picture, self.classes, self._target, self._own.least_confidence)
+        if isinstance(label, str):
+            self.leave_out(label)
+            return
+        try:
+            pixels = self._decode(content, self._never)
+        except TerraceError:
+            self.leave_out("damaged")
+            return
+        if len(self._found) == self._found.maxlen:
+            self.leave_out("more than fit into memory")
+        self._found.append((key, pixels, label, picture.person is not None))
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """Count pictures that cannot be trained on."""
+        self._left_out[reason] += count
+
+    def images(self) -> KeptImages:
+        """The training images of all pictures.
+
+        Raises:
+            DataError: fewer than `FEWEST_PICTURES` can be trained on.
+        """
+        found, hierarchy = self._found, self.classes
+        if len(found) < FEWEST_PICTURES:
+            why = "".join(f"; {count:,} left out: {reason}" for reason, count in (+self._left_out).items())
+            raise DataError(
+                f"{len(found):,} kept pictures can be trained on, and a device needs {FEWEST_PICTURES} at least{why}"
+            )
+        labels = np.array([label for _, _, label, _ in found], np.int64)
+        fine = labels if self._target == "fine" else _first_members(hierarchy)[labels]
+        images = ImageSet(
+            images=np.stack([pixels for _, pixels, _, _ in found]),
+            fine=fine,
+            coarse=hierarchy.coarse_labels(fine),
+            names=tuple(str(key) for key, _, _, _ in found),
+            hierarchy_name=hierarchy.name,
+        )
+        return KeptImages(
+            images=images,
+            by_people=sum(person for *_, person in found),
+            left_out=dict(+self._left_out),
+            keys=tuple(key for key, *_ in found),
+        )
+
+
 def images_of(kept: Iterable[tuple[int, KeptPicture, bytes]], own: OwnData, target: str) -> KeptImages:
-    """The kept pictures as the network takes them. If they are too many for the memory, the newest count.
+    """The kept pictures as the network takes them; see `Gathering`.
 
     Args:
         kept: key, picture and file, the oldest first.
@@ -88,43 +156,10 @@ def images_of(kept: Iterable[tuple[int, KeptPicture, bytes]], own: OwnData, targ
     Raises:
         DataError: fewer than `FEWEST_PICTURES` can be trained on; or the classes of `own` contradict themselves.
     """
-    hierarchy, decode, never = own.classes, decoder(own.fit), threading.Event()
-    most = max(FEWEST_PICTURES, _MOST_BYTES // (own.height * own.width * 3))
-    found: deque[tuple[int, Array, int, bool]] = deque(maxlen=most)
-    left_out: Counter[str] = Counter()
-    for key, picture, content in kept:
-        label = label_of(picture, hierarchy, target, own.least_confidence)
-        if isinstance(label, str):
-            left_out[label] += 1
-            continue
-        try:
-            pixels = decode(content, never)
-        except TerraceError:
-            left_out["damaged"] += 1
-            continue
-        left_out["more than fit into memory"] += len(found) == most
-        found.append((key, pixels, label, picture.person is not None))
-    left_out = +left_out
-    if len(found) < FEWEST_PICTURES:
-        why = "".join(f"; {count:,} left out: {reason}" for reason, count in left_out.items())
-        raise DataError(
-            f"{len(found):,} kept pictures can be trained on, and a device needs {FEWEST_PICTURES} at least{why}"
-        )
-    labels = np.array([label for _, _, label, _ in found], np.int64)
-    fine = labels if target == "fine" else _first_members(hierarchy)[labels]
-    images = ImageSet(
-        images=np.stack([pixels for _, pixels, _, _ in found]),
-        fine=fine,
-        coarse=hierarchy.coarse_labels(fine),
-        names=tuple(str(key) for key, _, _, _ in found),
-        hierarchy_name=hierarchy.name,
-    )
-    return KeptImages(
-        images=images,
-        by_people=sum(person for *_, person in found),
-        left_out=dict(left_out),
-        keys=tuple(key for key, *_ in found),
-    )
+    gathering = Gathering(own, target)
+    for each in kept:
+        gathering.add(*each)
+    return gathering.images()
 
 
 def _first_members(hierarchy: Hierarchy) -> Array:

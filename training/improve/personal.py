@@ -116,7 +116,7 @@ def trained_head(
     )
     wait(0)
     learner.compute(range(config.epochs), "change", watch=wait)
-    return written(content, learner, learner.weights())
+    return written(content, own.layers, learner.weights())
 
 
 def is_held_out(sha256: str) -> bool:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import torch
 from starlette.applications import Starlette
@@ -36,7 +37,7 @@ from tierkit.settings import ServiceSettings
 from training.data.manifest import SEGMENT, SegmentManifest, pieces_in
 from training.data.segments import of_segments, whole_data
 from training.improve.base import worker_learner
-from training.improve.kept import images_of, read_kept
+from training.improve.kept import Gathering, KeptImages, images_of, read_kept
 from training.learner import FlatLearner, foreign, learner_of, read_teacher
 from training.masking import masked
 from training.messages import MOST_LOSS, GrantedLease, Keeps, RunSpec, Times
@@ -45,6 +46,7 @@ from training.units import Computed
 from training.worker.connection import HostConnection
 from training.worker.copier import Copier
 from training.worker.finding import FindHost
+from training.worker.kept_device import KeptDevice, fetch_kept
 from training.worker.patience import HostRetry
 
 __all__ = ["SHOWN_SHARE", "Work", "Worker", "WorkerOptions", "work"]
@@ -99,8 +101,8 @@ class WorkerOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     """Of that service."""
-    kept: Path | None = None
-    """Folder of the pictures that the device of this worker has kept, if it trains on them."""
+    kept: Path | KeptDevice | None = None
+    """Folder of the pictures that the device of this worker has kept, or another device, if it trains on them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +148,8 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
                 raise InvalidInput(_MISMATCH[spec.own is None].format(name=spec.network.name))
             if spec.own is not None:
                 content = await patience.have(partial(connection.base, spec.own))
-                return await worker.run(await asyncio.to_thread(_learner_of_kept, options, spec, content))
+                found = await _kept_images(options, spec, http)
+                return await worker.run(await asyncio.to_thread(_learner_of_kept, options, spec, content, found))
             if options.fetch is None:
                 return await worker.run(await asyncio.to_thread(_learner, options, spec))
             return await _work_on_copies(options, worker)
@@ -173,11 +176,17 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
         return learner_of(spec, data)
 
 
-def _learner_of_kept(options: WorkerOptions, spec: RunSpec, content: bytes) -> FlatLearner:
-    RunOptions(device=options.device, threads=options.threads).prepare()
+async def _kept_images(options: WorkerOptions, spec: RunSpec, http: aiohttp.ClientSession) -> KeptImages:
     assert spec.own is not None
     assert options.kept is not None
-    found = images_of(read_kept(options.kept), spec.own, spec.network.target)
+    if isinstance(options.kept, KeptDevice):
+        gathering = Gathering(spec.own, spec.network.target)
+        return await fetch_kept(options.kept, gathering, http, options.patience_s)
+    return await asyncio.to_thread(images_of, read_kept(options.kept), spec.own, spec.network.target)
+
+
+def _learner_of_kept(options: WorkerOptions, spec: RunSpec, content: bytes, found: KeptImages) -> FlatLearner:
+    RunOptions(device=options.device, threads=options.threads).prepare()
     log.info(
         "%d kept pictures to train on, %d of them labelled by people%s",
         len(found.images),

@@ -31,6 +31,7 @@ from training.own_data import MOST_BASE_BYTES
 from training.strategies.config import BatchConfig, HostedConfig, OuterConfig, TournamentConfig
 from training.trust.config import TrustConfig
 from training.worker.finding import at
+from training.worker.kept_device import KeptDevice
 from training.worker.node import Work, WorkerOptions, work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -58,7 +59,7 @@ async def started(wanted: HostSettings) -> AsyncIterator[RunningHost]:
         yield RunningHost(host=host, lifecycle=lifecycle, http=http)
 
 
-def worker(url: str, name: str, kept: Path | None, **given: Any) -> asyncio.Task[Work]:
+def worker(url: str, name: str, kept: Path | KeptDevice | None, **given: Any) -> asyncio.Task[Work]:
     options = WorkerOptions(find_host=at(url), name=name, kept=kept, threads=1, patience_s=20.0, **given)
     return asyncio.create_task(work(options))
 

@@ -8,6 +8,7 @@ is (60 s).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -75,9 +76,8 @@ def learning_plan(folder: Path) -> tuple[Path, Path]:
     for number, (pixels, label) in enumerate(zip(sample.images[:300], sample.fine[:300].tolist(), strict=True), 1):
         file = png(pixels)
         coarse = classes.parent[label]
-        store.keep(
-            kept_picture(number, 0, file, label=label, coarse_label=coarse, local=coarse, classes=classes.digest), file
-        )
+        picture = kept_picture(number, 0, file, coarse_label=coarse, local=coarse, classes=classes.digest)
+        store.keep(dataclasses.replace(picture, label=label), file)
     store.close()
     return plan, folder / "kept"
 

@@ -101,3 +101,17 @@ def test_files_are_not_moved_to_where_they_come_from(where: str, tmp_path: Path)
     with pytest.raises(SetupError, match="move_to"):
         load(tmp_path, text)
     assert load(tmp_path, text.replace("move_to = ", f'move_to = "{tmp_path}/done" # ')).source[0].move_to
+
+
+def test_tiers_that_may_fetch_kept_pictures(tmp_path: Path) -> None:
+    text = FILE.replace('bytes_per_day = "50MB"\n', "")
+    learn = load(tmp_path, text + '[learn]\nsize = "4MB"\npictures_to = ["edge"]\n').learn
+    assert learn is not None
+    assert learn.pictures_to == ("edge",)
+    silent = load(tmp_path, text + '[learn]\nsize = "4MB"\n').learn
+    assert silent is not None
+    assert silent.pictures_to == ()
+    with pytest.raises(SetupError, match="'edge' or 'cloud'"):
+        load(tmp_path, text + '[learn]\nsize = "4MB"\npictures_to = ["end"]\n')
+    with pytest.raises(SetupError, match="bytes_per_day"):
+        load(tmp_path, FILE + '[learn]\nsize = "4MB"\npictures_to = ["edge"]\n')

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from end_node.settings import SourceSettings, UplinkSettings
-from end_node.uplink.rules import fate_of, is_unsure, outcome_of, stages_left
+from end_node.uplink.rules import fate_of, is_unsure, may_go, outcome_of, stages_left
+from models.kept.sample import KeptPicture
 from tierkit.types import Tier
 from tierkit.wire.events import FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
-from tierkit.wire.messages import DeviceRoute, Stage
+from tierkit.wire.messages import DeviceRoute, Encoding, Stage, Upstream
 
 EDGE, CLOUD = Stage(tier=Tier.EDGE, below=0.3), Stage(tier=Tier.CLOUD, below=0.5)
 
@@ -130,3 +131,61 @@ def test_what_an_answer_from_above_means(event: Any, tier: Tier | None, waits: b
     assert (outcome.finer and outcome.finer.tier) == tier
     assert (outcome.waits, outcome.unreachable) == (waits, unreachable)
     assert not waits or outcome.reason
+
+
+def kept(**changes: Any) -> KeptPicture:
+    given: dict[str, Any] = {
+        "source": "gate",
+        "sequence": 1,
+        "sha256": "0" * 64,
+        "release": 1,
+        "local_sha256": "1" * 64,
+        "local": 0,
+        "local_confidence": 0.5,
+        "margin": 0.1,
+        "tier": Tier.EDGE,
+        "node_id": "edge-1",
+        "upper_sha256": "2" * 64,
+        "label": 0,
+        "confidence": 0.9,
+        "coarse_label": 0,
+        "coarse_confidence": 0.9,
+        "kind": "unsure",
+        "form": "pixels",
+        "classes": "c",
+    }
+    return KeptPicture(**given | changes)
+
+
+def led(**features: bool) -> DeviceRoute:
+    """A route to these nodes, by whether they get features."""
+    upstreams = [
+        Upstream(
+            node_id=node_id.replace("_", "-"),
+            url="http://127.0.0.1:9",
+            tier=Tier.EDGE,
+            model="fine",
+            encoding=Encoding(name="fine.conv1", head="a" * 64, tail="b" * 64) if encoded else None,
+        )
+        for node_id, encoded in features.items()
+    ]
+    return DeviceRoute(version="0" * 16, upstreams=tuple(upstreams))
+
+
+@pytest.mark.parametrize(
+    ("changes", "of", "goes"),
+    [
+        ({}, None, True),
+        ({}, led(), True),
+        ({}, led(edge_1=False, edge_2=True), True),
+        ({}, led(edge_1=True), False),  # it was trusted then, and is not now
+        ({"form": "features"}, led(edge_1=False), False),
+        ({"tier": Tier.CLOUD}, led(edge_1=False), False),
+        ({"tier": Tier.CLOUD, "node_id": "cloud-1"}, None, False),
+        ({"node_id": "edge-2"}, led(edge_1=False, edge_2=False), False),
+    ],
+)
+def test_a_kept_picture_goes_only_to_the_node_that_had_its_pixels(
+    changes: dict[str, Any], of: DeviceRoute | None, goes: bool
+) -> None:
+    assert may_go(kept(**changes), Tier.EDGE, "edge-1".__eq__, of) is goes

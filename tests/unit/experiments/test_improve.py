@@ -21,6 +21,7 @@ from models.training.onnx_network import OnnxNetwork
 from tests.own_networks import network
 from tests.shapes import SHAPES
 from tierkit.tensors import Array
+from training.improve.base import written
 from training.improve.plan import IMPROVE
 
 pytestmark = pytest.mark.train
@@ -111,7 +112,8 @@ def test_liars_do_not_bring_a_worse_release_in(world: LearningWorld, lie: Lie):
 def test_labelled_pictures_stop_a_teacher_that_is_wrong_for_a_class(world: LearningWorld):
     own = base_of(world.entry, world.content, world.hierarchy, 0)
     course = Course(own=own, config=RECIPE.config(world, 0), strategy=IMPROVE)
-    content = improve(world.content, course, device_pictures(world, KEEPING, 0)).content
+    improved = improve(world.content, course, device_pictures(world, KEEPING, 0))
+    content = written(world.content, 0, improved.weights)
     local = softmax(OnnxNetwork(content).run(world.stream.images))
     taught = replace(world, content=content, local=local, below=1.0)
     known, unknown = (teacher_line(taught, RECIPE, KEEPING, 1, validation=each) for each in (True, False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,16 @@ from onnx import helper, numpy_helper
 from models.data import ImageSet
 from tests.own_networks import CONFIG, SIDE, network, own
 from tests.shapes import SHAPES, shape_images
-from tierkit.errors import InvalidAnswer, WeightsError
-from training.improve.base import own_learner, own_training_data, read_base, worker_learner, written
+from tierkit.errors import InvalidAnswer, SetupError, WeightsError
+from training.improve.base import (
+    keep_weights,
+    own_learner,
+    own_training_data,
+    read_base,
+    read_weights,
+    worker_learner,
+    written,
+)
 from training.messages import RunSpec
 from training.own_data import OwnData
 from training.strategies.config import OuterConfig
@@ -69,7 +78,7 @@ def test_only_the_last_layers_travel_and_learn(layers: int, values: int, images:
         learner.compute(range(40), "change", 0.5)
     assert np.mean(learner.logits(images).argmax(1) == images.fine) > max(0.9, np.mean(before == images.fine))
     held = {item.name: numpy_helper.to_array(item) for item in onnx.load_from_string(content).graph.initializer}
-    new = onnx.load_from_string(written(content, learner, learner.weights()))
+    new = onnx.load_from_string(written(content, layers, learner.weights()))
     changed = {item.name for item in new.graph.initializer if (numpy_helper.to_array(item) != held[item.name]).any()}
     assert changed == {"last", "shift"} | ({"kernel", "bias"} if layers != 1 else set())
 
@@ -138,7 +147,28 @@ def test_weights_that_are_not_finite_make_no_network(images: ImageSet):
     base = read_base(content, own(content), CONFIG)
     learner = own_learner(base, CONFIG, own_training_data(CONFIG, images, SHAPES, sha256="0" * 64))
     with pytest.raises(WeightsError, match="finite"):
-        written(content, learner, replace_first(learner.weights(), np.nan))
+        written(content, 1, replace_first(learner.weights(), np.nan))
+
+
+def test_weights_lie_at_a_share_of_the_way_and_return_from_a_file(images: ImageSet, tmp_path: Path):
+    content = network()
+    learner = own_learner(
+        read_base(content, own(content), CONFIG), CONFIG, own_training_data(CONFIG, images, SHAPES, sha256="0" * 64)
+    )
+    before = learner.weights()
+    keep_weights(tmp_path / "weights.npy", before + 1)
+    trained = read_weights(tmp_path / "weights.npy")
+    half = written(content, 1, trained, 0.5)
+    found = own_learner(
+        read_base(half, own(half), CONFIG), CONFIG, own_training_data(CONFIG, images, SHAPES, sha256="0" * 64)
+    )
+    assert np.allclose(found.weights(), before + 0.5)
+    assert written(content, 1, trained) == written(content, 1, before + 1, 1.0)
+    with pytest.raises(WeightsError, match="weights"):
+        written(content, 2, trained)
+    (tmp_path / "weights.npy").write_bytes(b"damaged")
+    with pytest.raises(SetupError, match=r"weights\.npy"):
+        read_weights(tmp_path / "weights.npy")
 
 
 def replace_first(values: np.ndarray, value: float) -> np.ndarray:
