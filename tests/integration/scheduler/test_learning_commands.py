@@ -57,15 +57,23 @@ async def test_disagreements_take_no_other_filter(gate: Camera, terrace: Command
 async def test_what_is_kept_and_how_far_tiers_agree(gate: Camera, terrace: Command) -> None:
     code, out, _ = await terrace("learning")
     assert (code, len(out.splitlines())) == (0, 1)
-    kept = {"pictures": 1234, "differs": 200, "unsure": 1000, "sure": 34, "bytes": 4_000_000, "size_bytes": 5_000_000}
+    kept: dict[str, Any] = {
+        "pictures": 1234,
+        "differs": 200,
+        "unsure": 1000,
+        "sure": 34,
+        "bytes": 4_000_000,
+        "size_bytes": 5_000_000,
+    }
     audited = seen(1, local=local(4, 0.9), finer=finer(), audit=True)
-    await gate.send(audited, device={"kept": {**kept, "reason": "no room on the disk"}})
+    kept |= {"reason": "no room on the disk", "personal": True, "personal_reason": "the head is damaged"}
+    await gate.send(audited, device={"kept": kept})
     assert (await gate.running.http.put(f"/v1/improvements/{ID}", json=improvement())).status_code == 200
     code, out, _ = await terrace("learning")
     assert code == 0
-    for words in ("end-0", "1,234", "no room on the disk", "flowers@7", "training"):
+    for words in ("end-0", "1,234", "no room on the disk", "head is damaged", " own ", "flowers@7", "training"):
         assert words in out
     code, out, _ = await terrace("learning", "--json")
     found = json.loads(out)
     assert (found["agreement"], found["audited"], found["improvements"][0]["id"]) == (1.0, 1, ID)
-    assert found["nodes"][0]["kept"] == {**kept, "labelled": 0, "reason": "no room on the disk"}
+    assert found["nodes"][0]["kept"] == {**kept, "labelled": 0}
