@@ -27,11 +27,12 @@ class ImproveWish(Frozen):
     """NAME@NUMBER, in force."""
     tier: str = "end"
     rounds: Annotated[int, Field(ge=1, le=10_000)] = 20
-    layers: Annotated[int, Field(ge=0, le=10_000)] = 8
+    layers: Annotated[int, Field(ge=0, le=10_000)] = 0
     devices: Annotated[int, Field(ge=1, le=10_000)] = 3
     batch: Annotated[int, Field(ge=1, le=4_096)] = 32
     rate: Annotated[float, Field(gt=0, le=10)] = 0.01
-    least_confidence: Annotated[float, Field(ge=0, le=1)] = 0.5
+    least_confidence: Annotated[float, Field(ge=0, le=1)] = 0.7
+    mirror: bool = True
     choice: str = STRATEGY_NAME
     strategy: Annotated[HostedConfig, Field(discriminator="family")] = IMPROVE
 

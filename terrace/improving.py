@@ -157,7 +157,7 @@ class Improving:
             least_confidence=wish.least_confidence,
         )
         steps = wish.rounds * together * strategy.period
-        network = training_of(entry, steps=steps, batch=wish.batch, rate=wish.rate)
+        network = training_of(entry, steps=steps, batch=wish.batch, rate=wish.rate, mirror=wish.mirror)
         _make(folder / _PLAN)
         plan = Plan(own=own, network=network, choice=wish.choice, strategy=strategy)
         write_plan(folder / _PLAN, plan, content)

@@ -36,7 +36,7 @@ class OwnData(Frozen):
     resize_to: PositiveInt | None = None
     resample: Resample = "bicubic"
     """The pixels that the network takes; see `models.manifest.Fit`."""
-    least_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    least_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.7
     """Workers do not learn an answer from above that has less."""
 
     @property

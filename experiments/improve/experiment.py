@@ -142,7 +142,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     own, clean = ("old_own", "new_own"), ("old_clean", "new_clean")
     if row["table"] == "personal":
         clean = ("old_general", "new_general")
-        result = f"{row['devices']:.0f} devices"
+        result = f"{row['used']:.1f} of {row['devices']:.0f} devices use their head"
     elif row["table"] == "drift":
         result = (
             f"{row['recovered']:.0%} of the loss is back; {row['old_up']:.1%} went up, now {row['new_up']:.1%}; "

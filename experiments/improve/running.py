@@ -17,7 +17,7 @@ from tierkit.tensors import Array
 
 __all__ = ["lines"]
 
-_DRIFT_RATE, _CONTRAST = 0.01, 1.8
+_DRIFT_RATE = 0.01
 _DIGITS_RATE, _DIGITS_STEPS = 0.03, 800
 _POISONED = DeviceGroup(devices=10, skew=1.0)
 _PERSONAL = DeviceGroup(devices=8, skew=0.2)
@@ -50,8 +50,8 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
     """
     torch.set_num_threads(1)
     seeds = range(seed, seed + extent.seeds)
-    slow = Recipe(steps=extent.steps, rate=_DRIFT_RATE, contrast=_CONTRAST, mirror=True)
-    quick = Recipe(steps=min(_DIGITS_STEPS, 2 * extent.steps), rate=_DIGITS_RATE)
+    slow = Recipe(steps=extent.steps, rate=_DRIFT_RATE)
+    quick = Recipe(steps=min(_DIGITS_STEPS, 2 * extent.steps), rate=_DIGITS_RATE, mirror=False)
 
     @cache
     def pictures() -> LearningWorld:
@@ -71,7 +71,7 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
         return teacher_line(digits(), quick, _POISONED, number, validation=validation)
 
     def personal(number: int) -> dict[str, Any]:
-        return personal_line(pictures(), slow, _PERSONAL, number)
+        return personal_line(pictures(), _PERSONAL, number)
 
     @cache
     def judge() -> Callable[[Array], Array]:

@@ -17,9 +17,10 @@ from models.training.config import TrainConfig
 from models.training.onnx_network import OnnxNetwork
 from tierkit.tensors import Array
 from training.cheating import Cheat
-from training.improve.base import own_learner, own_training_data, read_base, written
+from training.improve.base import written
 from training.improve.blend import SHARES, best
-from training.improve.gate import Comparison, GateVerdict, compared, judge
+from training.improve.gate import FEWEST, Comparison, GateVerdict, compared, judge
+from training.improve.personal import HELD_OUT, LAYERS, head_config, trained_head
 from training.improve.plan import IMPROVE, training_of
 from training.units import Flat
 
@@ -28,21 +29,18 @@ __all__ = ["KINDS", "Lie", "Recipe", "drift_line", "personal_line", "poison_line
 Lie = Literal["wrong pictures", "flipped answers", "sign-flip", "alie"]
 KINDS: tuple[Lie, ...] = ("wrong pictures", "flipped answers", "sign-flip", "alie")
 _LIARS = 3
-_PERSONAL_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Rate, steps and augmentation."""
+    """The options of an improvement."""
 
     steps: int
     rate: float
-    contrast: float = 1.0
-    mirror: bool = False
+    mirror: bool = True
 
     def config(self, world: LearningWorld, seed: int) -> TrainConfig:
-        changes = {"contrast": self.contrast, "mirror": self.mirror}
-        return training_of(world.entry, steps=self.steps, rate=self.rate, seed=seed).model_copy(update=changes)
+        return training_of(world.entry, steps=self.steps, rate=self.rate, mirror=self.mirror, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,19 +215,19 @@ def _confused(answers: AnsweredPictures, wrong: int, other: int) -> AnsweredPict
     return AnsweredPictures(answers.images, answers.truth, above)
 
 
-def personal_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed: int) -> dict[str, Any]:
-    """Each device trains its own last layer on what it has kept. Own data are new pictures of the classes that the
-    device sees; general data are all new pictures."""
+def personal_line(world: LearningWorld, keeping: DeviceGroup, seed: int) -> dict[str, Any]:
+    """Each device trains its own last layer on four fifths of its kept pictures, and uses it if it is better on the
+    rest. Own data are new pictures of the classes that the device sees; general data are all new pictures."""
     kept = device_pictures(world, keeping, seed)
     everything = world.own
     shares = _class_shares(world, keeping, seed)
     own_before, own_after, general_before, general_after = [], [], [], []
     before = _logits(world.content, everything).argmax(axis=1) == everything.truth
+    used = 0
     for number, images in enumerate(kept):
-        if len(images) < _PERSONAL_STEPS // 2:
-            continue
-        content = _with_own_head(world, recipe, images, seed)
-        after = _logits(content, everything).argmax(axis=1) == everything.truth
+        content = _with_own_head(world, images, seed)
+        used += content is not None
+        after = before if content is None else _logits(content, everything).argmax(axis=1) == everything.truth
         weights = shares[number][everything.truth]
         own_before.append(float(np.average(before, weights=weights)))
         own_after.append(float(np.average(after, weights=weights)))
@@ -237,7 +235,8 @@ def personal_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, se
         general_after.append(float(after.mean()))
     means = map(_mean, (own_before, own_after, general_before, general_after))
     return dict(zip(("old_own", "new_own", "old_general", "new_general"), means, strict=True)) | {
-        "devices": len(own_after)
+        "devices": len(kept),
+        "used": used,
     }
 
 
@@ -253,10 +252,16 @@ def _class_shares(world: LearningWorld, keeping: DeviceGroup, seed: int) -> Arra
     return np.asarray(counts + 1e-9)
 
 
-def _with_own_head(world: LearningWorld, recipe: Recipe, images: ImageSet, seed: int) -> bytes:
-    own = base_of(world.entry, world.content, world.hierarchy, 1)
-    config = dataclasses.replace(recipe, steps=_PERSONAL_STEPS).config(world, seed)
-    data = own_training_data(config, images, own.classes, sha256=own.sha256)
-    learner = own_learner(read_base(world.content, own, config), config, data)
-    learner.compute(range(_PERSONAL_STEPS), "change")
-    return written(world.content, own.layers, learner.weights())
+def _with_own_head(world: LearningWorld, images: ImageSet, seed: int) -> bytes | None:
+    """The network with a head of these pictures; None if it is not better on those that are held out."""
+    own = base_of(world.entry, world.content, world.hierarchy, LAYERS)
+    draw = np.random.default_rng(seed + 4)
+    judged = draw.random(len(images)) < HELD_OUT
+    train, rest = images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))
+    if len(rest) < FEWEST:
+        return None
+    content = trained_head(world.content, own, head_config(world.entry, seed=seed), train)
+    labels = rest.fine if world.entry.target == "fine" else rest.coarse
+    assert labels is not None
+    old, new = (OnnxNetwork(each).run(rest.images) for each in (world.content, content))
+    return content if judge(None, compared(old, new, labels)).passes else None

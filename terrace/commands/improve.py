@@ -42,7 +42,7 @@ class ImproveOptions:
     rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How often the devices' changes are joined.")] = 20
     layers: Annotated[
         int, typer.Option(min=0, max=10_000, help="How many of the last layers are trained; 0 for all.")
-    ] = 8
+    ] = 0
     devices: Annotated[
         int, typer.Option(min=1, max=10_000, help="Workers that are expected: a round has a change of each.")
     ] = 3
@@ -50,7 +50,14 @@ class ImproveOptions:
     batch_size: Annotated[int, typer.Option(min=1, max=4_096, help="Pictures of a step.")] = 32
     least_confidence: Annotated[
         float, typer.Option(min=0, max=1, help="An answer from above with less is not learned.")
-    ] = 0.5
+    ] = 0.7
+    mirror: Annotated[
+        bool,
+        typer.Option(
+            "--mirror/--no-mirror",
+            help="Learn mirror images as well. Leave them out if a class has another mirror image.",
+        ),
+    ] = True
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +82,7 @@ class ImproveOptions:
                 check_strategy(given["strategy"])
             except (InvalidInput, SetupError) as error:
                 raise typer.BadParameter(str(error), param_hint="--strategy") from error
-        names = ("release", "tier", "rounds", "layers", "devices", "rate", "least_confidence")
+        names = ("release", "tier", "rounds", "layers", "devices", "rate", "least_confidence", "mirror")
         return ImproveWish(batch=self.batch_size, **{name: getattr(self, name) for name in names}, **given)
 
 

@@ -42,7 +42,7 @@ period = 10
 centre = "median"
 """
 DATA_PORT = 8075
-EPOCHS = 8
+EPOCHS = 4
 _BUDGET_S = 240.0
 
 

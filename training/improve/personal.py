@@ -34,6 +34,7 @@ from training.own_data import MOST_BASE_BYTES, OwnData
 
 __all__ = [
     "BATCH",
+    "HELD_OUT",
     "LAYERS",
     "MOST_PICTURES",
     "RATE",
@@ -54,7 +55,8 @@ MOST_PICTURES = STEPS * BATCH * 5 // 4
 """The newest kept pictures count: the steps see as many, and the others are held out."""
 LAYERS = 1
 """The last layers with weights, which are trained."""
-_HELD_OUT = 0.2
+HELD_OUT = 0.2
+"""Share of the pictures that judge the head."""
 _NAMED = "held-out kept pictures"
 _PAUSE_S = 0.05
 """Between two looks whether there may be work."""
@@ -121,7 +123,7 @@ def trained_head(
 
 def is_held_out(sha256: str) -> bool:
     """True if a head is judged on the picture of this digest, and not trained on it: for a fifth of the pictures."""
-    return int(sha256[:8], 16) < _HELD_OUT * 2**32
+    return int(sha256[:8], 16) < HELD_OUT * 2**32
 
 
 def make_head(served: ServedNetwork, kept: Path, may_work: Callable[[], bool] = lambda: True) -> HeadOutcome:
@@ -213,7 +215,7 @@ def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]
     if (count := int(judged.sum())) < FEWEST:
         raise DataError(
             f"{count:,} of {len(judged):,} kept pictures are held out to judge the head, and {FEWEST} are needed: a "
-            f"device needs about {FEWEST / _HELD_OUT:.0f} kept pictures with sure answers or labels"
+            f"device needs about {FEWEST / HELD_OUT:.0f} kept pictures with sure answers or labels"
         )
     return found.images.take(np.flatnonzero(~judged)), found.images.take(np.flatnonzero(judged))
 

@@ -33,6 +33,9 @@ BASE_FILE = "base.onnx"
 _PLAN = "plan.json"
 _FROM_FILE = NetworkConfig(kind="file")
 
+_CONTRAST = 1.8
+"""Largest factor on the contrast of a picture."""
+
 STRATEGY_NAME = "improve"
 IMPROVE = OuterConfig(
     period=8,
@@ -54,13 +57,17 @@ class Plan(Frozen):
     strategy: Annotated[HostedConfig, Field(discriminator="family")] = IMPROVE
 
 
-def training_of(entry: ModelEntry, *, steps: int, batch: int = 32, rate: float = 0.01, seed: int = 0) -> TrainConfig:
-    """The configuration of training for the network of an entry: plain SGD in FP32 on shifted crops.
+def training_of(
+    entry: ModelEntry, *, steps: int, batch: int = 32, rate: float = 0.01, mirror: bool = True, seed: int = 0
+) -> TrainConfig:
+    """The configuration of training for the network of an entry: plain SGD in FP32. Pictures are shifted, and their
+    contrast changes, so that few pictures of one camera stand for others as well.
 
     Args:
         steps: of all workers together.
         batch: pictures of a step.
-        rate: learning rate of all steps.
+        rate: learning rate of the first step; it falls to zero.
+        mirror: True if mirror images are learned as well.
     """
     height, width, _ = entry.input_shape
     return TrainConfig(
@@ -71,12 +78,13 @@ def training_of(entry: ModelEntry, *, steps: int, batch: int = 32, rate: float =
         epochs=steps,
         batch_size=batch,
         peak_rate=rate,
-        schedule="constant",
+        schedule="cosine",
         momentum=0.0,
         weight_decay=0.0,
         label_smoothing=0.0,
         crop_padding=min(height, width) // 16,
-        mirror=False,
+        mirror=mirror,
+        contrast=_CONTRAST,
         ema_decay=0.0,
         precision="fp32",
         seed=seed,

@@ -170,6 +170,7 @@ async def test_devices_improve_the_network_of_their_release(tmp_path: Path) -> N
     async with blind_fleet(tmp_path) as (running, client, validation):
         name = (await client.releases()).in_force
         assert name == "models@1"
+        await refusals(running, tmp_path, validation)
         wanted = flags(tmp_path / "improved", running.url, validation)
         await answered_above(client, 60)
         code, _ = await command(*wanted, limit="1")
@@ -265,17 +266,17 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
         assert now.rollout is not None
 
 
-async def test_an_improvement_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    async with blind_fleet(tmp_path) as (running, _, validation):
-        wrong = tmp_path / "wrong"
-        (wrong / "violet").mkdir(parents=True)
-        (wrong / "violet" / "a.png").write_bytes(png("red", 100))
-        for release, tier, pictures, error in (
-            ("models@1", "edge", validation, InvalidInput),
-            ("models@7", "end", validation, NotFound),
-            ("models@1", "end", wrong, DataError),
-            ("models@1", "end", None, InvalidInput),  # its thresholds could not be tuned
-        ):
-            with pytest.raises(error):
-                await improve(tmp_path / "improved", running.url, pictures, release=release, tier=tier)
-            assert not (tmp_path / "improved" / "improve.json").exists()
+async def refusals(running: Fleet, folder: Path, validation: Path) -> None:
+    """Releases and pictures for which nothing is trained."""
+    wrong = folder / "wrong"
+    (wrong / "violet").mkdir(parents=True)
+    (wrong / "violet" / "a.png").write_bytes(png("red", 100))
+    for release, tier, pictures, error in (
+        ("models@1", "edge", validation, InvalidInput),
+        ("models@7", "end", validation, NotFound),
+        ("models@1", "end", wrong, DataError),
+        ("models@1", "end", None, InvalidInput),  # its thresholds could not be tuned
+    ):
+        with pytest.raises(error):
+            await improve(folder / "refused", running.url, pictures, release=release, tier=tier)
+        assert not (folder / "refused" / "improve.json").exists()
