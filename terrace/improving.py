@@ -25,7 +25,7 @@ from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest,
 from models.tuning import TuningTarget, tuned_on
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
-from tierkit.atomic import write_atomically
+from tierkit.atomic import alone_in, write_atomically
 from tierkit.client import Client
 from tierkit.documents import read_json
 from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
@@ -81,28 +81,36 @@ class Improving:
 
     def __init__(self, client: Client, folder: Path, wish: ImproveWish, goal: Goal) -> None:
         self._client, self._folder, self._wish, self._goal = client, folder, wish, goal
-        self._outcome: ImproveState | None = None
-        if (folder / STATE).exists():
-            found = read_json(folder / STATE, ImproveState, what="state of an improvement", error=SetupError)
-            if different := [
-                name for name in ImproveWish.model_fields if getattr(found.wish, name) != getattr(wish, name)
-            ]:
-                raise InvalidInput(
-                    f"{folder} holds an improvement with other values of {', '.join(different)}: give the same as "
-                    "before, or another --folder"
-                )
-            self._outcome = found
+        self._found()
+
+    def _found(self) -> ImproveState | None:
+        """The state that the folder holds; None if it holds none."""
+        if not (self._folder / STATE).exists():
+            return None
+        found = read_json(self._folder / STATE, ImproveState, what="state of an improvement", error=SetupError)
+        names = ImproveWish.model_fields
+        if different := [name for name in names if getattr(found.wish, name) != getattr(self._wish, name)]:
+            raise InvalidInput(
+                f"{self._folder} holds an improvement with other values of {', '.join(different)}: give the same as "
+                "before, or another --folder"
+            )
+        return found
 
     def run(self) -> ImproveState:
-        """Do what is left to do.
+        """Do what is left to do. Another command with this folder waits for nothing and changes nothing.
 
         Raises:
+            SetupError: another command is at work in the folder.
             Conflict: another release rolls out, or this one is not in force.
             InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
             DeadlineExceeded: the training takes longer than it may.
             ServiceFailed: the host of the run has ended with an error.
         """
-        outcome = self._outcome or self._prepare()
+        busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
+        with alone_in(self._folder, otherwise=busy):
+            return self._continued(self._found() or self._prepare())
+
+    def _continued(self, outcome: ImproveState) -> ImproveState:
         try:
             if outcome.passes is None:
                 self._train(outcome)

@@ -27,8 +27,9 @@ from terrace.improve_state import ImproveState, ImproveWish
 from terrace.improving import Goal, Improving
 from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
 from tests.model_sets import COLOURS, colour_pictures, coloured
+from tierkit.atomic import alone_in
 from tierkit.client import AsyncClient, Client
-from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, NotFound
+from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, NotFound, SetupError
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
@@ -279,3 +280,8 @@ async def test_an_improvement_is_refused_before_anything_is_trained(tmp_path: Pa
             with pytest.raises(error):
                 await improve(tmp_path / "improved", running.url, pictures, release=release, tier=tier)
             assert not (tmp_path / "improved" / "improve.json").exists()
+        # Two commands in one folder would write over each other's networks.
+        told: list[ImproveState] = []
+        with alone_in(tmp_path / "improved"), pytest.raises(SetupError):
+            await improve(tmp_path / "improved", running.url, validation, within_s=0.1, told=told.append)
+        assert not told
