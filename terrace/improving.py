@@ -45,6 +45,8 @@ IMPROVED = "network.onnx"
 STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
+_AT_ONCE = 256
+"""Pictures that are read at once."""
 _NEWEST = " on the newest answers from above"
 _TARGET = TuningTarget(accuracy=0.99)
 """The default of `terrace models tune-escalation`."""
@@ -141,7 +143,7 @@ class Improving:
         manifest = parse_manifest(dumps(self._client.release_manifest(now.release)).encode(), f"of {now.release}")
         entry = entry_to_improve(manifest, wish.tier)
         if self._goal.validation is not None:
-            self._validation(manifest, entry)  # wrong pictures are refused before anything is trained
+            self._check_pictures(self._validation(manifest, entry))
         self._goal.say(f"fetching the networks of {now.release}")
         base = folder / _BASE
         _make(base)
@@ -301,6 +303,11 @@ class Improving:
         dataset = Dataset.open(self._goal.validation, self._goal.data, hierarchy=manifest.hierarchy)
         manifest.check_hierarchy(dataset.hierarchy)
         return dataset.read_for(entry, "test")
+
+    def _check_pictures(self, labelled: Labelled) -> None:
+        """Read each picture once: those that are damaged are refused before anything is trained."""
+        for first in range(0, len(labelled), _AT_ONCE):
+            labelled.images[first : first + _AT_ONCE]
 
     def _judged(self, labelled: Labelled, entry: ModelEntry) -> ComparedOn:
         labels = labelled.fine if entry.target == "fine" else labelled.coarse

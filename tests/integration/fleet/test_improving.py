@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -271,10 +272,14 @@ async def test_an_improvement_is_refused_before_anything_is_trained(tmp_path: Pa
         wrong = tmp_path / "wrong"
         (wrong / "violet").mkdir(parents=True)
         (wrong / "violet" / "a.png").write_bytes(png("red", 100))
+        damaged = shutil.copytree(validation, tmp_path / "damaged")
+        picture = next(damaged.rglob("*.png"))
+        picture.write_bytes(picture.read_bytes()[:60])
         for release, tier, pictures, error in (
             ("models@1", "edge", validation, InvalidInput),
             ("models@7", "end", validation, NotFound),
             ("models@1", "end", wrong, DataError),
+            ("models@1", "end", damaged, DataError),
             ("models@1", "end", None, InvalidInput),  # its thresholds could not be tuned
         ):
             with pytest.raises(error):
