@@ -28,7 +28,7 @@ from terrace.newest_answers import newest_answers
 from tierkit.atomic import alone_in, write_atomically
 from tierkit.client import Client
 from tierkit.documents import read_json
-from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
+from tierkit.errors import Conflict, DeadlineExceeded, Forbidden, InvalidInput, SetupError, TerraceError, WeightsError
 from tierkit.tensors import Array
 from tierkit.wire.releases import ReleaseState
 from training.improve.blend import SHARES, best, blended
@@ -106,6 +106,7 @@ class Improving:
             Conflict: another release rolls out, or this one is not in force.
             InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
             DeadlineExceeded: the training takes longer than it may.
+            Forbidden: the caller is no operator, and wants a release.
             ServiceFailed: the host of the run has ended with an error.
         """
         busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
@@ -356,13 +357,22 @@ class Improving:
         return self._client.release(outcome.wish.release).number
 
     def _tell(self, outcome: ImproveState, **changes: Any) -> None:
-        """Write what has changed, and tell who wants to hear of it."""
+        """Write what has changed, and tell who wants to hear of it.
+
+        Raises:
+            Forbidden: the caller may not make the release that is wanted.
+        """
         for name, value in changes.items():
             setattr(outcome, name, value)
         _make(self._folder)
         write_atomically(self._folder / STATE, outcome.model_dump_json(indent=1).encode())
-        with contextlib.suppress(TerraceError):  # an older scheduler keeps no improvements, or it is away
+        try:
             self._goal.told(outcome)
+        except Forbidden:
+            if self._goal.release:  # who may not tell of an improvement may not make its release either
+                raise
+        except TerraceError:  # an older scheduler keeps no improvements, or it is away
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

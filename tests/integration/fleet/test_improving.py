@@ -30,7 +30,7 @@ from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, m
 from tests.model_sets import COLOURS, colour_pictures, coloured
 from tierkit.atomic import alone_in
 from tierkit.client import AsyncClient, Client
-from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, NotFound, SetupError
+from tierkit.errors import Conflict, DataError, DeadlineExceeded, Forbidden, InvalidInput, NotFound, SetupError
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
@@ -290,3 +290,9 @@ async def test_an_improvement_is_refused_before_anything_is_trained(tmp_path: Pa
         with alone_in(tmp_path / "improved"), pytest.raises(SetupError):
             await improve(tmp_path / "improved", running.url, validation, within_s=0.1, told=told.append)
         assert not told
+
+        def forbid(outcome: ImproveState) -> None:
+            raise Forbidden("this takes an operator")
+
+        with pytest.raises(Forbidden):  # it could make no release in the end
+            await improve(tmp_path / "forbidden", running.url, validation, within_s=0.1, told=forbid)
