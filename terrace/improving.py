@@ -106,7 +106,7 @@ class Improving:
             Conflict: another release rolls out, or this one is not in force.
             InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
             DeadlineExceeded: the training takes longer than it may.
-            Forbidden: the caller is no operator, and wants a release.
+            Forbidden: the caller wants a release, and has not the role for it.
             ServiceFailed: the host of the run has ended with an error.
         """
         busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
