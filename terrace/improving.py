@@ -25,10 +25,10 @@ from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest,
 from models.tuning import TuningTarget, tuned_on
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
-from tierkit.atomic import write_atomically
+from tierkit.atomic import alone_in, write_atomically
 from tierkit.client import Client
 from tierkit.documents import read_json
-from tierkit.errors import Conflict, DeadlineExceeded, InvalidInput, SetupError, TerraceError, WeightsError
+from tierkit.errors import Conflict, DeadlineExceeded, Forbidden, InvalidInput, SetupError, TerraceError, WeightsError
 from tierkit.tensors import Array
 from tierkit.wire.releases import ReleaseState
 from training.improve.base import WEIGHTS, read_weights, written
@@ -47,6 +47,8 @@ IMPROVED = "network.onnx"
 STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
+_AT_ONCE = 256
+"""Pictures that are read at once."""
 _NEWEST = " on the newest answers from above"
 _TARGET = TuningTarget(accuracy=0.99)
 """The default of `terrace models tune-escalation`."""
@@ -83,28 +85,37 @@ class Improving:
 
     def __init__(self, client: Client, folder: Path, wish: ImproveWish, goal: Goal) -> None:
         self._client, self._folder, self._wish, self._goal = client, folder, wish, goal
-        self._outcome: ImproveState | None = None
-        if (folder / STATE).exists():
-            found = read_json(folder / STATE, ImproveState, what="state of an improvement", error=SetupError)
-            if different := [
-                name for name in ImproveWish.model_fields if getattr(found.wish, name) != getattr(wish, name)
-            ]:
-                raise InvalidInput(
-                    f"{folder} holds an improvement with other values of {', '.join(different)}: give the same as "
-                    "before, or another --folder"
-                )
-            self._outcome = found
+        self._found()
+
+    def _found(self) -> ImproveState | None:
+        """The state that the folder holds; None if it holds none."""
+        if not (self._folder / STATE).exists():
+            return None
+        found = read_json(self._folder / STATE, ImproveState, what="state of an improvement", error=SetupError)
+        names = ImproveWish.model_fields
+        if different := [name for name in names if getattr(found.wish, name) != getattr(self._wish, name)]:
+            raise InvalidInput(
+                f"{self._folder} holds an improvement with other values of {', '.join(different)}: give the same as "
+                "before, or another --folder"
+            )
+        return found
 
     def run(self) -> ImproveState:
-        """Do what is left to do.
+        """Do what is left to do. Another command with this folder waits for nothing and changes nothing.
 
         Raises:
+            SetupError: another command is at work in the folder.
             Conflict: another release rolls out, or this one is not in force.
             InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
             DeadlineExceeded: the training takes longer than it may.
+            Forbidden: the caller wants a release, and has not the role for it.
             ServiceFailed: the host of the run has ended with an error.
         """
-        outcome = self._outcome or self._prepare()
+        busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
+        with alone_in(self._folder, otherwise=busy):
+            return self._continued(self._found() or self._prepare())
+
+    def _continued(self, outcome: ImproveState) -> ImproveState:
         try:
             if outcome.passes is None:
                 self._train(outcome)
@@ -135,7 +146,7 @@ class Improving:
         manifest = parse_manifest(dumps(self._client.release_manifest(now.release)).encode(), f"of {now.release}")
         entry = entry_to_improve(manifest, wish.tier)
         if self._goal.validation is not None:
-            self._validation(manifest, entry)  # wrong pictures are refused before anything is trained
+            self._check_pictures(self._validation(manifest, entry))
         self._goal.say(f"fetching the networks of {now.release}")
         base = folder / _BASE
         _make(base)
@@ -296,6 +307,11 @@ class Improving:
         manifest.check_hierarchy(dataset.hierarchy)
         return dataset.read_for(entry, "test")
 
+    def _check_pictures(self, labelled: Labelled) -> None:
+        """Read each picture once: those that are damaged are refused before anything is trained."""
+        for first in range(0, len(labelled), _AT_ONCE):
+            labelled.images[first : first + _AT_ONCE]
+
     def _judged(self, labelled: Labelled, entry: ModelEntry) -> ComparedOn:
         labels = labelled.fine if entry.target == "fine" else labelled.coarse
         assert labels is not None
@@ -343,13 +359,22 @@ class Improving:
         return self._client.release(outcome.wish.release).number
 
     def _tell(self, outcome: ImproveState, **changes: Any) -> None:
-        """Write what has changed, and tell who wants to hear of it."""
+        """Write what has changed, and tell who wants to hear of it.
+
+        Raises:
+            Forbidden: the caller may not make the release that is wanted.
+        """
         for name, value in changes.items():
             setattr(outcome, name, value)
         _make(self._folder)
         write_atomically(self._folder / STATE, outcome.model_dump_json(indent=1).encode())
-        with contextlib.suppress(TerraceError):  # an older scheduler keeps no improvements, or it is away
+        try:
             self._goal.told(outcome)
+        except Forbidden:
+            if self._goal.release:  # who may not tell of an improvement may not make its release either
+                raise
+        except TerraceError:  # an older scheduler keeps no improvements, or it is away
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

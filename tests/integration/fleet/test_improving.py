@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,8 +28,9 @@ from terrace.improve_state import ImproveState, ImproveWish
 from terrace.improving import Goal, Improving
 from tests.integration.fleet.test_releases import BLIND, Fleet, end_of, fleet, make_set
 from tests.model_sets import COLOURS, colour_pictures, coloured
+from tierkit.atomic import alone_in
 from tierkit.client import AsyncClient, Client
-from tierkit.errors import Conflict, DataError, DeadlineExceeded, InvalidInput, NotFound
+from tierkit.errors import Conflict, DataError, DeadlineExceeded, Forbidden, InvalidInput, NotFound, SetupError
 from tierkit.testing import wait_for
 from tierkit.types import Tier
 
@@ -267,16 +269,31 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
 
 
 async def refusals(running: Fleet, folder: Path, validation: Path) -> None:
-    """Releases and pictures for which nothing is trained."""
+    """Releases and pictures for which nothing is trained, and commands that may not go on."""
     wrong = folder / "wrong"
     (wrong / "violet").mkdir(parents=True)
     (wrong / "violet" / "a.png").write_bytes(png("red", 100))
+    damaged = shutil.copytree(validation, folder / "damaged")
+    picture = next(damaged.rglob("*.png"))
+    picture.write_bytes(picture.read_bytes()[:60])
     for release, tier, pictures, error in (
         ("models@1", "edge", validation, InvalidInput),
         ("models@7", "end", validation, NotFound),
         ("models@1", "end", wrong, DataError),
+        ("models@1", "end", damaged, DataError),
         ("models@1", "end", None, InvalidInput),  # its thresholds could not be tuned
     ):
         with pytest.raises(error):
             await improve(folder / "refused", running.url, pictures, release=release, tier=tier)
         assert not (folder / "refused" / "improve.json").exists()
+    # Two commands in one folder would write over each other's networks.
+    told: list[ImproveState] = []
+    with alone_in(folder / "refused"), pytest.raises(SetupError):
+        await improve(folder / "refused", running.url, validation, within_s=0.1, told=told.append)
+    assert not told
+
+    def forbid(outcome: ImproveState) -> None:
+        raise Forbidden("this takes an operator")
+
+    with pytest.raises(Forbidden):  # it could make no release in the end
+        await improve(folder / "forbidden", running.url, validation, within_s=0.1, told=forbid)
