@@ -13,8 +13,9 @@ from models.data import ImageSet
 from models.dataset import CIFAR100, Dataset
 from models.escalation import load_tuning, margin
 from models.evaluate import logits_of
+from models.held_out import Unseen
 from models.hierarchy import Hierarchy
-from models.manifest import ModelEntry, load_manifest, weights_folder
+from models.manifest import ModelEntry, load_manifest, records_folder, weights_folder
 from models.session import load_model, softmax
 from tierkit.tensors import Array
 from tierkit.types import Tier
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _LEAST_CONFIDENCE = 0.7
+_ORDER = 5
+"""Seed of the order of the stream."""
 _SURE_SHARE = 2
 """At most half of the kept pictures are sure ones, as in `models.kept.sample`."""
 
@@ -78,38 +81,49 @@ class LearningWorld:
 
 
 def drift_world(data: Path | None, images: int) -> LearningWorld:
-    """The networks that ship, and test images of CIFAR-100. Three in ten of the stream come before the drift.
+    """The networks that ship, and images of CIFAR-100 that none of them was trained on. Three in ten of the stream come
+    before the drift.
 
     Args:
-        images: of the test set; seven in ten are the stream.
+        images: of the test set. One half is new. The other half, and a fifth as many images that training held out, are
+            the stream.
 
     Raises:
         DataError: the data set is missing.
     """
     manifest = load_manifest()
     hierarchy, entry, cloud = manifest.hierarchy, manifest.default_for("end"), manifest.default_for("cloud")
-    test = Dataset.open(CIFAR100, data).read("test").take(np.arange(images))
+    dataset = Dataset.open(CIFAR100, data)
+    half = images // 2
+    unseen = Unseen(dataset, (entry, cloud), records_folder(weights_folder()))
+    held_out = unseen.to_choose(entry)
+    held_out = held_out.take(np.arange(min(len(held_out), images // 5)))
+    test = dataset.read("test").take(np.arange(images))
     content = (weights_folder() / entry.file).read_bytes()
     end, above = (load_model(each, labels=hierarchy.labels(each.target)) for each in (entry, cloud))
     members = np.zeros((len(hierarchy.fine), len(hierarchy.coarse)), np.float32)
     members[np.arange(len(hierarchy.fine)), np.array(hierarchy.parent)] = 1
     assert test.coarse is not None
-    truth = test.coarse
+    assert held_out.coarse is not None
 
-    def answered(chosen: Array, pictures: Array) -> AnsweredPictures:
+    def answered(pictures: Array, truth: Array) -> AnsweredPictures:
         fine = softmax(logits_of(above, standardised(pictures))[0] / cloud.temperature)
-        return AnsweredPictures(pictures, truth[chosen], fine @ members)
+        return AnsweredPictures(pictures, truth, fine @ members)
 
-    seen, new = np.arange(images * 7 // 10), np.arange(images * 7 // 10, images)
-    before = len(seen) * 3 // 10
-    stream = answered(seen, np.concatenate([test.images[seen[:before]], drifted(test.images[seen[before:]])]))
+    pictures = np.concatenate([np.asarray(held_out.images), test.images[:half]])
+    truth = np.concatenate([held_out.coarse, test.coarse[:half]])
+    order = np.random.default_rng(_ORDER).permutation(len(pictures))
+    pictures, truth = pictures[order], truth[order]
+    before = len(pictures) * 3 // 10
+    stream = answered(np.concatenate([pictures[:before], drifted(pictures[before:])]), truth)
+    new, new_truth = test.images[half:], test.coarse[half:]
     return LearningWorld(
         entry=entry,
         content=content,
         hierarchy=hierarchy,
         stream=stream,
-        own=answered(new, drifted(test.images[new])),
-        clean=answered(new, test.images[new]),
+        own=answered(drifted(new), new_truth),
+        clean=answered(new, new_truth),
         local=softmax(logits_of(end, stream.images)[0] / entry.temperature),
         below=load_tuning().gate(Tier.END, Tier.CLOUD).for_accuracy(0.99).below,
     )

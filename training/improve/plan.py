@@ -82,7 +82,7 @@ def training_of(
         momentum=0.0,
         weight_decay=0.0,
         label_smoothing=0.0,
-        crop_padding=min(height, width) // 16,
+        crop_padding=min(height, width) // 8,
         mirror=mirror,
         contrast=_CONTRAST,
         ema_decay=0.0,
