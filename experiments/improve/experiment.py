@@ -33,7 +33,7 @@ class Amount(Options):
     )
     only: list[str] | None = option(None, f"A table; may be repeated. Default: {', '.join(TABLES)}.", metavar="TABLE")
     images: int = option(10_000, "Test images of CIFAR-100.", quick=1_000, min=500, max=10_000)
-    steps: int = option(480, "Steps of all devices together.", quick=64, min=8, max=100_000)
+    steps: int = option(1_280, "Steps of all devices together.", quick=64, min=8, max=100_000)
     runs: int = option(_RUNS, "Runs of `poison`, with each kind of lie in turn.", quick=4, min=1, max=1_000)
     search: int = option(300, "Steps of each attack of `leak`.", quick=5, min=1, max=100_000)
     data: Path | None = option(
@@ -49,7 +49,7 @@ class Improve(Experiment):
     ignores = frozenset({"tasks"})
     profile = None
     repeats = ("runs", "runs that differ in their seed")
-    quick = "{images:,} images rather than 10,000, {steps:,} steps rather than 480, one seed"
+    quick = "{images:,} images rather than 10,000, {steps:,} steps rather than 1,280, one seed"
 
     async def measure(self, run: Run, chosen: Amount) -> None:
         wanted = chosen.only or list(TABLES)
@@ -166,7 +166,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _leak_row(row: Mapping[str, Any]) -> list[str]:
-    """Of an attacker with the update, and of one without."""
+    """Show what an attacker reads with the update, and guesses without it."""
     seen = (f"SSIM {row[f'{name}ssim']:.2f}, {row[f'recognised{which}']:.0%} recognised" for name, which in _ATTACKERS)
     found, blind = seen
     result = f"{found}; without the update {blind}; of the originals {row['recognised_originals']:.0%}"

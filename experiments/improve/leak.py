@@ -1,4 +1,4 @@
-"""What whoever reads the updates of an improvement sees of kept pictures. Needs torch."""
+"""Kept pictures as an attacker reads them back from an update of an improvement. Needs torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tierkit.tensors import Array
 from training.improve.base import FileNetwork, own_learner, own_training_data, read_base
 from training.masking import Masking, masked
 
-__all__ = ["CASES", "LeakCase", "leak_line"]
+__all__ = ["CASES", "Attacker", "LeakCase", "leak_line"]
 
 _PRIOR = 1e-2
 """Weight of the total variation, the middle one of `encryption.audit.whitebox.PRIORS`."""
@@ -58,15 +58,23 @@ CASES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attacker:
+    """The search for pictures, and the judge of what it finds."""
+
+    steps: int
+    """Length of the search."""
+    judge: Callable[[Array], Array]
+    """Returns superclasses `[n]` of UINT8 images, by a network that had no part in the attack."""
+
+
 def leak_line(
-    world: LearningWorld, config: TrainConfig, case: LeakCase, judge: Callable[[Array], Array], *, steps: int, seed: int
+    world: LearningWorld, config: TrainConfig, case: LeakCase, attacker: Attacker, seed: int
 ) -> dict[str, Any]:
     """Search for pictures whose gradient points where the update does (Geiping et al. 2020), knowing the classes.
 
     Args:
         config: of the training.
-        judge: superclasses `[n]` of UINT8 images, by a network that had no part in the attack.
-        steps: length of the search.
     """
     draw = np.random.default_rng(seed)
     drawn = draw.permutation(len(world.own.truth))
@@ -84,8 +92,8 @@ def leak_line(
     found = learner.compute(range(case.steps), "change")
     sent = masked(found, case.masking, draw)
     seen = _seen(FileNetwork(OnnxNetwork(world.content), case.layers), -sent.values, labels)
-    read = invert_gradient(seen, originals.images.shape, _PRIOR, steps=steps, seed=seed)
-    read = most_alike(originals.images, read)
+    read = invert_gradient(seen, originals.images.shape, _PRIOR, steps=attacker.steps, seed=seed)
+    read, judge = most_alike(originals.images, read), attacker.judge
     # An attacker without the update has pictures like these as well.
     others = world.own.take(drawn[case.pictures : 2 * case.pictures])
     return {

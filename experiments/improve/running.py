@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from experiments.improve.digits import digits_world
-from experiments.improve.leak import CASES, LeakCase, leak_line
+from experiments.improve.leak import CASES, Attacker, LeakCase, leak_line
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
 from experiments.improve.world import DeviceGroup, LearningWorld, drift_world, upper_judge
 from tierkit.tensors import Array
@@ -79,7 +79,8 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
 
     def leak(case: LeakCase, number: int) -> dict[str, Any]:
         world = pictures()
-        return leak_line(world, slow.config(world, number), case, judge(), steps=extent.search, seed=number)
+        attacker = Attacker(steps=extent.search, judge=judge())
+        return leak_line(world, slow.config(world, number), case, attacker, number)
 
     more = seeds if extent.seeds == 1 else range(seed, seed + extent.seeds + _PERSONAL_SEEDS)
     todo: list[tuple[str, str, int, Callable[[], dict[str, Any]]]] = []

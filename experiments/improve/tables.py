@@ -40,7 +40,9 @@ class Recipe:
     mirror: bool = True
 
     def config(self, world: LearningWorld, seed: int) -> TrainConfig:
-        return training_of(world.entry, steps=self.steps, rate=self.rate, mirror=self.mirror, seed=seed)
+        return training_of(world.entry, steps=self.steps, rate=self.rate, mirror=self.mirror).model_copy(
+            update={"seed": seed}
+        )
 
 
 @dataclass(frozen=True, slots=True)

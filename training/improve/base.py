@@ -42,7 +42,7 @@ __all__ = [
 IMPROVED = "network.onnx"
 """In the folder of a host's run that has finished: the network that it has made of a release's."""
 WEIGHTS = "weights.npy"
-"""Beside it: its trained weights in FP32, before they were rounded."""
+"""In the same folder: its trained weights in FP32, before they were rounded."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
@@ -183,7 +183,7 @@ def written(content: bytes, layers: int, weights: Flat, share: float = 1.0) -> b
 
 
 def read_weights(path: Path) -> Flat:
-    """The weights that a host has kept as `WEIGHTS`.
+    """The weights that `keep_weights` has written.
 
     Raises:
         SetupError: the file is missing or damaged.

@@ -86,7 +86,7 @@ class HeadOutcome:
 
 def head_config(entry: ModelEntry, *, seed: int = 0) -> TrainConfig:
     """The configuration by which a head is trained."""
-    return training_of(entry, steps=STEPS, batch=BATCH, rate=RATE, seed=seed)
+    return training_of(entry, steps=STEPS, batch=BATCH, rate=RATE).model_copy(update={"seed": seed})
 
 
 def trained_head(

@@ -58,7 +58,7 @@ class Plan(Frozen):
 
 
 def training_of(
-    entry: ModelEntry, *, steps: int, batch: int = 32, rate: float = 0.01, mirror: bool = True, seed: int = 0
+    entry: ModelEntry, *, steps: int, batch: int = 32, rate: float = 0.01, mirror: bool = True
 ) -> TrainConfig:
     """The configuration of training for the network of an entry: plain SGD in FP32. Pictures are shifted, and their
     contrast changes, so that few pictures of one camera stand for others as well.
@@ -87,7 +87,6 @@ def training_of(
         contrast=_CONTRAST,
         ema_decay=0.0,
         precision="fp32",
-        seed=seed,
     )
 
 
