@@ -1,5 +1,6 @@
 """Export to ONNX and INT8: same answers, folded normalisation, the marked cut."""
 
+import copy
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,26 @@ def trained(kind: str, options: dict[str, Any]) -> Any:
     return network.eval()
 
 
+_made: dict[str, Any] = {}
+"""Networks and files that several tests look at, made once."""
+
+
+def exported(kind: str, options: dict[str, Any]) -> Any:
+    """The network in ONNX, in FP32."""
+    key = f"{kind} {options}"
+    if key not in _made:
+        _made[key] = export_onnx(trained(kind, options), KNOWN, (32, 32))
+    return copy.deepcopy(_made[key])
+
+
+def quantised(kind: str, options: dict[str, Any], images: np.ndarray) -> Any:
+    """The same in INT8."""
+    key = f"INT8 {kind} {options}"
+    if key not in _made:
+        _made[key] = quantize_onnx(exported(kind, options), KNOWN, images)
+    return copy.deepcopy(_made[key])
+
+
 def entry_for(path: Path, features: tuple[int, int, int]) -> ModelEntry:
     entry = load_manifest().default_for("end").with_file(path, precision="fp32")
     return entry.model_copy(update={"feature_shape": features})
@@ -69,7 +90,7 @@ def test_the_exported_network_answers_as_torch_does(kind: str, options: dict[str
     network = trained(kind, options)
     with torch.inference_mode():
         expected = network(normalise(torch.from_numpy(images), KNOWN)).numpy()
-    model = export_onnx(network, KNOWN, (32, 32))
+    model = exported(kind, options)
     assert "BatchNormalization" not in {node.op_type for node in model.graph.node}
     answer = load(model, tmp_path / "net.onnx").run({"images": images}, ["logits"])["logits"]
     np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
@@ -78,7 +99,7 @@ def test_the_exported_network_answers_as_torch_does(kind: str, options: dict[str
 
 @pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
 def test_head_and_tail_equal_the_whole_in_fp32(kind: str, options: dict[str, Any], images, tmp_path: Path):
-    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
+    model = exported(kind, options)
     whole, head, tail = (load(model, tmp_path / "net.onnx", part) for part in ("whole", "head", "tail"))
     expected = whole.run({"images": images}, ["logits"])["logits"]
     features = head.run({"images": images}, [FEATURES])
@@ -89,8 +110,7 @@ def test_head_and_tail_equal_the_whole_in_fp32(kind: str, options: dict[str, Any
 
 @pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
 def test_int8_covers_every_weight_and_stays_close(kind: str, options: dict[str, Any], images, tmp_path: Path):
-    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
-    integer = quantize_onnx(model, KNOWN, images)
+    model, integer = exported(kind, options), quantised(kind, options, images)
     floats = [item for item in integer.graph.initializer if item.data_type == onnx.TensorProto.FLOAT]
     assert max(len(onnx.numpy_helper.to_array(item).ravel()) for item in floats) <= 2048  # scales alone
     assert len(integer.SerializeToString()) < 0.45 * len(model.SerializeToString())
@@ -105,8 +125,7 @@ def test_int8_covers_every_weight_and_stays_close(kind: str, options: dict[str, 
 
 @pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
 def test_int8_averages_in_integers_with_the_same_answers(kind, options, images, tmp_path: Path, monkeypatch):
-    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
-    pooled = quantize_onnx(model, KNOWN, images)
+    model, pooled = exported(kind, options), quantised(kind, options, images)
     monkeypatch.setattr("models.export.quantize._average_in_integers", lambda graph: None)
     plain = quantize_onnx(model, KNOWN, images)
     assert "ReduceMean" in {node.op_type for node in plain.graph.node}
