@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from models.training.record import TrainingRecord
     from models.training.run import RunOptions
 
-__all__ = ["TorchThreads", "TrainingOptions", "say", "training_command"]
+__all__ = ["TeacherFile", "TorchThreads", "TrainingOptions", "say", "training_command"]
 
+TeacherFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--answers",
+        metavar="FILE",
+        help="Answers of the network's teacher, made by 'terrace models answers'.",
+        dir_okay=False,
+    ),
+]
 TorchThreads = Annotated[
     int | None, typer.Option(min=1, callback=within_cores, help="CPU threads; torch's own choice unless given.")
 ]
