@@ -22,6 +22,7 @@ from models.dataset import Dataset
 from models.escalation import save_tuning
 from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
+from models.session import softmax
 from models.tuning import TuningTarget, tuned_on
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
@@ -33,7 +34,7 @@ from tierkit.tensors import Array
 from tierkit.wire.releases import ReleaseState
 from training.improve.base import WEIGHTS, read_weights, written
 from training.improve.blend import SHARES, best
-from training.improve.gate import GateVerdict, compared, judge
+from training.improve.gate import FEW, GateVerdict, compared, contradiction, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
 from training.local import flags_of, started_processes
@@ -259,6 +260,10 @@ class Improving:
             name: (judged, answers_of(manifest, entry, self._folder / _BASE, judged.images))
             for name, judged in on.items()
         }
+        if (reason := _contradicted(manifest, entry, *asked["above"])) is not None:
+            outcome.passes = False
+            self._tell(outcome, state="refused", reason=reason)
+            return
         found = best(self._tried(manifest, entry, trained, share, asked) for share in SHARES)
         write_atomically(self._folder / IMPROVED, found.content)
         outcome.passes = found.passes
@@ -390,6 +395,21 @@ class _Tried:
     @property
     def passes(self) -> bool:
         return self.verdict.passes
+
+
+def _contradicted(manifest: Manifest, entry: ModelEntry, newest: ComparedOn, logits: Array) -> str | None:
+    """Say for which class the tier above and the present network cannot both be right; None if there is none."""
+    assert newest.by_people is not None
+    found = contradiction(softmax(logits / entry.temperature), newest.labels, newest.by_people)
+    if found is None:
+        return None
+    names = manifest.labels(entry)
+    said, above = names[found.said], names[found.above]
+    return (
+        f"the tier above answers {above!r} for {found.contradicted} of {found.pictures} pictures that the present "
+        f"network surely answers {said!r}, so one of them is wrong for this class: label {FEW} or more of these "
+        "pictures (terrace observations --disagree)"
+    )
 
 
 _MADE = ".made"

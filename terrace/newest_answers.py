@@ -35,6 +35,7 @@ def newest_answers(client: Client, entry: ModelEntry, hierarchy: Hierarchy, leas
     decode, never = decoder(entry.fit), threading.Event()
     pixels: list[Array] = []
     labels: list[int] = []
+    by_people: list[bool] = []
     for seen in _seen(client):
         label = _label(seen, entry, hierarchy, least_confidence) if seen.picture else None
         if label is None:
@@ -44,10 +45,11 @@ def newest_answers(client: Client, entry: ModelEntry, hierarchy: Hierarchy, leas
         except (NotFound, InvalidInput):  # it was deleted meanwhile, or is damaged
             continue
         labels.append(label)
+        by_people.append(seen.person is not None)
         if len(labels) == MOST_PICTURES:
             break
     images = np.stack(pixels) if pixels else np.zeros((0, *entry.input_shape), np.uint8)
-    return ComparedOn(images=images, labels=np.array(labels, np.int64))
+    return ComparedOn(images=images, labels=np.array(labels, np.int64), by_people=np.array(by_people, bool))
 
 
 def _label(seen: SeenPicture, entry: ModelEntry, hierarchy: Hierarchy, least_confidence: float) -> int | None:

@@ -19,7 +19,7 @@ from tierkit.tensors import Array
 from training.cheating import Cheat
 from training.improve.base import written
 from training.improve.blend import SHARES, best
-from training.improve.gate import FEWEST, Comparison, GateVerdict, compared, judge
+from training.improve.gate import FEWEST, Comparison, GateVerdict, compared, contradiction, judge
 from training.improve.personal import HELD_OUT, LAYERS, head_config, trained_head
 from training.improve.plan import IMPROVE, training_of
 from training.units import Flat
@@ -81,6 +81,12 @@ def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> 
     """
     own, clean = _halves(world.own)[0], _halves(world.clean)[0]
     before = [_logits(world.content, each) for each in (own, clean)]
+
+    present = softmax(before[0] / world.entry.temperature)
+    labels = own.above.argmax(axis=1)
+    if (found := contradiction(present, labels, np.zeros(len(labels), bool))) is not None:
+        reason = f"class {found.said} is contradicted: {found.contradicted} of {found.pictures} by {found.above}"
+        return _Trained(0.0, world.content, GateVerdict(passes=False, reason=reason), 0.0)
 
     def candidate(share: float) -> _Trained:
         content = written(world.content, 0, trained, share)

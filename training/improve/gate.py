@@ -16,12 +16,28 @@ import numpy as np
 
 from tierkit.tensors import Array
 
-__all__ = ["FEWEST", "MOST_LOST", "Comparison", "GateVerdict", "compared", "judge", "wilson_low"]
+__all__ = [
+    "FEW",
+    "FEWEST",
+    "MOST_LOST",
+    "SURE",
+    "Comparison",
+    "Contradiction",
+    "GateVerdict",
+    "compared",
+    "contradiction",
+    "judge",
+    "wilson_low",
+]
 
 FEWEST = 50
 """Pictures with which a comparison says something."""
 MOST_LOST = 0.01
 """Share of labelled pictures by which the improved network may be worse."""
+SURE = 0.8
+"""Confidence from which an answer of the present network counts as sure."""
+FEW = 5
+"""Labels of people that settle which of two tiers is right."""
 _Z = NormalDist().inv_cdf(0.95)
 """One in twenty networks that are not better passes by chance."""
 
@@ -116,6 +132,49 @@ def judge(
         if wilson_low(above.gained, above.gained + above.lost) <= 0.5:
             return GateVerdict(passes=False, reason=f"it is not better by more than chance: {said[-1]}")
     return GateVerdict(passes=True, reason="; ".join(said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A class of the present network for which the tier above nearly always says the same other class."""
+
+    said: int
+    """Class that the present network is sure of."""
+    above: int
+    """Class that the tier above gives instead."""
+    pictures: int
+    """Sure answers of the present network."""
+    contradicted: int
+    """Number of them for which the tier above says `above`."""
+
+
+def contradiction(probabilities: Array, labels: Array, by_people: Array) -> Contradiction | None:
+    """Find the class in which the tier above contradicts most sure answers of the present network with one other class.
+    One of the two is wrong for the whole class. Drift looks different: the network is unsure, and its errors spread.
+
+    Args:
+        probabilities: of the present network, `[n, classes]`.
+        labels: int64 `[n]`, of people or from above.
+        by_people: bool `[n]`. If people say for most of `FEW` or more pictures of a class that the present network is
+            wrong, the class is not looked at.
+
+    Returns:
+        The class with the largest share, by the lower bound of Wilson's interval; None if it is not above a half.
+    """
+    said, sure = probabilities.argmax(axis=1), probabilities.max(axis=1) >= SURE
+    worst, bound = None, 0.5
+    for each in np.unique(said[sure]):
+        rows = sure & (said == each)
+        people = labels[rows & by_people]
+        if len(people) >= FEW and np.mean(people != each) > 0.5:
+            continue
+        others = np.bincount(labels[rows & ~by_people], minlength=probabilities.shape[1])
+        total = int(others.sum())
+        others[each] = 0
+        above, count = int(others.argmax()), int(others.max())
+        if (low := wilson_low(count, total)) > bound:
+            worst, bound = Contradiction(said=int(each), above=above, pictures=total, contradicted=count), low
+    return worst
 
 
 def wilson_low(count: int, total: int, z: float = _Z) -> float:

@@ -30,6 +30,8 @@ class ComparedOn:
     """The pixels that the network takes."""
     labels: Array
     """int64 `[n]`, of the network's target."""
+    by_people: Array | None = None
+    """bool `[n]`: people named the label, and not the tier above. None for pictures that all have labels."""
 
 
 def entry_to_improve(manifest: Manifest, tier: str) -> ModelEntry:

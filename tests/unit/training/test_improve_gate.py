@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from training.improve.gate import FEWEST, Comparison, compared, judge, wilson_low
+from training.improve.gate import FEW, FEWEST, Comparison, compared, contradiction, judge, wilson_low
 
 
 def comparison(pictures: int, gained: int, lost: int, *, finite: bool = True) -> Comparison:
@@ -69,3 +69,34 @@ def test_a_network_that_wins_by_chance_alone_rarely_passes(gained: int, lost: in
     if judge(None, above).passes:
         assert gained - lost > 1.5 * (gained + lost) ** 0.5
     assert 0 <= wilson_low(gained, gained + lost) <= 1
+
+
+def answers(*rows: tuple[int, float, int, bool]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities of three classes, labels, and who said them, of (class, confidence, label, by a person)."""
+    probabilities = np.full((len(rows), 3), 0.0)
+    for row, (said, confidence, _, _) in enumerate(rows):
+        probabilities[row] = (1 - confidence) / 2
+        probabilities[row, said] = confidence
+    return probabilities, np.array([row[2] for row in rows]), np.array([row[3] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([(0, 0.9, 1, False)] * 9, (0, 1, 9, 9)),
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 0, False)], (0, 1, 10, 9)),
+        ([(0, 0.6, 1, False)] * 90, None),  # the network is unsure
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 0, False)] * 9, None),
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 2, False)] * 9, None),  # errors that spread
+        ([(0, 0.9, 1, False)] * 2, None),  # too few
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 1, True)] * FEW, None),  # people agree with the tier above
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 1, True)] * (FEW - 1), (0, 1, 9, 9)),
+        ([(0, 0.9, 1, False)] * 9 + [(0, 0.9, 0, True)] * FEW, (0, 1, 9, 9)),  # people agree with the network
+        ([(0, 0.9, 1, True)] * 9, None),  # people say so themselves
+        ([(0, 0.9, 1, False)] * 9 + [(2, 0.9, 0, False)] * 20, (2, 0, 20, 20)),
+        ([], None),
+    ],
+)
+def test_a_class_that_two_tiers_see_differently_is_found(rows, found: tuple[int, int, int, int] | None):
+    worst = contradiction(*answers(*rows))
+    assert (None if worst is None else (worst.said, worst.above, worst.pictures, worst.contradicted)) == found
