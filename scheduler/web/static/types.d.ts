@@ -348,13 +348,14 @@ export interface Improvement {
   id: string;
   release: string;
   tier: Tier;
-  state: "training" | "evaluating" | "released" | "refused" | "failed";
+  state: "training" | "evaluating" | "paused" | "released" | "refused" | "failed";
   devices: number;
   rounds: number;
   figures: Record<string, number>;
   reason: string;
   new_release: string | null;
   created_at: string | null;
+  told_at: string | null;
   by: string | null;
 }
 
