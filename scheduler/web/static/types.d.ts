@@ -404,6 +404,7 @@ export interface ReleaseNetwork {
   target: string;
   size_bytes: number;
   accuracy: number | null;
+  test_images: number;
   nodes: number;
 }
 
