@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tierkit.documents import Frozen
 from tierkit.types import Tier
-from tierkit.wire.learning import Improvement
+from tierkit.wire.learning import Improvement, ImprovementState
 from training.improve.plan import IMPROVE, STRATEGY_NAME
 from training.strategies.config import HostedConfig
 
 __all__ = ["ImproveState", "ImproveWish"]
 
 _MOST_REASON = 500
-
-State = Literal["training", "evaluating", "released", "refused", "failed"]
 
 
 class ImproveWish(Frozen):
@@ -45,12 +43,14 @@ class ImproveState(BaseModel):
     id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     wish: ImproveWish
     created_at: datetime
-    state: State = "training"
+    state: ImprovementState = "training"
     devices: int = 0
     """Devices whose updates are in the weights."""
     figures: dict[str, float] = Field(default_factory=dict)
     passes: bool | None = None
     """True if it may become a release; None before it is judged."""
+    verdict: str = ""
+    """The figures that decided; "" before it is judged."""
     temperature: float | None = None
     reason: str = ""
     new_release: str | None = None

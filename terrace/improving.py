@@ -24,20 +24,31 @@ from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
 from models.session import softmax
 from models.tuning import TuningTarget, tuned_on
+from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
 from tierkit.atomic import alone_in, write_atomically
-from tierkit.client import Client
+from tierkit.client import Client, Run
 from tierkit.documents import read_json
-from tierkit.errors import Conflict, DeadlineExceeded, Forbidden, InvalidInput, SetupError, TerraceError, WeightsError
+from tierkit.errors import (
+    Conflict,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    ServiceFailed,
+    SetupError,
+    TerraceError,
+    WeightsError,
+)
 from tierkit.tensors import Array
+from tierkit.wire.learning import ImprovementState
 from tierkit.wire.releases import ReleaseState
 from training.improve.base import WEIGHTS, read_weights, written
 from training.improve.blend import SHARES, best
 from training.improve.gate import FEW, GateVerdict, compared, contradiction, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
-from training.local import flags_of, started_processes
+from training.local import Started, flags_of, started_processes
 from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
 from training.units import Flat
@@ -48,6 +59,9 @@ IMPROVED = "network.onnx"
 STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
+_LOOK_S = 5.0
+"""Between two looks at the run."""
+_CONTINUES = "the same command continues"
 _AT_ONCE = 256
 """Pictures that are read at once."""
 _NEWEST = " on the newest answers from above"
@@ -110,7 +124,7 @@ class Improving:
             InvalidInput: the release cannot be improved, or there is nothing to tune its thresholds on.
             DeadlineExceeded: the training takes longer than it may.
             Forbidden: the caller wants a release, and has not the role for it.
-            ServiceFailed: the host of the run has ended with an error.
+            ServiceFailed: the host of the run has ended with an error, or was killed.
         """
         busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
         with alone_in(self._folder, otherwise=busy):
@@ -122,14 +136,22 @@ class Improving:
                 self._train(outcome)
                 self._judge(outcome)
             if outcome.passes and outcome.state != "released":
+                if outcome.state != "evaluating":
+                    self._tell(outcome, state="evaluating", reason=outcome.verdict)
                 self._make_set(outcome)
                 if self._goal.release:
                     self._release(outcome)
-        except (InvalidInput, SetupError) as error:
-            with contextlib.suppress(SetupError):  # of a full disk
-                self._tell(outcome, reason=str(error), state="failed")
+                else:
+                    self._ended(outcome, "paused", f"no release was wanted: {outcome.verdict}")
+        except (TerraceError, KeyboardInterrupt) as error:
+            self._ended(outcome, *_end_of(error))
             raise
         return outcome
+
+    def _ended(self, outcome: ImproveState, state: ImprovementState, reason: str) -> None:
+        """Tell that the command ends. What cannot be told now does not hide the error that ends it."""
+        with contextlib.suppress(TerraceError):  # of a full disk, or of a caller who may not tell
+            self._tell(outcome, state=state, reason=reason)
 
     # --- the release, and the plan ---
 
@@ -220,31 +242,51 @@ class Improving:
                 "workers": outcome.wish.devices,
             }
         )
+        self._goal.say("starting the host of the run")
         async with started_processes(lambda name, line: self._goal.say(line), lambda name, pid: None) as start:
             host = await start("host", [*_HOST, *flags])
-            done, _ = await asyncio.wait({host.watcher}, timeout=self._goal.within_s)
-            if not done:
-                raise DeadlineExceeded(
-                    f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
-                    "work --scheduler URL --kept FOLDER)? The same command continues"
-                )
-        if host.process.returncode != 0:
+            await self._until_over(host, outcome)
+        if (code := host.process.returncode or 0) < 0:
+            raise ServiceFailed(f"{host.failure}: {_CONTINUES}", code=code)
+        if code > 0:
             raise host.failure
         if not (folder / _RUN / RESULT).exists():
-            raise Conflict("the training was stopped before its end: the same command continues it")
+            raise Conflict(f"the training was stopped before its end: {_CONTINUES} it")
 
-    def _devices(self) -> int:
-        """Number of devices that have brought updates; 0 if the scheduler does not know it now."""
+    async def _until_over(self, host: Started, outcome: ImproveState) -> None:
+        """Wait for the end of the host, and tell from time to time how far it is. Raises DeadlineExceeded."""
+        clock, lines = asyncio.get_running_loop().time, ProgressLines(self._goal.say)
+        end = clock() + self._goal.within_s
+        while (left_s := end - clock()) > 0:
+            done, _ = await asyncio.wait({host.watcher}, timeout=min(_LOOK_S, left_s))
+            if done:
+                return
+            await asyncio.to_thread(self._look, outcome, lines)
+        raise DeadlineExceeded(
+            f"the training is not done after {self._goal.within_s:,.0f} s: are workers running (terrace train "
+            f"work --scheduler URL --kept FOLDER)? If they are, {_CONTINUES}"
+        )
+
+    def _look(self, outcome: ImproveState, lines: ProgressLines) -> None:
+        """Tell how far the training is, if the scheduler knows the run now."""
+        run = self._run()
+        if run is not None:
+            lines.news(progress_line(run, outcome.wish.rounds))
+            self._tell(outcome, devices=_brought(run))
+
+    def _run(self) -> Run | None:
+        """The run, as the scheduler knows it; None if it does not know it now."""
         with contextlib.suppress(TerraceError):
             spec = read_json(self._folder / _RUN / SPEC, RunSpec, what="run", error=SetupError)
-            return sum(each.updates > 0 for each in self._client.run(spec.id).workers)
-        return 0
+            return self._client.run(spec.id)
+        return None
 
     # --- judgement ---
 
     def _judge(self, outcome: ImproveState) -> None:
         """Choose how far to go from the present network to the trained one, and whether that may become a release."""
-        self._tell(outcome, state="evaluating", reason="", devices=self._devices())
+        run = self._run()
+        self._tell(outcome, state="evaluating", reason="", devices=0 if run is None else _brought(run))
         manifest = load_manifest(self._folder / _BASE)
         entry = entry_to_improve(manifest, outcome.wish.tier)
         trained = read_weights(self._folder / _RUN / WEIGHTS)
@@ -261,18 +303,24 @@ class Improving:
             for name, judged in on.items()
         }
         if (reason := _contradicted(manifest, entry, *asked["above"])) is not None:
-            outcome.passes = False
+            outcome.passes, outcome.verdict = False, reason
             self._tell(outcome, state="refused", reason=reason)
             return
-        found = best(self._tried(manifest, entry, trained, share, asked) for share in SHARES)
+        found = best(self._told_of(outcome, self._tried(manifest, entry, trained, share, asked)) for share in SHARES)
         write_atomically(self._folder / IMPROVED, found.content)
-        outcome.passes = found.passes
+        outcome.passes, outcome.verdict = found.passes, found.verdict.reason
         self._tell(
             outcome,
             state="evaluating" if found.passes else "refused",
             reason=found.verdict.reason,
             figures={"share": found.share, **found.figures},
         )
+
+    def _told_of(self, outcome: ImproveState, tried: _Tried) -> _Tried:
+        """Say how a candidate compares; return it."""
+        self._goal.say(f"candidate at {tried.share:.0%} of the way: {tried.verdict.reason}")
+        self._tell(outcome)
+        return tried
 
     def _tried(
         self,
@@ -329,6 +377,7 @@ class Improving:
         folder, base = self._folder / _SET, self._folder / _BASE
         if (folder / _MADE).exists():
             return
+        self._goal.say("making the improved model set")
         before = load_manifest(base)
         entry = entry_to_improve(before, outcome.wish.tier)
         content = (self._folder / IMPROVED).read_bytes()
@@ -351,14 +400,16 @@ class Improving:
         """Make the release, and start its trial."""
         if outcome.new_release is None:
             self._check_free(self._number(outcome))
+            self._goal.say("making the release")
             # A release of this name with the same content is returned as it is.
             made = self._client.create_release(outcome.wish.release.partition("@")[0], self._folder / _SET)
             self._tell(outcome, new_release=made.release)
         assert outcome.new_release is not None
         if self._client.release(outcome.new_release).state is ReleaseState.READY:
             self._check_free(self._number(outcome))
+            self._goal.say(f"starting the trial of {outcome.new_release}")
             self._client.start_release(outcome.new_release, **self._goal.trial)
-        self._tell(outcome, state="released", started=True)
+        self._tell(outcome, state="released", started=True, reason=outcome.verdict)
 
     def _number(self, outcome: ImproveState) -> int:
         return self._client.release(outcome.wish.release).number
@@ -410,6 +461,20 @@ def _contradicted(manifest: Manifest, entry: ModelEntry, newest: ComparedOn, log
         f"network surely answers {said!r}, so one of them is wrong for this class: label {FEW} or more of these "
         "pictures (terrace observations --disagree)"
     )
+
+
+def _end_of(error: BaseException) -> tuple[ImprovementState, str]:
+    """The state and the reason of an improvement whose command ends with an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "paused", f"the command was stopped: {_CONTINUES}"
+    if isinstance(error, InvalidInput | SetupError) and not isinstance(error, ServiceFailed):
+        return "failed", str(error)
+    return "paused", str(error) if _CONTINUES in str(error) else f"{error}; {_CONTINUES}"
+
+
+def _brought(run: Run) -> int:
+    """Number of devices that have brought updates."""
+    return sum(each.updates > 0 for each in run.workers)
 
 
 _MADE = ".made"

@@ -21,6 +21,8 @@ class NetworkFacts:
     sha256: str
     size_bytes: int
     accuracy: float | None
+    test_images: int
+    """Pictures on which the accuracy was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Difference:
     b: str
     networks: tuple[NetworkChange, ...]
     encoders: tuple[EncoderChange, ...]
+    accuracies: str
+    """A sentence; "" unless a network's accuracies were measured on different pictures."""
     thresholds: str
     """A sentence; "" if none differ, or if they differ only because their networks do."""
     classes: str
@@ -64,10 +68,12 @@ class Difference:
 
 def difference(a: ReleaseNow, before: Manifest, b: ReleaseNow, after: Manifest) -> Difference:
     """Compare two releases by their manifests, `before` for `a` and `after` for `b`."""
+    networks = _networks(before.models, after.models)
     return Difference(
         a=a.release,
         b=b.release,
-        networks=_networks(before.models, after.models),
+        networks=networks,
+        accuracies=_accuracies(networks),
         encoders=_encoders(before.encoders, after.encoders),
         thresholds=_thresholds(a, b, same_manifest=before.content() == after.content()),
         classes=_classes(before, after),
@@ -92,7 +98,23 @@ def _networks(before: Iterable[ModelEntry], after: Iterable[ModelEntry]) -> tupl
 def _facts(entry: ModelEntry | None) -> NetworkFacts | None:
     if entry is None:
         return None
-    return NetworkFacts(sha256=entry.sha256, size_bytes=entry.size_bytes, accuracy=entry.accuracy)
+    return NetworkFacts(
+        sha256=entry.sha256, size_bytes=entry.size_bytes, accuracy=entry.accuracy, test_images=entry.test_images
+    )
+
+
+def _accuracies(networks: Iterable[NetworkChange]) -> str:
+    # A manifest names no data for its figures. Those of an improved network are from the pictures of --validation.
+    told = [
+        f"{each.network} ({each.a.test_images:,} and {each.b.test_images:,})"
+        for each in networks
+        if each.a is not None and each.b is not None and _are_apart(each.a, each.b)
+    ]
+    return f"measured on different pictures, so they do not compare: {', '.join(told)}" if told else ""
+
+
+def _are_apart(a: NetworkFacts, b: NetworkFacts) -> bool:
+    return a.test_images != b.test_images and None not in (a.accuracy, b.accuracy)
 
 
 def _how(

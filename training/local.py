@@ -60,8 +60,10 @@ class Started:
 
     @property
     def failure(self) -> ServiceFailed:
-        """Of one that has ended by itself."""
+        """Of one that has ended by itself, or was killed."""
         code = self.process.returncode or 0
+        if code < 0:
+            return ServiceFailed(f"{self.name} was killed by {signal.Signals(-code).name}", code=code)
         words = [line for line in self.last_lines if not line.startswith("{")]  # no progress
         last = words[-1] if words else "it said nothing"
         said = re.sub(r"^terrace (host|rank \d+): ", "", last)

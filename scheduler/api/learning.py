@@ -162,7 +162,7 @@ async def list_improvements(scheduler: Service) -> ImprovementList:
 async def put_improvement(
     scheduler: Service, caller: CallerOf, id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], improvement: Improvement
 ) -> Improvement:
-    """Replaces the whole document. `created_at` and `by` come from the scheduler."""
+    """Replaces the whole document. `created_at`, `told_at` and `by` come from the scheduler."""
     if improvement.id != id:
         raise InvalidInput("id: it must be the id in the path")
     return await scheduler.learning.put_improvement(improvement, None if caller is None else caller.name)

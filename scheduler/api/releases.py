@@ -257,6 +257,7 @@ def _release_now(scheduler: Scheduler, release: Release, jobs: Counter[int], now
                 target=entry.target,
                 size_bytes=entry.size_bytes,
                 accuracy=entry.accuracy,
+                test_images=entry.test_images,
                 nodes=holders[entry.sha256],
             )
             for entry in manifest.models

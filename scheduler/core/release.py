@@ -38,6 +38,7 @@ __all__ = [
     "rank",
     "state_of",
     "wanted",
+    "with_both_sides",
 ]
 
 MOST_LIVE = 4
@@ -166,6 +167,8 @@ class ReleaseChange(Struct, frozen=True, kw_only=True):
     extended: bool = False
     seeds: tuple[str, ...] = ()
     """End devices that use it whatever their hash: a small fleet has a canary, too."""
+    spared: tuple[str, ...] = ()
+    """End devices that use the previous release until the share is 1: the guards compare with their figures."""
     started_at: float
     """Seconds since 1970."""
     by: str = ""
@@ -203,7 +206,21 @@ def rank(release: int, node_id: str) -> float:
 
 def chosen(change: ReleaseChange, node_id: str) -> bool:
     """True if an end device uses the new release of a change."""
-    return change.share >= 1 or node_id in change.seeds or rank(change.release, node_id) < change.share
+    if change.share >= 1 or node_id in change.seeds:
+        return True
+    return node_id not in change.spared and rank(change.release, node_id) < change.share
+
+
+def with_both_sides(change: ReleaseChange, ends: Collection[str]) -> ReleaseChange:
+    """A change of which at least one end device is a part, and at least one is not if there are two.
+
+    Its first and its last device by `rank` are named once, so the choice stays the same when devices join or leave.
+
+    Args:
+        ends: node ids of the end devices.
+    """
+    ranked = sorted(ends, key=lambda node_id: rank(change.release, node_id))
+    return replace(change, seeds=tuple(ranked[:1]), spared=tuple(ranked[1:][-1:]))
 
 
 class LiveReleases(Struct, frozen=True, kw_only=True):

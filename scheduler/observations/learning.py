@@ -205,9 +205,10 @@ class Learning:
     async def put_improvement(self, improvement: Improvement, by: str | None) -> Improvement:
         """Store an improvement as it is now; returns it with what the scheduler adds."""
         known = self._improvements.get(improvement.id)
-        at = datetime.now(UTC) if known is None else known.created_at
+        now = datetime.now(UTC)
+        at = now if known is None else known.created_at
         by = by if known is None else known.by
-        improvement = improvement.model_copy(update={"created_at": at, "by": by})
+        improvement = improvement.model_copy(update={"created_at": at, "told_at": now, "by": by})
         others = [each for each in self._improvements.values() if each.id != improvement.id]
         everything = sorted([improvement, *others], key=_age, reverse=True)
         dropped = [each.id for each in everything[MOST_IMPROVEMENTS:]]

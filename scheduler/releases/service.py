@@ -30,9 +30,9 @@ from scheduler.core.release import (
     digest_of,
     named_like,
     number_of,
-    rank,
     state_of,
     wanted,
+    with_both_sides,
 )
 from scheduler.metrics import count_rollout
 from scheduler.placement.routes import Placement
@@ -378,17 +378,10 @@ class Releases:
                     f"the two cannot be compared: 'terrace models release promote {release.ref}' once no jobs run"
                 )
             change = self._new_change(release, "canary", by=by, share=request.canary)
-            ends = sorted(view.device.node_id for view in self._devices.present(self._clock()) if _is_end(view.device))
-            picked = [node_id for node_id in ends if chosen(change, node_id)]
-            if not picked:
-                picked = sorted(ends, key=lambda node_id: rank(release.number, node_id))[:1]
-            change = replace(
-                change,
-                state=RolloutState.CANARY,
-                guards=dict(request.guards),
-                for_s=request.for_s,
-                seeds=tuple(picked[:1]),
-            )
+            present = [view for view in self._devices.present(self._clock()) if _is_end(view.device)]
+            alive = [view.device.node_id for view in present if view.health is Health.ALIVE]
+            change = replace(change, state=RolloutState.CANARY, guards=dict(request.guards), for_s=request.for_s)
+            change = with_both_sides(change, alive or [view.device.node_id for view in present])
             self.trial.begin(change, {})
             await self._begin(change)
             return change

@@ -194,5 +194,5 @@ def _said(outcome: Any, folder: Path) -> str:
     if outcome.state == "refused":
         return f"no release was made: {outcome.reason}"
     if outcome.new_release is None:
-        return f"the improved model set is in {folder / 'set'}: {outcome.reason}"
+        return f"the improved model set is in {folder / 'set'}: {outcome.verdict}"
     return f"{outcome.new_release} is tried now: {outcome.reason}"

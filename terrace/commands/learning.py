@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 
 import typer
 
-from terrace.console import Column, Listing, percent, print_json, screen
+from terrace.console import Column, Listing, age_text, percent, print_json, screen
 from terrace.options import Json, connected
 from tierkit.client import Client, Improvement, LearningNow, NodeLearning
 
@@ -15,6 +15,8 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _MB = 1_000_000
+_SILENT_S = 120.0
+"""A command that is at work says so every few seconds."""
 
 
 @app.command()
@@ -70,6 +72,15 @@ def _nodes(nodes: tuple[NodeLearning, ...]) -> Listing:
     return table
 
 
+def _state(improvement: Improvement, now: datetime) -> str:
+    """The state, and how long nothing was heard of an improvement that should be under way."""
+    told_at = improvement.told_at
+    if improvement.state not in ("training", "evaluating") or told_at is None:
+        return improvement.state
+    silent_s = (now - told_at).total_seconds()
+    return improvement.state if silent_s < _SILENT_S else f"{improvement.state}, silent for {age_text(silent_s)}"
+
+
 def _improvements(improvements: tuple[Improvement, ...]) -> Listing:
     table = Listing(
         Column(title="improvement of"),
@@ -87,7 +98,7 @@ def _improvements(improvements: tuple[Improvement, ...]) -> Listing:
         table.add_row(
             each.release,
             each.tier,
-            each.state,
+            _state(each, datetime.now(UTC)),
             each.new_release or "",
             f"{each.devices:,}",
             f"{each.rounds:,}",

@@ -216,7 +216,8 @@ def diff(
         screen().print(_diff_table(found), crop=False)
     for change in found.encoders:
         screen().print(f"encoder {change.encoder}: {change.change}", soft_wrap=True, markup=False)
-    for name, sentence in (("thresholds", found.thresholds), ("classes", found.classes)):
+    sentences = {"accuracies": found.accuracies, "thresholds": found.thresholds, "classes": found.classes}
+    for name, sentence in sentences.items():
         if sentence:
             screen().print(f"{name}: {sentence}", soft_wrap=True, markup=False)
 
@@ -351,7 +352,7 @@ def _networks_table(release: ReleaseNow) -> Listing:
             network.target,
             network.sha256[:_SHORT],
             f"{network.size_bytes / 1e6:.1f}",
-            percent(network.accuracy),
+            _accuracy(network.accuracy, network.test_images),
             f"{network.nodes:,}",
         )
     return table
@@ -380,7 +381,12 @@ def _diff_table(found: Difference) -> Listing:
 def _side(facts: NetworkFacts | None) -> tuple[str, str, str]:
     if facts is None:
         return "", "", ""
-    return facts.sha256[:_SHORT], f"{facts.size_bytes / 1e6:.1f}", percent(facts.accuracy)
+    return facts.sha256[:_SHORT], f"{facts.size_bytes / 1e6:.1f}", _accuracy(facts.accuracy, facts.test_images)
+
+
+def _accuracy(accuracy: float | None, images: int) -> str:
+    """An accuracy, and the number of pictures on which it was measured."""
+    return percent(accuracy) + (f" of {images:,}" if accuracy is not None and images else "")
 
 
 def _note(text: str) -> None:

@@ -15,9 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tierkit.atomic import write_atomically
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import DeadlineExceeded, ServiceFailed, Unavailable
 from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan
+from tierkit.fleet.tables import as_toml
 from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
 
@@ -192,6 +194,10 @@ class Fleet:
         ready_file = self.folder / f"{plan.name}.ready"
         ready_file.unlink(missing_ok=True)  # of a process that was killed
         settings = {**plan.settings, "ready_file": str(ready_file)}
+        if plan.tables:
+            config = self.folder / f"{plan.name}.toml"
+            write_atomically(config, as_toml(plan.tables).encode())
+            settings = {**settings, "config": str(config)}
         if plan.kind != SCHEDULER:
             # Several nodes share a machine, so none insists on its usual port.
             settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}

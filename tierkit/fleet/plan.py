@@ -13,6 +13,9 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
     address = "10.0.0.7"
     token_file = "/etc/terrace/pi.token" # for all nodes of this machine; so are site, tls_cert, tls_key and tls_ca
     end = 2                              # a number starts that many with default settings
+
+    [host.cam]
+    end = { spool = { size = "1GB" }, source = [{ name = "door", url = "rtsp://10.0.0.9/1" }] }
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tierkit.documents import read_document
 from tierkit.errors import SetupError
+from tierkit.fleet.tables import tables_in
 from tierkit.settings import CommaSeparated
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId, SiteName, checked_node_id, checked_url
@@ -53,6 +57,8 @@ class ServicePlan:
     """Prefix of its log lines; for a node also its node id."""
     kind: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that no flag takes; they go to a file."""
 
     def arguments(self) -> list[str]:
         """The command line after `terrace`."""
@@ -158,6 +164,7 @@ class _Host(BaseModel):
         shared = {"host": self.address} | _texts(self.model_dump(include=_ALL_SERVICES))
         services = []
         if self.scheduler is not None:
+            tables_in(SCHEDULER, self.scheduler)
             settings = _found_at(urls, shared | _texts({"tokens": self.tokens} | self.scheduler))
             services.append(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=settings))
         for tier in Tier:
@@ -168,8 +175,10 @@ class _Host(BaseModel):
             for number, group in enumerate(each, 1):
                 name = checked_node_id(group.node_id or f"{host}-{tier}-{number}")
                 named = {"token_file": self.token_file, "node_id": group.node_id, "site": group.site or self.site}
-                own = _texts(named | (group.model_extra or {}))
-                services.append(ServicePlan(name=name, kind=tier, settings=shared | own))
+                given = group.model_extra or {}
+                tables = tables_in(tier, given)
+                own = _texts(named | {key: value for key, value in given.items() if key not in tables})
+                services.append(ServicePlan(name=name, kind=tier, settings=shared | own, tables=tables))
         names = [service.name for service in services]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"several nodes are called {', '.join(twice)}")

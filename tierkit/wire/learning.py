@@ -24,7 +24,8 @@ __all__ = [
     "NodeLearning",
 ]
 
-ImprovementState = Literal["training", "evaluating", "released", "refused", "failed"]
+ImprovementState = Literal["training", "evaluating", "paused", "released", "refused", "failed"]
+"""`paused`: the command has ended before the improvement was done, and the same command continues it."""
 
 _MOST_FIGURES = 64
 MOST_LABEL = 200
@@ -146,10 +147,12 @@ class Improvement(_Value):
     figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""
     reason: Annotated[str, Field(max_length=500)] = ""
-    """Why it was refused, or has failed."""
+    """Why it is paused, was refused, or has failed."""
     new_release: ReleaseRef | None = None
     created_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
     """When the scheduler first heard of it; the scheduler fills this in."""
+    told_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
+    """When the scheduler last heard of it; the scheduler fills this in."""
     by: Annotated[str, Field(max_length=128)] | None = None
     """Name of the token; the scheduler fills this in."""
 

@@ -92,6 +92,8 @@ class ReleaseNetwork(_Value):
     """coarse | fine"""
     size_bytes: int
     accuracy: float | None = None
+    test_images: int = 0
+    """Pictures on which it was measured; 0 if that is not known."""
     nodes: int = 0
     """Nodes on the device list, not given up, that hold it."""
 

@@ -40,6 +40,11 @@ export function digest(cell, sha256) {
   attribute(cell, "title", sha256);
 }
 
+/** An accuracy, and the number of pictures on which it was measured. @param {{accuracy: number | null, test_images?: number}} network */
+export function accuracyWords({ accuracy, test_images: pictures }) {
+  return accuracy !== null && pictures ? `${percent(accuracy)} of ${number(pictures)}` : percent(accuracy);
+}
+
 /** A span of hours with its minutes. @param {number} seconds */
 export function exactly(seconds) {
   if (seconds < HOUR_S || seconds >= 2 * DAY_S) return span(seconds);

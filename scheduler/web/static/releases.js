@@ -5,7 +5,7 @@ import { attribute, el, figure, hinted, replace, text } from "./dom.js";
 import { day, number, percent, size, span } from "./format.js";
 import { shareBar } from "./jobparts.js";
 import { showOrders } from "./orders.js";
-import { askTrial, digest, exactly, guardTable, KINDS, path, releaseState, short } from "./releaseparts.js";
+import { accuracyWords, askTrial, digest, exactly, guardTable, KINDS, path, releaseState, short } from "./releaseparts.js";
 import { atMost, begin, caller, main } from "./shell.js";
 import { byName, TIERS } from "./siteparts.js";
 import { Table } from "./table.js";
@@ -72,7 +72,7 @@ const networks = new Table(
     { title: "Network", kind: "name", show: (cell, each) => hinted(cell, each.name) },
     { title: "sha256", show: (cell, each) => digest(cell, each.sha256) },
     { title: "Answers", show: (cell, each) => text(cell, each.target) },
-    { title: "Accuracy", kind: "number", show: (cell, each) => text(cell, percent(each.accuracy)) },
+    { title: "Accuracy", kind: "number", show: (cell, each) => text(cell, accuracyWords(each)) },
     { title: "Size", kind: "number", show: (cell, each) => text(cell, size(each.size_bytes)) },
     { title: "Nodes", kind: "number", show: (cell, each) => text(cell, number(each.nodes)) },
     { title: "Compared", show: (cell, each) => text(cell, each.change) },

@@ -348,13 +348,14 @@ export interface Improvement {
   id: string;
   release: string;
   tier: Tier;
-  state: "training" | "evaluating" | "released" | "refused" | "failed";
+  state: "training" | "evaluating" | "paused" | "released" | "refused" | "failed";
   devices: number;
   rounds: number;
   figures: Record<string, number>;
   reason: string;
   new_release: string | null;
   created_at: string | null;
+  told_at: string | null;
   by: string | null;
 }
 
@@ -403,6 +404,7 @@ export interface ReleaseNetwork {
   target: string;
   size_bytes: number;
   accuracy: number | null;
+  test_images: number;
   nodes: number;
 }
 

@@ -244,8 +244,12 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
     killed = lose_answers(monkeypatch)
     async with contextlib.AsyncExitStack() as stack:
         running, client, validation = await stack.enter_async_context(blind_fleet(tmp_path))
+        told: list[str] = []
         with pytest.raises(DeadlineExceeded):  # without devices
-            await improve(tmp_path / "improved", running.url, validation, within_s=0.1)
+            await improve(
+                tmp_path / "improved", running.url, validation, within_s=0.1, told=lambda now: told.append(now.state)
+            )
+        assert told == ["training", "training", "paused"]
         await stack.enter_async_context(devices(tmp_path, running.url))
         seen: list[str] = []
 

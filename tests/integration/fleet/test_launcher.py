@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,15 @@ async def test_a_service_that_cannot_start_stops_all_and_says_why(tmp_path: Path
         async with launch(wrong, tmp_path, LaunchOptions(on_line=lambda name, line: processes.append(len(line)))):
             pytest.fail("the fleet must not come up")
     assert processes, "the sentence of the service is passed on, too"
+
+
+async def test_a_node_gets_the_tables_of_its_plan(tmp_path: Path) -> None:
+    good = plan(tmp_path, end=1, edge=0)
+    node = replace(good.nodes[0], tables={"learn": {"size": "plenty"}})
+    wrong = replace(good, services=(good.services[0], node))
+    with pytest.raises(ServiceFailed, match=r"table \[learn\], the key size"):
+        async with launch(wrong, tmp_path):
+            pytest.fail("the fleet must not come up")
 
 
 async def test_an_error_in_the_block_still_stops_the_fleet(tmp_path: Path) -> None:

@@ -199,6 +199,8 @@ async def test_improvements_are_told_and_the_newest_are_kept(gate: Camera) -> No
     first = (await http.put(f"/v1/improvements/{ID}", json=improvement())).json()
     again = (await http.put(f"/v1/improvements/{ID}", json=improvement(state="released", figures={}))).json()
     assert (again["created_at"], again["state"], again["figures"]) == (first["created_at"], "released", {})
+    assert first["created_at"] == first["told_at"] < again["told_at"]
+    assert (await http.put(f"/v1/improvements/{ID}", json=improvement(state="paused"))).status_code == 200
     for wrong in ({"figures": {"a": "x"}}, {"id": "2" * 32}, {"state": "done"}, {"release": "x"}, {"rounds": -1}):
         reply = await http.put(f"/v1/improvements/{ID}", json=improvement(**wrong))
         assert reply.status_code in (400, 422), wrong

@@ -17,6 +17,7 @@ from scheduler.core.release import (
     rank,
     state_of,
     wanted,
+    with_both_sides,
 )
 from tierkit.errors import NotFound
 from tierkit.types import Tier
@@ -89,6 +90,24 @@ def test_a_larger_share_has_all_devices_of_a_smaller_one(release: int, share: fl
     names = [f"end-{number}" for number in range(200)]
     assert {name for name in names if chosen(small, name)} <= {name for name in names if chosen(large, name)}
     assert all(0 <= rank(release, name) < 1 for name in names)
+
+
+NAMES = st.sets(st.integers(1, 400).map(lambda number: f"end-{number}"), min_size=1, max_size=40)
+
+
+@given(NAMES, NAMES, st.integers(1, 50), st.floats(0.001, 0.999))
+def test_a_fleet_of_two_or_more_has_both_releases_in_it_until_the_share_is_1(
+    ends: set[str], later: set[str], release: int, share: float
+) -> None:
+    trial = with_both_sides(change(release=release, share=share), ends)
+    assert trial == with_both_sides(change(release=release, share=share), sorted(ends))
+    part = {name for name in ends if chosen(trial, name)}
+    assert part
+    assert len(ends) == 1 or part != ends
+    assert all(chosen(replace(trial, share=1.0), name) for name in ends)
+    assert all(chosen(replace(trial, share=min(1.0, 2 * share)), name) for name in part)
+    for name in later - ends:
+        assert chosen(trial, name) is (rank(release, name) < share)
 
 
 def test_about_the_share_is_chosen_and_another_part_for_each_release() -> None:

@@ -260,6 +260,18 @@ def test_thresholds_encoders_and_classes_that_differ(bundled: Manifest) -> None:
     assert difference(a, bundled, b, other).classes == "1 added: iris; 1 removed: orchid"
 
 
+def test_accuracies_on_different_pictures_are_not_compared(bundled: Manifest) -> None:
+    a, b = a_release("t", 1, ReleaseState.IN_FORCE), a_release("t", 2, ReleaseState.READY)
+    first = bundled.models[0]
+
+    def said(**changes: Any) -> str:
+        return difference(a, bundled, b, changed(bundled, sha256="0" * 64, **changes)).accuracies
+
+    assert first.name in said(coarse_accuracy=0.561, test_images=400)
+    assert said(coarse_accuracy=0.561) == ""
+    assert said(coarse_accuracy=None, fine_accuracy=None, test_images=0) == ""
+
+
 async def test_two_releases_are_compared(terrace: Command, stub: ReleaseStub, bundled: Manifest) -> None:
     after = changed(bundled, sha256="0" * 64, size_bytes=1_000_000)
     stub.manifests = {1: bundled.content(), 2: after.content()}
@@ -269,6 +281,7 @@ async def test_two_releases_are_compared(terrace: Command, stub: ReleaseStub, bu
     (row,) = [line.split() for line in out.splitlines() if entry.name in line]
     assert row[:4] == ["end", entry.name, "other", "weights"]
     assert {entry.sha256[:12], "000000000000", "1.0"} < set(row)
+    assert row.count(f"{entry.test_images:,}") == 2
     code, out, _ = await terrace("diff", "1", "1")
     assert out == "flowers@1 and flowers@1 have the same content\n"
     code, out, _ = await terrace("diff", "1", "2", "--json")

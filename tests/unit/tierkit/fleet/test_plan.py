@@ -1,11 +1,14 @@
 """Fleets from counts and from fleet files: what is started where, and what is refused."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from end_node.settings import EndSettings
 from tierkit.errors import SetupError
 from tierkit.fleet import ServicePlan, local_plan, read_fleet_file
+from tierkit.fleet.tables import TABLES as fleet_tables, as_toml
 from tierkit.types import Tier
 
 FLEET = """
@@ -67,6 +70,55 @@ def test_groups_of_nodes_with_settings_of_their_own(file: Path) -> None:
         ("pi-end-2", "1"),
         ("door", None),
     ]
+
+
+TABLES = """
+[host.cam]
+[[host.cam.end]]
+threads = 1
+learn = { size = "500MB", audit_share = 0.05 }
+uplink = { escalate = "all" }
+[[host.cam.end.source]]
+name = 'a "door" \\ \u00fc'
+rate = 2
+learn = true
+[[host.cam.end.source]]
+name = "gate"
+tags = ["a", "b"]
+"""
+
+
+def test_tables_of_a_node_become_a_file_of_settings(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('scheduler = "http://127.0.0.1:1"\n' + TABLES)
+    (node,) = read_fleet_file(path).nodes
+    assert node.arguments() == ["end", "--host", "127.0.0.1", "--threads", "1"]
+    written = tomllib.loads(as_toml(node.tables))
+    assert written == {
+        "learn": {"size": "500MB", "audit_share": 0.05},
+        "uplink": {"escalate": "all"},
+        "source": [
+            {"name": 'a "door" \\ \u00fc', "rate": 2, "learn": True},
+            {"name": "gate", "tags": ["a", "b"]},
+        ],
+    }
+    assert {kind: set(names) for kind, names in fleet_tables.items()} == {"end": set(EndSettings.tables)}
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("end = { lern = { size = '1GB' } }", "lern"),
+        ("edge = { learn = { size = '1GB' } }", "learn"),
+        ("end = { config = 'end.toml', learn = { size = '1GB' } }", "config"),
+        ("scheduler = { learn = { size = '1GB' } }", "learn"),
+    ],
+)
+def test_tables_that_a_service_does_not_have_are_refused(tmp_path: Path, group: str, said: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'scheduler = "http://127.0.0.1:1"\n[host.cam]\n{group}\n')
+    with pytest.raises(SetupError, match=said):
+        read_fleet_file(path)
 
 
 def test_nodes_listen_on_loopback_unless_told_otherwise(file: Path) -> None:
