@@ -116,7 +116,7 @@ class KeptStore:
             if (trouble := _trouble(store._connection)) is not None:
                 raise sqlite3.DatabaseError(trouble)
         except sqlite3.Error as error:
-            raise SetupError(f"cannot read the kept pictures in {folder}: {error}") from error
+            raise SetupError(f"cannot read the kept pictures in {folder}: {_reason(error)}") from error
         return store
 
     def close(self) -> None:
@@ -256,7 +256,9 @@ class KeptStore:
         try:
             yield self._connection
         except (sqlite3.Error, OSError) as error:
-            raise SpoolUnavailable(f"the kept pictures in {self._path.parent} cannot be used now: {error}") from error
+            raise SpoolUnavailable(
+                f"the kept pictures in {self._path.parent} cannot be used now: {_reason(error)}"
+            ) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._path.exists():
@@ -329,6 +331,14 @@ def _trouble(connection: sqlite3.Connection) -> str | None:
         return f"it has version {version}, and this Terrace knows version {_VERSION}"
     found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     return None if found == "ok" else str(found)
+
+
+def _reason(error: Exception) -> str:
+    """One line, with what helps against a damaged file."""
+    said = " ".join(str(error).split())
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return f"{_NAME} is damaged ({said}). Restart the end node: it sets the file aside and begins another one"
+    return said
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:

@@ -118,7 +118,23 @@ def test_few_classes_have_a_key_each(url: str, camera: Camera, open_page: OpenPa
     assert labels(url)[two] == "shark"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1440, "light")])
+def test_a_picture_that_is_gone_is_named_and_the_list_is_read_again(
+    url: str, camera: Camera, open_page: OpenPage
+) -> None:
+    one, two, _ = camera.numbers
+    asked: list[str] = []
+
+    def without_one(page: Page) -> None:
+        page.route(f"**/{two}/picture**", lambda route: route.fulfill(status=404))
+        page.on("request", lambda request: asked.append(request.url))
+
+    page = open_page(f"{url}/ui/learn", before=without_one, allowed=GONE)
+    expect(shows(page, one)).to_be_visible()
+    expect(page.get_by_test_id("said")).to_contain_text(f"picture {two} of gate")
+    assert sum("which=disagree" in each for each in asked) >= 2
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1200, "light"), (1440, "light")])
 def test_figures_and_improvements_are_shown_without_faults(
     url: str, camera: Camera, open_page: OpenPage, width: int, scheme: Any, tmp_path: Path
 ) -> None:
@@ -137,14 +153,31 @@ def test_figures_and_improvements_are_shown_without_faults(
         "release": "flowers@7",
         "tier": "end",
         "state": "refused",
-        "figures": {"validation": 0.8125},
+        "devices": 3,
+        "figures": {
+            "share": 0.6,
+            "above_pictures": 400,
+            "above_old_right": 212,
+            "above_new_right": 284,
+            "above_old": 0.53,
+            "above_new": 0.71,
+            "above_gained": 80,
+            "above_lost": 8,
+            "validation_pictures": 0,
+            "validation_old": 0,
+            "validation_new": 0,
+            "loss": 0.8125,
+        },
         "reason": HOSTILE,
     }
     httpx.put(f"{url}/v1/improvements/{'3' * 32}", json=improvement).raise_for_status()
     page = open_page(f"{url}/ui/learn", width=width, scheme=scheme)
     expect(page.get_by_test_id("learning-node")).to_contain_text("80 differ, 30 unsure, 10 sure")
     expect(page.get_by_test_id("improvement")).to_contain_text("flowers@7")
-    expect(page.get_by_test_id("improvement")).to_contain_text("validation 0.81")
+    figures = "newest pictures: 53.0 % → 71.0 % of 400 (80 gained, 8 lost) · 60 % of the way · loss 0.81"
+    expect(page.get_by_test_id("improvement")).to_contain_text(figures)
+    table = page.get_by_role("region", name="Improvements")
+    assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth"), "nothing is cut off"
     expect(page.get_by_test_id("to-label").get_by_role("img")).to_be_visible()
     assert faults(page) == []
     page.screenshot(path=tmp_path / "learn.png", full_page=True)

@@ -100,10 +100,13 @@ def _take(gathering: Gathering, body: bytes, after: int) -> tuple[int, PageEnd]:
 
 async def _page(device: KeptDevice, after: int, http: aiohttp.ClientSession, until: float) -> bytes:
     """A page as it comes, tried again until then (monotonic seconds) while the device is away."""
-    failures = 0
+    failures, away_since = 0, time.monotonic()
     while True:
         try:
-            return await _asked(device, after, http)
+            page = await _asked(device, after, http)
+            if failures:
+                log.info("the device is back after %.0f s", time.monotonic() - away_since)
+            return page
         except (Unavailable, UpstreamTimeout) as error:
             left_s = until - time.monotonic()
             if left_s <= 0:

@@ -45,7 +45,10 @@ class HostRetry:
                     self._until = time.monotonic() + _AGAIN_S
                     with contextlib.suppress(TerraceError):  # the ticket that is there is valid for a while
                         await self._find()
-                return await ask()
+                answer = await ask()
+                if failures:
+                    log.info("the host is back after %.0f s", time.monotonic() - away_since)
+                return answer
             except (Unavailable, UpstreamTimeout, UpstreamError) as error:
                 # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.
                 final = isinstance(error, UpstreamError) and (error.status_code or 0) < 500

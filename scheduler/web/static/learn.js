@@ -4,7 +4,7 @@ import { ApiError, follow, get, send } from "./api.js";
 import { answerWords, words } from "./answers.js";
 import { attribute, el, figure, hinted, replace, text } from "./dom.js";
 import { day, number, percent } from "./format.js";
-import { agreementWords, figureWords, keptWords, lettersSearch, meant, offers, roomWords, troubleWords } from "./learnparts.js";
+import { agreementWords, figureWords, keptWords, lettersSearch, meant, offers, roomWords, stateWords, troubleWords } from "./learnparts.js";
 import { atMost, attempt, begin, main, tell } from "./shell.js";
 import { keyOf, pictureOf } from "./sourceparts.js";
 import { Table } from "./table.js";
@@ -30,7 +30,7 @@ let busy = false;
 
 const figures = { agreement: figure("tiers agree"), audited: figure("audited pictures"), labels: figure("labelled pictures") };
 
-const picture = el("img", { class: "big", alt: "", error: () => void skip("The scheduler no longer has this picture.") });
+const picture = el("img", { class: "big", alt: "", error: () => void lose() });
 const answers = el("dl", { class: "facts" });
 const offered = el("div", { class: "buttons offers", "data-testid": "offers" });
 const names = el("datalist", { id: "classes" });
@@ -96,12 +96,10 @@ const improvements = new Table(
   "Improvements",
   [
     { title: "Release", kind: "name", show: (cell, each) => hinted(cell, each.release) },
-    { title: "Tier", show: (cell, each) => text(cell, each.tier) },
-    { title: "State", show: (cell, each) => text(cell, each.state) },
+    { title: "State", kind: "answer", show: (cell, each) => hinted(cell, stateWords(each, Date.now() / 1000)) },
     { title: "Made", kind: "answer", show: (cell, each) => hinted(cell, each.new_release ?? "–") },
     { title: "Devices", kind: "number", show: (cell, each) => text(cell, number(each.devices)) },
-    { title: "Rounds", kind: "number", show: (cell, each) => text(cell, number(each.rounds)) },
-    { title: "Figures", kind: "why", show: (cell, each) => hinted(cell, figureWords(each)) },
+    { title: "Old → new", kind: "why said", show: (cell, each) => hinted(cell, figureWords(each)) },
     { title: "Begun", kind: "number", show: (cell, each) => text(cell, day(each.created_at)) },
     { title: "By", kind: "answer", show: (cell, each) => hinted(cell, each.by ?? "–") },
     { title: "Why", kind: "why said", show: (cell, each) => hinted(cell, each.reason) },
@@ -167,7 +165,7 @@ async function label(name) {
     queue.shift();
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 404)) throw error;
-    queue.shift();
+    queue = []; // it is read again: others may be gone as well
     tell(error);
   } finally {
     busy = false;
@@ -194,11 +192,19 @@ async function takeBack() {
   again();
 }
 
-/** @param {string} [why] */
-async function skip(why) {
+async function skip() {
   const of = queue.shift();
   if (of) passed.add(nameOf(of));
-  if (of && why) text(said, why);
+  await attempt(more);
+}
+
+/** Says that the scheduler has deleted the picture that is shown, and reads the list again: others may be gone as well. */
+async function lose() {
+  const [of] = queue;
+  if (!of) return;
+  passed.add(nameOf(of));
+  text(said, `The scheduler no longer has picture ${of.sequence} of ${of.source} on ${of.node}.`);
+  queue = [];
   await attempt(more);
 }
 

@@ -1,7 +1,7 @@
 // Which classes a picture is offered, by which keys, and how figures of learning are written. Without the page.
 
 import { words } from "./answers.js";
-import { number, percent, size } from "./format.js";
+import { number, percent, size, span } from "./format.js";
 
 /** @typedef {import("./types").Improvement} Improvement */
 /** @typedef {import("./types").NodeLearning} NodeLearning */
@@ -12,6 +12,12 @@ import { number, percent, size } from "./format.js";
 const DIGITS = "123456789";
 const LETTERS = "abcdefghijklmnopqrstuvwxyz";
 const KEYS = DIGITS + LETTERS;
+/** A command that is at work says so every few seconds. */
+const SILENT_S = 120;
+/** What networks were compared on, by the beginning of the figures' names. */
+const COMPARED = { validation: "labelled pictures", above: "newest pictures" };
+const SHOWN = ["pictures", "old", "new", "gained", "lost"];
+const FACTS = [...SHOWN, "old_right", "new_right"];
 
 /**
  * The classes that a picture is offered, each with its key. Up to 35 classes always have the same keys. Of more classes,
@@ -65,9 +71,22 @@ export function agreementWords({ audited, agreement }) {
   return audited ? `${percent(agreement)} of ${number(audited)}` : "–";
 }
 
-/** @param {Improvement} improvement */
+/** The state, and how long nothing was heard of what should be under way. @param {Improvement} improvement @param {number} now seconds since 1970 */
+export function stateWords({ state, told_at: toldAt }, now) {
+  const silent = !toldAt || (state !== "training" && state !== "evaluating") ? 0 : now - Date.parse(toldAt) / 1000;
+  return silent < SILENT_S ? state : `${state}, silent for ${span(silent)}`;
+}
+
+/** Right answers of the old and the new network, and other figures by their names. @param {Improvement} improvement */
 export function figureWords({ figures }) {
-  return Object.entries(figures)
-    .map(([name, value]) => `${words(name)} ${number(value)}`)
-    .join(" · ");
+  const compared = Object.entries(COMPARED).filter(([of]) => figures[`${of}_pictures`]);
+  const known = new Set(Object.keys(COMPARED).flatMap((of) => FACTS.map((fact) => `${of}_${fact}`)));
+  const others = Object.entries(figures).filter(([name]) => !known.has(name));
+  return [
+    ...compared.map(([of, title]) => {
+      const [pictures, before, after, gained, lost] = SHOWN.map((fact) => figures[`${of}_${fact}`]);
+      return `${title}: ${percent(before)} → ${percent(after)} of ${number(pictures)} (${number(gained)} gained, ${number(lost)} lost)`;
+    }),
+    ...others.map(([name, value]) => (name === "share" ? `${number(100 * value)} % of the way` : `${words(name)} ${number(value)}`)),
+  ].join(" · ");
 }

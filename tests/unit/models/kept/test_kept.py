@@ -189,8 +189,9 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path):
     content = bytearray((folder / "kept.db").read_bytes())
     content[100:3000] = b"x" * 2900
     (folder / "kept.db").write_bytes(content)
-    with pytest.raises(SetupError):
+    with pytest.raises(SetupError, match="Restart the end node") as caught:
         KeptStore.reading(folder)
+    assert "\n" not in str(caught.value)
     store = KeptStore(folder, SIZE)
     assert store.counts().pictures == 0
     assert (folder / "damaged-kept.db").read_bytes() == content
