@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from json import dumps
@@ -22,8 +22,17 @@ from models.dataset import Dataset
 from models.escalation import save_tuning
 from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
-from models.session import softmax
 from models.tuning import TuningTarget, tuned_on
+from terrace.improve_judging import (
+    Candidate,
+    ComparedPictures,
+    TrainedNetwork,
+    as_compared,
+    check_pictures,
+    contradicted,
+    tried,
+    with_answers,
+)
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
@@ -40,18 +49,15 @@ from tierkit.errors import (
     TerraceError,
     WeightsError,
 )
-from tierkit.tensors import Array
 from tierkit.wire.learning import ImprovementState
 from tierkit.wire.releases import ReleaseState
-from training.improve.base import WEIGHTS, read_weights, written
+from training.improve.base import WEIGHTS, read_weights
 from training.improve.blend import SHARES, best
-from training.improve.gate import FEW, GateVerdict, compared, contradiction, judge
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
-from training.improve.successor import ComparedOn, answers_of, entry_to_improve, successor, write_set
+from training.improve.successor import answers_of, entry_to_improve, successor, write_set
 from training.local import Started, flags_of, started_processes
 from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
-from training.units import Flat
 
 __all__ = ["IMPROVED", "STATE", "Goal", "Improving"]
 
@@ -62,8 +68,6 @@ _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
 _LOOK_S = 5.0
 """Between two looks at the run."""
 _CONTINUES = "the same command continues"
-_AT_ONCE = 256
-"""Pictures that are read at once."""
 _NEWEST = " on the newest answers from above"
 _TARGET = TuningTarget(accuracy=0.99)
 """The default of `terrace models tune-escalation`."""
@@ -169,7 +173,7 @@ class Improving:
         manifest = parse_manifest(dumps(self._client.release_manifest(now.release)).encode(), f"of {now.release}")
         entry = entry_to_improve(manifest, wish.tier)
         if self._goal.validation is not None:
-            self._check_pictures(self._validation(manifest, entry))
+            check_pictures(self._validation(manifest, entry))
         self._goal.say(f"fetching the networks of {now.release}")
         base = folder / _BASE
         _make(base)
@@ -289,24 +293,29 @@ class Improving:
         self._tell(outcome, state="evaluating", reason="", devices=0 if run is None else _brought(run))
         manifest = load_manifest(self._folder / _BASE)
         entry = entry_to_improve(manifest, outcome.wish.tier)
-        trained = read_weights(self._folder / _RUN / WEIGHTS)
+        weights = read_weights(self._folder / _RUN / WEIGHTS)
         if hashlib.sha256((self._folder / _RUN / IMPROVED).read_bytes()).hexdigest() == entry.sha256:
             outcome.passes = False
             self._tell(outcome, state="refused", reason="no weight has changed, so there is nothing to release")
             return
-        on = {"above": newest_answers(self._client, entry, manifest.hierarchy, self._wish.least_confidence)}
+        newest = newest_answers(self._client, entry, manifest.hierarchy, self._wish.least_confidence)
+        labelled = None
         if self._goal.validation is not None:
-            on["validation"] = self._judged(self._validation(manifest, entry), entry)
-        self._goal.say("comparing the networks" + (" on the labelled pictures and" if len(on) > 1 else "") + _NEWEST)
-        asked = {
-            name: (judged, answers_of(manifest, entry, self._folder / _BASE, judged.images))
-            for name, judged in on.items()
-        }
-        if (reason := _contradicted(manifest, entry, *asked["above"])) is not None:
+            labelled = as_compared(self._validation(manifest, entry), entry)
+        self._goal.say(
+            "comparing the networks" + ("" if labelled is None else " on the labelled pictures and") + _NEWEST
+        )
+        place = self._folder / _BASE
+        compared_on = ComparedPictures(
+            newest=with_answers(newest, manifest, entry, place),
+            labelled=None if labelled is None else with_answers(labelled, manifest, entry, place),
+        )
+        if (reason := contradicted(manifest, entry, compared_on.newest)) is not None:
             outcome.passes, outcome.verdict = False, reason
             self._tell(outcome, state="refused", reason=reason)
             return
-        found = best(self._told_of(outcome, self._tried(manifest, entry, trained, share, asked)) for share in SHARES)
+        trained = TrainedNetwork(content=(place / entry.file).read_bytes(), layers=self._wish.layers, weights=weights)
+        found = best(self._told_of(outcome, tried(manifest, entry, trained, share, compared_on)) for share in SHARES)
         write_atomically(self._folder / IMPROVED, found.content)
         outcome.passes, outcome.verdict = found.passes, found.verdict.reason
         self._tell(
@@ -316,42 +325,11 @@ class Improving:
             figures={"share": found.share, **found.figures},
         )
 
-    def _told_of(self, outcome: ImproveState, tried: _Tried) -> _Tried:
+    def _told_of(self, outcome: ImproveState, tried: Candidate) -> Candidate:
         """Say how a candidate compares; return it."""
         self._goal.say(f"candidate at {tried.share:.0%} of the way: {tried.verdict.reason}")
         self._tell(outcome)
         return tried
-
-    def _tried(
-        self,
-        manifest: Manifest,
-        entry: ModelEntry,
-        trained: Flat,
-        share: float,
-        asked: Mapping[str, tuple[ComparedOn, Array]],
-    ) -> _Tried:
-        """Compare the network at a share of the way with the present one.
-
-        Args:
-            asked: pictures to compare on, and the present network's logits for them: `above`, and `validation` if
-                there are labelled pictures.
-        """
-        content = written((self._folder / _BASE / entry.file).read_bytes(), self._wish.layers, trained, share)
-        write_atomically(self._folder / IMPROVED, content)
-        facts = {"file": IMPROVED, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-        improved = entry.model_copy(update=facts)
-        found = {
-            name: compared(old, answers_of(manifest, improved, self._folder, judged.images), judged.labels)
-            for name, (judged, old) in asked.items()
-        }
-        above, validation = found["above"], found.get("validation")
-        return _Tried(
-            share=share,
-            content=content,
-            verdict=judge(validation, above if above.pictures else None),
-            gain=above.change if above.pictures or validation is None else validation.change,
-            figures={key: value for name, each in found.items() for key, value in each.figures(name).items()},
-        )
 
     def _validation(self, manifest: Manifest, entry: ModelEntry) -> Labelled:
         """The labelled pictures, as the network takes them."""
@@ -359,16 +337,6 @@ class Improving:
         dataset = Dataset.open(self._goal.validation, self._goal.data, hierarchy=manifest.hierarchy)
         manifest.check_hierarchy(dataset.hierarchy)
         return dataset.read_for(entry, "test")
-
-    def _check_pictures(self, labelled: Labelled) -> None:
-        """Read each picture once: those that are damaged are refused before anything is trained."""
-        for first in range(0, len(labelled), _AT_ONCE):
-            labelled.images[first : first + _AT_ONCE]
-
-    def _judged(self, labelled: Labelled, entry: ModelEntry) -> ComparedOn:
-        labels = labelled.fine if entry.target == "fine" else labelled.coarse
-        assert labels is not None
-        return ComparedOn(images=labelled.images, labels=labels)
 
     # --- the new release ---
 
@@ -385,7 +353,7 @@ class Improving:
         manifest = write_set(base, folder, draft, content)
         if self._goal.validation is not None:
             labelled = self._validation(before, entry)
-            judged = self._judged(labelled, entry)
+            judged = as_compared(labelled, entry)
             logits = answers_of(manifest, draft, folder, judged.images)
             final = successor(before, entry, content, fitted=[(logits, judged.labels)], measured=(logits, labelled))
             write_set(base, folder, final, content)
@@ -431,36 +399,6 @@ class Improving:
                 raise
         except TerraceError:  # an older scheduler keeps no improvements, or it is away
             pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """A network at a share of the way from the present one to the trained one, and how it compares."""
-
-    share: float
-    content: bytes
-    verdict: GateVerdict
-    gain: float
-    figures: dict[str, float]
-
-    @property
-    def passes(self) -> bool:
-        return self.verdict.passes
-
-
-def _contradicted(manifest: Manifest, entry: ModelEntry, newest: ComparedOn, logits: Array) -> str | None:
-    """Say for which class the tier above and the present network cannot both be right; None if there is none."""
-    assert newest.by_people is not None
-    found = contradiction(softmax(logits / entry.temperature), newest.labels, newest.by_people)
-    if found is None:
-        return None
-    names = manifest.labels(entry)
-    said, above = names[found.said], names[found.above]
-    return (
-        f"the tier above answers {above!r} for {found.contradicted} of {found.pictures} pictures that the present "
-        f"network surely answers {said!r}, so one of them is wrong for this class: label {FEW} or more of these "
-        "pictures (terrace observations --disagree)"
-    )
 
 
 def _end_of(error: BaseException) -> tuple[ImprovementState, str]:

@@ -22,6 +22,7 @@ from tierkit.client import AsyncClient, Client
 from tierkit.http.address import free_port
 from tierkit.testing import wait_for
 from tierkit.types import Tier
+from tierkit.wire.sources import SeenPicture
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
@@ -44,10 +45,10 @@ async def answered(url: str) -> None:
     async with AsyncClient(url) as client:
 
         async def settled() -> bool:
-            seen = [each async for each in client.observations()]
+            seen = [each async for each in client.observations() if isinstance(each, SeenPicture)]
             now = await client.learning()
             kept = [each.kept.pictures for each in now.nodes if each.kept is not None]
-            at_gate = sum(getattr(each, "source", "") == "gate" and each.fine is not None for each in seen)
+            at_gate = sum(each.source == "gate" and each.fine is not None for each in seen)
             return len(seen) == PICTURES and not any(each.waits for each in seen) and sum(kept) == at_gate
 
         await wait_for(settled, what="answers to all pictures", timeout_s=200)
