@@ -18,7 +18,7 @@ from training.improve.successor import ComparedOn, answers_of
 from training.units import Flat
 
 __all__ = [
-    "Candidate",
+    "TriedNetwork",
     "ComparedPictures",
     "TrainedNetwork",
     "as_compared",
@@ -58,7 +58,7 @@ class TrainedNetwork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TriedNetwork:
     """A network at a share of the way from the present one to the trained one, and how it compares."""
 
     share: float
@@ -96,7 +96,7 @@ def with_answers(judged: ComparedOn, manifest: Manifest, entry: ModelEntry, fold
 
 def tried(
     manifest: Manifest, entry: ModelEntry, trained: TrainedNetwork, share: float, on: ComparedPictures
-) -> Candidate:
+) -> TriedNetwork:
     """Compare the network at a share of the way with the present one."""
     content = written(trained.content, trained.layers, trained.weights, share)
     facts = {"file": _FILE, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
@@ -109,7 +109,7 @@ def tried(
             for name, (judged, old) in parts.items()
         }
     above, validation = found["above"], found.get("validation")
-    return Candidate(
+    return TriedNetwork(
         share=share,
         content=content,
         verdict=judge(validation, above if above.pictures else None),

@@ -24,7 +24,7 @@ from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
 from models.tuning import TuningTarget, tuned_on
 from terrace.improve_judging import (
-    Candidate,
+    TriedNetwork,
     ComparedPictures,
     TrainedNetwork,
     as_compared,
@@ -325,7 +325,7 @@ class Improving:
             figures={"share": found.share, **found.figures},
         )
 
-    def _told_of(self, outcome: ImproveState, tried: Candidate) -> Candidate:
+    def _told_of(self, outcome: ImproveState, tried: TriedNetwork) -> TriedNetwork:
         """Say how a candidate compares; return it."""
         self._goal.say(f"candidate at {tried.share:.0%} of the way: {tried.verdict.reason}")
         self._tell(outcome)
