@@ -18,9 +18,9 @@ from training.improve.successor import ComparedOn, answers_of
 from training.units import Flat
 
 __all__ = [
-    "TriedNetwork",
     "ComparedPictures",
     "TrainedNetwork",
+    "TriedNetwork",
     "as_compared",
     "check_pictures",
     "contradicted",

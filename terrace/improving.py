@@ -24,9 +24,9 @@ from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry, load_manifest, parse_manifest, save_manifest
 from models.tuning import TuningTarget, tuned_on
 from terrace.improve_judging import (
-    TriedNetwork,
     ComparedPictures,
     TrainedNetwork,
+    TriedNetwork,
     as_compared,
     check_pictures,
     contradicted,

@@ -12,9 +12,8 @@ import numpy as np
 from experiments.improve.learning import Course, base_of, improve
 from experiments.improve.world import AnsweredPictures, DeviceGroup, LearningWorld, device_pictures, escalated, owners
 from models.data import ImageSet
-from models.session import softmax
+from models.session import open_session, softmax
 from models.training.config import TrainConfig
-from models.training.onnx_network import OnnxNetwork
 from tierkit.tensors import Array
 from training.cheating import Cheat
 from training.improve.base import written
@@ -29,6 +28,7 @@ __all__ = ["KINDS", "Lie", "Recipe", "drift_line", "personal_line", "poison_line
 Lie = Literal["wrong pictures", "flipped answers", "sign-flip", "alie"]
 KINDS: tuple[Lie, ...] = ("wrong pictures", "flipped answers", "sign-flip", "alie")
 _LIARS = 3
+_BATCH = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,18 @@ def _halves(answers: AnsweredPictures) -> tuple[AnsweredPictures, AnsweredPictur
     return answers.take(numbers[::2]), answers.take(numbers[1::2])
 
 
-def _logits(content: bytes, answers: AnsweredPictures) -> Array:
-    return OnnxNetwork(content).run(answers.images)
+def _logits(content: bytes, images: Array) -> Array:
+    """The answers of a file as nodes give them, `[n, classes]`."""
+    session = open_session(content, "the network of the experiment")
+    (given,), (first, *_) = session.get_inputs(), session.get_outputs()
+    parts = [
+        session.run([first.name], {given.name: images[at : at + _BATCH]})[0] for at in range(0, len(images), _BATCH)
+    ]
+    return np.concatenate(parts)
 
 
 def _accuracy(content: bytes, answers: AnsweredPictures) -> float:
-    return float(np.mean(_logits(content, answers).argmax(axis=1) == answers.truth))
+    return float(np.mean(_logits(content, answers.images).argmax(axis=1) == answers.truth))
 
 
 def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> _Trained:
@@ -80,7 +86,7 @@ def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> 
         validation: True if the operator has labelled pictures.
     """
     own, clean = _halves(world.own)[0], _halves(world.clean)[0]
-    before = [_logits(world.content, each) for each in (own, clean)]
+    before = [_logits(world.content, each.images) for each in (own, clean)]
 
     present = softmax(before[0] / world.entry.temperature)
     labels = own.above.argmax(axis=1)
@@ -90,10 +96,10 @@ def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> 
 
     def candidate(share: float) -> _Trained:
         content = written(world.content, 0, trained, share)
-        above = compared(before[0], _logits(content, own), own.above.argmax(axis=1))
+        above = compared(before[0], _logits(content, own.images), own.above.argmax(axis=1))
         known: Comparison | None = None
         if validation:
-            known = compared(before[1], _logits(content, clean), clean.truth)
+            known = compared(before[1], _logits(content, clean.images), clean.truth)
         return _Trained(share, content, judge(known, above), above.change)
 
     return best(candidate(share) for share in SHARES)
@@ -116,8 +122,8 @@ def drift_line(world: LearningWorld, recipe: Recipe, keeping: DeviceGroup, seed:
     own, clean = _halves(world.own)[1], _halves(world.clean)[1]
     old_own, new_own = (_accuracy(content, own) for content in (world.content, found.content))
     old_clean, new_clean = (_accuracy(content, clean) for content in (world.content, found.content))
-    old_probabilities = softmax(_logits(world.content, own) / world.entry.temperature)
-    new_probabilities = softmax(_logits(found.content, own) / world.entry.temperature)
+    old_probabilities = softmax(_logits(world.content, own.images) / world.entry.temperature)
+    new_probabilities = softmax(_logits(found.content, own.images) / world.entry.temperature)
     up = _share_below(old_probabilities, world.below)
     final = _final_accuracy(old_probabilities, own, up)
     return {
@@ -230,12 +236,12 @@ def personal_line(world: LearningWorld, keeping: DeviceGroup, seed: int) -> dict
     everything = world.own
     shares = _class_shares(world, keeping, seed)
     own_before, own_after, general_before, general_after = [], [], [], []
-    before = _logits(world.content, everything).argmax(axis=1) == everything.truth
+    before = _logits(world.content, everything.images).argmax(axis=1) == everything.truth
     used = 0
     for number, images in enumerate(kept):
         content = _with_own_head(world, images, seed)
         used += content is not None
-        after = before if content is None else _logits(content, everything).argmax(axis=1) == everything.truth
+        after = before if content is None else _logits(content, everything.images).argmax(axis=1) == everything.truth
         weights = shares[number][everything.truth]
         own_before.append(float(np.average(before, weights=weights)))
         own_after.append(float(np.average(after, weights=weights)))
@@ -271,5 +277,5 @@ def _with_own_head(world: LearningWorld, images: ImageSet, seed: int) -> bytes |
     content = trained_head(world.content, own, head_config(world.entry, seed=seed), train)
     labels = rest.fine if world.entry.target == "fine" else rest.coarse
     assert labels is not None
-    old, new = (OnnxNetwork(each).run(rest.images) for each in (world.content, content))
+    old, new = (_logits(each, rest.images) for each in (world.content, content))
     return content if judge(None, compared(old, new, labels)).passes else None
