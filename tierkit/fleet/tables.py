@@ -1,4 +1,4 @@
-"""Settings of a node that are tables, such as `learn`: no flag takes them, so the launcher writes them to a file."""
+"""Settings of a node that are tables: no flag takes them, so the launcher writes them to a file."""
 
 from __future__ import annotations
 

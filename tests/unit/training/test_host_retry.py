@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ async def test_a_host_that_comes_back_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "_FIRST_BACKOFF_S", 0.0)
-    answers = iter([Unavailable("refused"), Unavailable("refused"), "here", "still here"])
+    answers: Iterator[Exception | str] = iter([Unavailable("refused"), Unavailable("refused"), "here", "still here"])
 
     async def ask() -> str:
         answer = next(answers)
