@@ -60,7 +60,7 @@ class Started:
 
     @property
     def failure(self) -> ServiceFailed:
-        """Of one that has ended by itself, or was killed."""
+        """The error of a process that has ended by itself, or was killed."""
         code = self.process.returncode or 0
         if code < 0:
             return ServiceFailed(f"{self.name} was killed by {signal.Signals(-code).name}", code=code)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,24 @@ def test_a_picture_that_is_gone_is_named_and_the_list_is_read_again(
     expect(shows(page, one)).to_be_visible()
     expect(page.get_by_test_id("said")).to_contain_text(f"picture {two} of gate")
     assert sum("which=disagree" in each for each in asked) >= 2
+
+
+def test_an_improvement_that_nothing_is_heard_of_says_so(url: str, open_page: OpenPage) -> None:
+    told_at = (datetime.now(UTC) - timedelta(minutes=12)).isoformat()
+    facts = {"release": "flowers@7", "tier": "end", "devices": 3, "figures": {}, "reason": "", "created_at": told_at}
+    each = [
+        {**facts, "id": str(number) * 32, "state": state, "told_at": told_at}
+        for number, state in enumerate(("training", "paused"))
+    ]
+
+    def with_two(page: Page) -> None:
+        content = json.dumps({"improvements": each})
+        page.route("**/v1/improvements", lambda route: route.fulfill(body=content, content_type="application/json"))
+
+    page = open_page(f"{url}/ui/learn", before=with_two)
+    rows = page.get_by_test_id("improvement")
+    expect(rows.nth(0)).to_contain_text("training, silent for 12 min")
+    expect(rows.nth(1)).not_to_contain_text("silent")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1200, "light"), (1440, "light")])

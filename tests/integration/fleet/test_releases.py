@@ -237,7 +237,8 @@ async def test_a_trial_without_data_is_extended_once_and_then_rolled_back(tmp_pa
         await running.lead(make_set(tmp_path / "flowers"))
         await running.join("end-1", "end-2")
         await client.create_release("next", make_set(tmp_path / "next", factor=11.0))
-        await client.start_release("next@2", canary=0.5, for_s=1.0)
+        started = await client.start_release("next@2", canary=0.5, for_s=1.0)
+        assert len(started.devices) == 1, "by their hashes, both would be in it"
         await until(client, lambda rollout: rollout.extended, "the extension")
         over = await until(client, lambda rollout: rollout.state.final, "the end")
         assert over.state is RolloutState.ROLLED_BACK

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from models.hierarchy import bundled_hierarchy
+from terrace.commands import learning
 from tests.integration.scheduler.test_learning import ID, improvement, send_pictures
 from tests.integration.scheduler.test_observation_commands import Command, terrace as terrace
 from tests.integration.scheduler.test_observations import Camera, camera, finer, local, seen
@@ -54,7 +55,9 @@ async def test_disagreements_take_no_other_filter(gate: Camera, terrace: Command
     assert (code, "--disagree" in err) == (2, True)
 
 
-async def test_what_is_kept_and_how_far_tiers_agree(gate: Camera, terrace: Command) -> None:
+async def test_what_is_kept_and_how_far_tiers_agree(
+    gate: Camera, terrace: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = await terrace("learning")
     assert (code, len(out.splitlines())) == (0, 1)
     kept: dict[str, Any] = {
@@ -73,6 +76,9 @@ async def test_what_is_kept_and_how_far_tiers_agree(gate: Camera, terrace: Comma
     assert code == 0
     for words in ("end-0", "1,234", "no room on the disk", "head is damaged", " own ", "flowers@7", "training"):
         assert words in out
+    assert "silent" not in out
+    monkeypatch.setattr(learning, "_SILENT_S", 0.0)
+    assert "training, silent" in " ".join((await terrace("learning"))[1].split())
     code, out, _ = await terrace("learning", "--json")
     found = json.loads(out)
     assert (found["agreement"], found["audited"], found["improvements"][0]["id"]) == (1.0, 1, ID)
