@@ -13,6 +13,7 @@ from models.session import softmax
 from tierkit.atomic import write_atomically
 from tierkit.tensors import Array
 from training.improve.base import written
+from training.improve.blend import worth
 from training.improve.gate import FEW, GateVerdict, compared, contradiction, judge
 from training.improve.successor import ComparedOn, answers_of
 from training.units import Flat
@@ -113,7 +114,7 @@ def tried(
         share=share,
         content=content,
         verdict=judge(validation, above if above.pictures else None),
-        gain=above.change if above.pictures or validation is None else validation.change,
+        gain=worth(above, validation),
         figures={key: value for name, each in found.items() for key, value in each.figures(name).items()},
     )
 

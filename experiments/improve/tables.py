@@ -17,7 +17,7 @@ from models.training.config import TrainConfig
 from tierkit.tensors import Array
 from training.cheating import Cheat
 from training.improve.base import written
-from training.improve.blend import SHARES, best
+from training.improve.blend import SHARES, best, worth
 from training.improve.gate import FEWEST, Comparison, GateVerdict, compared, contradiction, judge
 from training.improve.personal import HELD_OUT, LAYERS, head_config, trained_head
 from training.improve.plan import IMPROVE, training_of
@@ -100,7 +100,7 @@ def _chosen(world: LearningWorld, trained: Flat, *, validation: bool = True) -> 
         known: Comparison | None = None
         if validation:
             known = compared(before[1], _logits(content, clean.images), clean.truth)
-        return _Trained(share, content, judge(known, above), above.change)
+        return _Trained(share, content, judge(known, above), worth(above, known))
 
     return best(candidate(share) for share in SHARES)
 

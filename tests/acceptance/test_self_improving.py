@@ -49,7 +49,8 @@ async def answered(url: str) -> None:
             now = await client.learning()
             kept = [each.kept.pictures for each in now.nodes if each.kept is not None]
             at_gate = sum(each.source == "gate" and each.fine is not None for each in seen)
-            return len(seen) == PICTURES and not any(each.waits for each in seen) and sum(kept) == at_gate
+            there = all(each.picture for each in seen if each.source == "yard")  # people label these
+            return len(seen) == PICTURES and there and not any(each.waits for each in seen) and sum(kept) == at_gate
 
         await wait_for(settled, what="answers to all pictures", timeout_s=200)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-__all__ = ["SHARES", "Candidate", "best"]
+from training.improve.gate import Comparison
+
+__all__ = ["SHARES", "Candidate", "best", "worth"]
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the way from the present weights to the trained ones."""
@@ -24,7 +26,23 @@ class Candidate(Protocol):
 
     @property
     def gain(self) -> float:
-        """Accuracy that it gains on the newest pictures."""
+        """Its worth; see `worth`."""
+
+
+_FORGETTING = 2.0
+"""Weight of accuracy lost on labelled pictures. Small steps forget little and gain most, and the estimates of both have
+errors."""
+
+
+def worth(newest: Comparison | None, labelled: Comparison | None) -> float:
+    """The worth of a network among others: what it gains on the newest pictures, less what it forgets on labelled ones.
+
+    Args:
+        newest, labelled: comparisons with the present network; None without such pictures.
+    """
+    if newest is None or not newest.pictures:
+        return 0.0 if labelled is None else labelled.change
+    return newest.change + _FORGETTING * min(0.0, 0.0 if labelled is None else labelled.change)
 
 
 C = TypeVar("C", bound=Candidate)
