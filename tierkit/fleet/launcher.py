@@ -79,7 +79,7 @@ class LaunchOptions:
     """Called when a service ends that was not asked to."""
     on_ready: Callable[[RunningService], None] = lambda service: None
     """Called when a service is ready."""
-    start_s: float = 30.0
+    start_s: float = 120.0
     """Seconds until all services must be ready, if the scheduler is one of them."""
     stop_s: float = 15.0
     """Seconds that all services have to finish their work."""
