@@ -24,7 +24,7 @@ from training.strategies.config import STRATEGIES
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
-IMAGES = 240
+IMAGES = 480
 
 
 @pytest.fixture(scope="module")

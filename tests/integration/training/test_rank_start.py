@@ -73,7 +73,7 @@ async def test_a_rank_that_is_killed_ends_the_run(network: Network, shapes: Path
 
     settings = {"strategy": "allreduce", "dataset": shapes, "folder": tmp_path / "run", "threads": 1}
     long = LocalRanks(network=str(network(4_000)), settings=settings, ranks=2, on_start=pids.__setitem__)
-    with pytest.raises(ServiceFailed, match="rank-1 stopped with exit code -9") as failure:
+    with pytest.raises(ServiceFailed, match="rank-1 was killed by SIGKILL") as failure:
         await run_ranks_here(long, kill)
     assert failure.value.code == -9
     for pid in pids.values():
