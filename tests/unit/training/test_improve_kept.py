@@ -17,7 +17,15 @@ from tierkit.types import Tier
 from training.improve.kept import FEWEST_PICTURES, images_of, label_of
 from training.own_data import OwnData
 
-OWN = OwnData(release="shapes@1", sha256="0" * 64, size_bytes=1, hierarchy=SHAPES.content(), height=8, width=6)
+OWN = OwnData(
+    release="shapes@1",
+    sha256="0" * 64,
+    size_bytes=1,
+    hierarchy=SHAPES.content(),
+    height=8,
+    width=6,
+    least_confidence=0.5,
+)
 PICTURE = KeptPicture(
     source="door",
     sequence=1,
