@@ -250,8 +250,8 @@ class ObservingNode(EndNode):
         raise broken
 
     def _answering(self) -> Iterator[tuple[int, Version]]:
-        """Releases and versions in the order in which they are asked. A personal head has no release: guards compare
-        the networks of releases, and it is another one."""
+        """Releases and versions, the first choice first. A personal head has no release, because guards compare the
+        networks of releases."""
         for place, release in enumerate(dict.fromkeys(self.usable_releases)):
             version = self.version_of(release)
             head = self.personal.version_for(version) if self.personal is not None and not place else None

@@ -120,7 +120,7 @@ def tried(
 
 
 def contradicted(manifest: Manifest, entry: ModelEntry, newest: Answered) -> str | None:
-    """Say for which class the tier above and the present network cannot both be right; None if there is none."""
+    """Name the class in which the tier above and the present network contradict each other; None without one."""
     judged, logits = newest
     assert judged.by_people is not None
     found = contradiction(softmax(logits / entry.temperature), judged.labels, judged.by_people)

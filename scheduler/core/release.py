@@ -212,7 +212,7 @@ def chosen(change: ReleaseChange, node_id: str) -> bool:
 
 
 def with_both_sides(change: ReleaseChange, ends: Collection[str]) -> ReleaseChange:
-    """A change of which at least one end device is a part, and at least one is not if there are two.
+    """The change with at least one end device in it, and with one outside it if there are two.
 
     Its first and its last device by `rank` are named once, so the choice stays the same when devices join or leave.
 

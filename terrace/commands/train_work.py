@@ -39,7 +39,7 @@ class Enlisting:
     scheduler: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Ask this scheduler for the host, in place of URL; of several, all, comma-separated."
+            metavar="URL", help="Ask this scheduler for the host instead of giving its URL; separate several by commas."
         ),
     ] = None
     run: Annotated[
@@ -88,7 +88,7 @@ class Working:
     fetch: Annotated[
         Literal["own", "all"] | None,
         typer.Option(
-            help="Get the training images from the run, in place of --data: this worker's own segments, or all.",
+            help="Get the training images from the run instead of --data: this worker's own segments, or all.",
             show_default=False,
         ),
     ] = None

@@ -104,7 +104,7 @@ def test_a_training_under_way_is_told_again_and_again(tmp_path: Path, monkeypatc
         def run(self, id: str) -> Run:
             return run_of(done=3, steps=12)
 
-    monkeypatch.setattr(improving, "_HOST", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(improving, "_HOST", (sys.executable, "-c", "import signal; signal.pause()"))
     monkeypatch.setattr(improving, "_LOOK_S", 0.01)
     write_spec(tmp_path / "run")
     told: list[tuple[str, int]] = []
