@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.folders import Labelled
 from models.manifest import Manifest, ModelEntry
 from models.session import softmax
-from tierkit.atomic import write_atomically
 from tierkit.tensors import Array
 from training.improve.base import written
 from training.improve.blend import worth
 from training.improve.gate import FEW, GateVerdict, compared, contradiction, judge
-from training.improve.successor import ComparedOn, answers_of
+from training.improve.successor import ComparedOn, answers_of, answers_of_file
 from training.units import Flat
 
 __all__ = [
@@ -31,7 +28,6 @@ __all__ = [
 
 _AT_ONCE = 256
 """Pictures that are read at once."""
-_FILE = "candidate.onnx"
 
 Answered = tuple[ComparedOn, Array]
 """Pictures, and the logits of the present network for them."""
@@ -100,15 +96,12 @@ def tried(
 ) -> TriedNetwork:
     """Compare the network at a share of the way with the present one."""
     content = written(trained.content, trained.layers, trained.weights, share)
-    facts = {"file": _FILE, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-    candidate = entry.model_copy(update=facts)
     parts = {"above": on.newest} if on.labelled is None else {"above": on.newest, "validation": on.labelled}
-    with tempfile.TemporaryDirectory(prefix="terrace-improve-") as place:
-        write_atomically(Path(place) / _FILE, content)
-        found = {
-            name: compared(old, answers_of(manifest, candidate, Path(place), judged.images), judged.labels)
-            for name, (judged, old) in parts.items()
-        }
+    new = answers_of_file(manifest, entry, content, *(judged.images for judged, _ in parts.values()))
+    found = {
+        name: compared(old, logits, judged.labels)
+        for (name, (judged, old)), logits in zip(parts.items(), new, strict=True)
+    }
     above, validation = found["above"], found.get("validation")
     return TriedNetwork(
         share=share,

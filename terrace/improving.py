@@ -181,17 +181,12 @@ class Improving:
             self._fetch(base / file, name, sha256)
         save_manifest(manifest, base)
         content = (base / entry.file).read_bytes()
-        own = OwnData(
+        own = OwnData.of(
+            entry,
+            content,
+            manifest.hierarchy,
             release=now.release,
-            sha256=entry.sha256,
-            size_bytes=len(content),
             layers=wish.layers,
-            hierarchy=manifest.hierarchy.content(),
-            height=entry.input_shape[0],
-            width=entry.input_shape[1],
-            resize=entry.resize,
-            resize_to=entry.resize_to,
-            resample=entry.resample,
             least_confidence=wish.least_confidence,
         )
         steps = wish.rounds * together * strategy.period

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import hashlib
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveInt
 
 from models.hierarchy import Hierarchy
-from models.manifest import Digest, Fit, Resample, ResizeRule
+from models.manifest import Digest, Fit, ModelEntry, Resample, ResizeRule
 from tierkit.documents import Frozen
 from tierkit.wire.releases import RELEASE_REF_PATTERN
 
@@ -38,6 +39,27 @@ class OwnData(Frozen):
     """The pixels that the network takes; see `models.manifest.Fit`."""
     least_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.7
     """Workers do not learn an answer from above that has less."""
+
+    @classmethod
+    def of(cls, entry: ModelEntry, content: bytes, hierarchy: Hierarchy, **options: Any) -> Self:
+        """Describe a network.
+
+        Args:
+            entry: of the network, in the manifest of its release.
+            content: its file.
+            options: `release`, and the fields that have defaults.
+        """
+        return cls(
+            sha256=hashlib.sha256(content).hexdigest(),
+            size_bytes=len(content),
+            hierarchy=hierarchy.content(),
+            height=entry.input_shape[0],
+            width=entry.input_shape[1],
+            resize=entry.resize,
+            resize_to=entry.resize_to,
+            resample=entry.resample,
+            **options,
+        )
 
     @property
     def fit(self) -> Fit:

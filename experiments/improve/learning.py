@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,16 +47,7 @@ class Improved:
 
 def base_of(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, layers: int) -> OwnData:
     """The network of an entry, as a host describes it to workers."""
-    height, width, _ = entry.input_shape
-    return OwnData(
-        release=f"{entry.name}@1",
-        sha256=hashlib.sha256(content).hexdigest(),
-        size_bytes=len(content),
-        layers=layers,
-        hierarchy=hierarchy.content(),
-        height=height,
-        width=width,
-    )
+    return OwnData.of(entry, content, hierarchy, release=f"{entry.name}@1", layers=layers)
 
 
 def improve(content: bytes, course: Course, devices: Sequence[ImageSet]) -> Improved:

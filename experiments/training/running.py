@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import tomli_w
 import torch
 
 from experiments.processes import serving
@@ -198,7 +199,7 @@ class Bench:
         strategy = self._folder / "strategy.toml"
         kind = case.strategy.model_dump(include={"family", "rule"})
         chosen = case.strategy.model_dump(mode="json", exclude_unset=True)  # others may be for other rules
-        strategy.write_text(_toml({**kind, **chosen}))
+        strategy.write_text(tomli_w.dumps({**kind, **chosen}))
         given = {"--strategy": strategy, "--workers": case.workers, **given}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "terrace", "train", "run", network, *self.host_flags[2:]),
@@ -255,7 +256,7 @@ class Bench:
         """File of a configuration."""
         file = self._folder / "processes" / f"{config.name}.toml"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(_toml(config.model_dump(mode="json", exclude_none=True)))
+        file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
         return str(file)
 
     def _few(self, case: Case, seed: int, images: int) -> TrainConfig:
@@ -289,19 +290,6 @@ def _step_s(learner: FlatLearner, sends: Sends, steps: int = _STEPS) -> float:
         return time.thread_time() - began
 
     return statistics.median([once(step % learner.steps) for step in range(_UNMEASURED + steps)][_UNMEASURED:])
-
-
-def _toml(values: Mapping[str, Any], within: str = "") -> str:
-    """A document in TOML, with its tables last.
-
-    Args:
-        within: name of the table that these values are in, with a dot.
-    """
-    plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    tables = {name: value for name, value in values.items() if isinstance(value, dict)}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
-    named = (f"[{within}{name}]\n{_toml(value, f'{within}{name}.')}" for name, value in tables.items())
-    return "\n".join([*lines, *named]) + "\n"
 
 
 async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, core: int) -> float:

@@ -17,12 +17,13 @@ from tierkit.types import Tier
 __all__ = ["train_head"]
 
 
-def train_head(settings: NodeSettings, kept: Path, may_work: Callable[[], bool], *, json: bool) -> None:
+def train_head(settings: NodeSettings, kept: Path, stand_back: Callable[[], None], *, json: bool) -> None:
     """Fetch the end network of the release in force, train a head for it, and say if the head is used.
 
     Args:
         settings: say where the scheduler is, and where fetched networks are kept.
         kept: folder of the kept sample.
+        stand_back: called before each step; returns when it may be computed.
 
     Raises:
         typer.Exit: the head is not better, so it was not written.
@@ -44,7 +45,7 @@ def train_head(settings: NodeSettings, kept: Path, may_work: Callable[[], bool],
     served = run_stoppable(fetched)
     if served is None:
         raise typer.Abort
-    outcome = make_head(served, kept, may_work)
+    outcome = make_head(served, kept, stand_back)
     if json:
         print_json({"passes": outcome.passes, "reason": outcome.reason, **outcome.record.model_dump(mode="json")})
     elif outcome.passes:

@@ -23,7 +23,7 @@ from tierkit.extras import training_extra
 from tierkit.settings import NodeSettings, lasting_name
 from tierkit.wire.messages import checked_url
 from tierkit.wire.runs import WorkerOffer
-from training.worker.idle import CpuShare, NodeWatch, give_way
+from training.worker.idle import CpuShare, NodeWatch, give_way, stand_back
 
 __all__ = ["work"]
 
@@ -190,7 +190,9 @@ def work(
     if options.personal:
         assert options.kept is not None
         RunOptions(device=device, threads=threads).prepare()
-        train_head(_device(enlisting, credentials, options), Path(options.kept), may_work, json=json)
+        train_head(
+            _device(enlisting, credentials, options), Path(options.kept), lambda: stand_back(may_work), json=json
+        )
         return
     token = token_from(credentials.token_file)
     name = enlisting.name

@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tomli_w
+
 from tierkit.atomic import write_atomically
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import DeadlineExceeded, ServiceFailed, Unavailable
 from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan
-from tierkit.fleet.tables import as_toml
 from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
 
@@ -196,7 +197,7 @@ class Fleet:
         settings = {**plan.settings, "ready_file": str(ready_file)}
         if plan.tables:
             config = self.folder / f"{plan.name}.toml"
-            write_atomically(config, as_toml(plan.tables).encode())
+            write_atomically(config, tomli_w.dumps(plan.tables).encode())
             settings = {**settings, "config": str(config)}
         if plan.kind != SCHEDULER:
             # Several nodes share a machine, so none insists on its usual port.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,13 +21,12 @@ from models.kept.sample import KeptPicture
 from models.manifest import Manifest, ModelEntry
 from models.personal import PersonalRecord, write_head
 from models.training.config import TrainConfig
-from tierkit.atomic import write_atomically
-from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
+from tierkit.errors import DataError, InvalidInput, WeightsError
 from training.improve.base import own_learner, own_training_data, read_base, written
 from training.improve.gate import FEWEST, compared, judge
 from training.improve.kept import images_of, label_of, read_kept
 from training.improve.plan import training_of
-from training.improve.successor import answers_of
+from training.improve.successor import answers_of_file
 from training.own_data import MOST_BASE_BYTES, OwnData
 
 __all__ = [
@@ -58,8 +55,6 @@ LAYERS = 1
 HELD_OUT = 0.2
 """Share of the pictures that judge the head."""
 _NAMED = "held-out kept pictures"
-_PAUSE_S = 0.05
-"""Between two looks whether there may be work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +89,7 @@ def trained_head(
     own: OwnData,
     config: TrainConfig,
     images: ImageSet,
-    may_work: Callable[[], bool] = lambda: True,
+    stand_back: Callable[[], None] = lambda: None,
 ) -> bytes:
     """The file of a network whose last layers were trained.
 
@@ -102,22 +97,18 @@ def trained_head(
         content: file of the network, which `own` describes.
         config: gives the number of steps.
         images: all are trained on.
-        may_work: asked before each step; while it says no, nothing is computed.
+        stand_back: called before each step; returns when it may be computed.
 
     Raises:
         WeightsError: see `read_base`; or the training diverges.
         DataError: see `own_training_data`.
     """
 
-    def wait(_step: int) -> None:
-        while not may_work():
-            time.sleep(_PAUSE_S)
-
     learner = own_learner(
         read_base(content, own, config), config, own_training_data(config, images, own.classes, sha256=own.sha256)
     )
-    wait(0)
-    learner.compute(range(config.epochs), "change", watch=wait)
+    stand_back()
+    learner.compute(range(config.epochs), "change", watch=lambda _: stand_back())
     return written(content, own.layers, learner.weights())
 
 
@@ -126,9 +117,12 @@ def is_held_out(sha256: str) -> bool:
     return int(sha256[:8], 16) < HELD_OUT * 2**32
 
 
-def make_head(served: ServedNetwork, kept: Path, may_work: Callable[[], bool] = lambda: True) -> HeadOutcome:
+def make_head(served: ServedNetwork, kept: Path, stand_back: Callable[[], None] = lambda: None) -> HeadOutcome:
     """Train a head on the kept pictures of a folder, compare it with the served network, and write it there if it is
     better.
+
+    Args:
+        stand_back: see `trained_head`.
 
     Raises:
         DataError: there are too few kept pictures that can be trained on.
@@ -138,17 +132,13 @@ def make_head(served: ServedNetwork, kept: Path, may_work: Callable[[], bool] = 
     """
     entry, own = served.entry, _own_data(served)
     train, judged = _divided(kept, own, entry.target)
-    content = trained_head(served.content, own, head_config(entry), train, may_work)
+    content = trained_head(served.content, own, head_config(entry), train, stand_back)
     sha256 = hashlib.sha256(content).hexdigest()
     if sha256 == own.sha256:
         raise WeightsError("the training has changed no weight, so there is no head to use")
     labels = judged.fine if entry.target == "fine" else judged.coarse
     assert labels is not None
-    with tempfile.TemporaryDirectory(prefix="terrace-head-") as place:
-        old, new = (
-            answers_of(served.manifest, _stored(Path(place), name, entry, each), Path(place), judged.images)
-            for name, each in (("served", served.content), ("head", content))
-        )
+    old, new = (answers_of_file(served.manifest, entry, each, judged.images)[0] for each in (served.content, content))
     found = compared(old, new, labels)
     verdict = judge(None, found, named=_NAMED)
     record = PersonalRecord(
@@ -175,18 +165,8 @@ def _own_data(served: ServedNetwork) -> OwnData:
             f"the network {entry.name!r} has {len(served.content):,} bytes, and a head is trained on networks of up to "
             f"{MOST_BASE_BYTES:,}"
         )
-    return OwnData(
-        release=f"release@{max(1, served.release)}",
-        sha256=entry.sha256,
-        size_bytes=len(served.content),
-        layers=LAYERS,
-        hierarchy=served.manifest.hierarchy.content(),
-        height=entry.input_shape[0],
-        width=entry.input_shape[1],
-        resize=entry.resize,
-        resize_to=entry.resize_to,
-        resample=entry.resample,
-    )
+    release = f"release@{max(1, served.release)}"
+    return OwnData.of(entry, served.content, served.manifest.hierarchy, release=release, layers=LAYERS)
 
 
 def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]:
@@ -204,7 +184,7 @@ def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]
         for key, picture, content in read_kept(kept):
             if key < first:
                 continue
-            if is_held_out(hashlib.sha256(content).hexdigest()):
+            if is_held_out(picture.sha256):
                 held_out.add(key)
             yield key, picture, content
 
@@ -218,15 +198,3 @@ def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]
             f"device needs about {FEWEST / HELD_OUT:.0f} kept pictures with sure answers or labels"
         )
     return found.images.take(np.flatnonzero(~judged)), found.images.take(np.flatnonzero(judged))
-
-
-def _stored(place: Path, name: str, entry: ModelEntry, content: bytes) -> ModelEntry:
-    """The entry of a network whose file is written into a folder."""
-    file = f"{name}.onnx"
-    try:
-        write_atomically(place / file, content)
-    except SetupError as error:
-        raise SetupError(f"the network cannot be compared: {error}") from error
-    return entry.model_copy(
-        update={"file": file, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ from tierkit.atomic import write_atomically
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.tensors import Array
 
-__all__ = ["ComparedOn", "answers_of", "entry_to_improve", "successor", "write_set"]
+__all__ = ["ComparedOn", "answers_of", "answers_of_file", "entry_to_improve", "successor", "write_set"]
+
+
+_FILE = "network.onnx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,22 @@ def answers_of(manifest: Manifest, entry: ModelEntry, folder: Path, images: Imag
     if not len(images):
         return np.zeros((0, entry.classes), np.float32)
     return logits_of(load_model(entry, folder, labels=manifest.labels(entry)), images)[0]
+
+
+def answers_of_file(manifest: Manifest, entry: ModelEntry, content: bytes, *parts: Images) -> list[Array]:
+    """The logits for each of these parts, of a network whose file is in memory.
+
+    Args:
+        entry: of this network, or of one that differs only in its weights.
+
+    Raises:
+        SetupError: the file cannot be written for ONNX Runtime.
+        WeightsError, DataError: see `answers_of`.
+    """
+    facts = {"file": _FILE, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+    with tempfile.TemporaryDirectory(prefix="terrace-compared-") as place:
+        write_atomically(Path(place) / _FILE, content)
+        return [answers_of(manifest, entry.model_copy(update=facts), Path(place), each) for each in parts]
 
 
 def successor(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["CpuShare", "NodeWatch", "Quiet", "give_way"]
+__all__ = ["CpuShare", "NodeWatch", "Quiet", "give_way", "stand_back"]
 
 _BUSY_SHARE = 0.1
 """Of a core. A node without work uses 0.01 or so, for heartbeats and checks."""
@@ -126,6 +126,12 @@ class NodeWatch:
         except OSError:
             return None
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stand_back(may_work: Callable[[], bool]) -> None:
+    """Return when there may be work. For threads that compute."""
+    while not may_work():
+        time.sleep(_LOOK_S)
 
 
 def give_way() -> None:

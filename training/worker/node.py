@@ -46,6 +46,7 @@ from training.units import Computed
 from training.worker.connection import HostConnection
 from training.worker.copier import Copier
 from training.worker.finding import FindHost
+from training.worker.idle import stand_back
 from training.worker.kept_device import KeptDevice, fetch_kept
 from training.worker.patience import HostRetry
 
@@ -392,8 +393,7 @@ class Worker:
             raise
 
     def _step(self, following: int) -> None:
-        while not self._lost and not self.may_work():
-            time.sleep(_PAUSE_S)
+        stand_back(lambda: self._lost or self.may_work())
         if self._lost:
             raise _LeaseLost
         self._shown = following

@@ -147,7 +147,7 @@ async def test_a_device_trains_a_head_and_uses_it_until_its_release_goes(tmp_pat
         # A head for a network that answers all of the pictures rightly cannot be better.
         device = NodeSettings(scheduler=(running.url,), cache=tmp_path / "cache")
         with pytest.raises(typer.Exit) as refused:
-            await asyncio.to_thread(train_head, device, kept, lambda: True, json=False)
+            await asyncio.to_thread(train_head, device, kept, lambda: None, json=False)
         assert refused.value.exit_code == 1
         assert not (kept / "personal" / f"{end_of(second)}.onnx").exists()
         assert await seen() == (end_of(second), RED, 2)

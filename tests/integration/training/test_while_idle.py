@@ -56,15 +56,7 @@ def learning_plan(folder: Path) -> tuple[Path, Path]:
     manifest = load_manifest(weights_folder())
     entry, classes = manifest.default_for(Tier.END), manifest.hierarchy
     content = (weights_folder() / entry.file).read_bytes()
-    height, width, _ = entry.input_shape
-    own = OwnData(
-        release=f"{entry.name}@1",
-        sha256=entry.sha256,
-        size_bytes=len(content),
-        hierarchy=classes.content(),
-        height=height,
-        width=width,
-    )
+    own = OwnData.of(entry, content, classes, release=f"{entry.name}@1")
     plan = folder / "plan"
     plan.mkdir()
     write_plan(

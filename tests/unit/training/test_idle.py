@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tierkit.errors import SetupError
-from training.worker.idle import CpuShare, NodeWatch, Quiet
+from training.worker.idle import CpuShare, NodeWatch, Quiet, stand_back
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,11 @@ def test_a_share_of_a_core_is_kept_and_idle_time_is_not_saved_up() -> None:
     assert not share.may_work()
     now += 10.0
     assert share.may_work()
+
+
+def test_a_thread_stands_back_until_there_may_be_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("training.worker.idle.time.sleep", waited.append)
+    answers = iter([False, False, True])
+    stand_back(lambda: next(answers))
+    assert len(waited) == 2

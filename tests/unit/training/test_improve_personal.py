@@ -99,9 +99,9 @@ def test_the_pictures_that_judge_a_head_do_not_train_it(tmp_path: Path, monkeypa
     trained: list[np.ndarray] = []
     real = personal.trained_head
 
-    def noted(content: bytes, own: Any, config: Any, images: Any, may_work: Any) -> bytes:
+    def noted(content: bytes, own: Any, config: Any, images: Any, stand_back: Any) -> bytes:
         trained.append(images.images)
-        return real(content, own, config, images, may_work)
+        return real(content, own, config, images, stand_back)
 
     monkeypatch.setattr(personal, "trained_head", noted)
     outcome = make_head(served(network()), keep(tmp_path))
@@ -139,12 +139,7 @@ def test_a_training_that_diverges_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_training_stands_back_between_steps(tmp_path: Path) -> None:
     asked: list[bool] = []
-
-    def may_work() -> bool:
-        asked.append(True)
-        return len(asked) % 20 != 0
-
-    assert make_head(served(network()), keep(tmp_path), may_work).passes
+    assert make_head(served(network()), keep(tmp_path), lambda: asked.append(True)).passes
     assert len(asked) > personal.STEPS
 
 
