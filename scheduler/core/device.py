@@ -364,6 +364,9 @@ class Device:
             reason = f"{reason}; rests for {pause_s:.1f} s to keep to {per_minute} images a minute"
         if verdict.health is Health.ALIVE and wrong.count:
             reason = f"{reason}; gets one task as a trial: {wrong.why}"
+        if verdict.health is Health.ALIVE and self.barred:
+            why = next(iter(self.barred.values()))
+            reason = f"{reason}; gets no work of {len(self.barred)} of its networks: {why}"
         if verdict.health is Health.DEAD and self.refused_lately(now):
             reason = f"{reason}; it is refused: {self.refusal[1]}"
         return DeviceView(

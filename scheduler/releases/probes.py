@@ -119,12 +119,20 @@ class Prober:
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    def learn(self, manifest: Manifest, answers: Mapping[str, Any]) -> None:
-        """Take the known answers of a release's networks."""
+    def learn(self, manifest: Manifest, answers: Mapping[str, Any], *, in_use: bool = False) -> None:
+        """Take the known answers of a release's networks.
+
+        Args:
+            in_use: nodes work with these networks already. They keep their work until an answer is wrong: if all of them waited
+                for the probe at once, tasks would lose their finer answers.
+        """
         for entry in manifest.models:
             if entry.sha256 in answers and entry.sha256 not in self._known:
                 pictures = probe_pictures(*entry.input_shape[:2])
                 self._known[entry.sha256] = pictures, np.asarray(answers[entry.sha256], np.float64)
+        if in_use:
+            self._wake.set()
+            return
         for view in self._devices.present(self._clock()):
             self._bar(view.device)
 
@@ -212,7 +220,8 @@ class Prober:
             record.next_at[sha256] = self._clock() + _AGAIN_S * random.uniform(0.8, 1.2)
         now = self._devices.find(device.node_id)
         if now is not None and now.incarnation == record.incarnation:
-            barred = {s: record.wrong.get(s, _WAITS) for s in self._networks_of(now) if s not in record.right}
+            unproven = (s for s in self._networks_of(now) if s in record.wrong or s in now.barred.keys() - record.right)
+            barred = {s: record.wrong.get(s, _WAITS) for s in unproven}
             if barred != now.barred:
                 self._handle(events.Barred(device.node_id, device.incarnation, barred))
 

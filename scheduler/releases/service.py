@@ -323,7 +323,7 @@ class Releases:
                 continue
             try:
                 answers = await known_answers(release.manifest, self.files)
-                self.prober.learn(release.manifest, answers)
+                self.prober.learn(release.manifest, answers, in_use=True)
                 if answers:
                     await self._store.save_probes(release.number, answers)
             except (InvalidInput, NotFound, Unavailable) as exc:

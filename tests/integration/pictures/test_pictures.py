@@ -54,10 +54,17 @@ async def fleet_of(
     )
     async with launch(plan, folder) as fleet, AsyncClient(fleet.scheduler_url) as client:
 
-        async def all_alive() -> bool:
-            return [device.health for device in await client.devices()] == [Health.ALIVE] * (ends + 2)
+        async def all_ready() -> bool:
+            """Alive, and their networks have answered the probe pictures: before, a node gets no work."""
+            devices = await client.devices()
+            release = (await client.releases()).releases[0]
+            return (
+                [device.health for device in devices] == [Health.ALIVE] * (ends + 2)
+                and release.probes == len(release.networks)
+                and not any("gets no work" in device.reason for device in devices)
+            )
 
-        await wait_for(all_alive, what="the nodes")
+        await wait_for(all_ready, what="the nodes")
         yield fleet, client
 
 
@@ -96,7 +103,7 @@ async def test_each_tier_sees_the_middle_in_its_own_size(client: AsyncClient, sc
         sent = job.sent["pixels"].upload_bytes
         # The files travel, not their pixels.
         size = sum(map(len, files))
-        assert size <= sent <= size + 60 * 4 + 9 * 400, (job.sent, [each.fallback for each in results])
+        assert size <= sent <= size + 60 * 4 + 9 * 400, (job.sent, {each.fallback for each in results}, job)
 
 
 def cut_short(data: bytes) -> bytes:
@@ -225,7 +232,7 @@ async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_p
     files = [cut_short(good[number % 3]) if number % 20 == 7 else good[number % 3] for number in range(200)]
     damaged = list(range(7, 200, 20))
     # A node that stands still is not given up before it has got work.
-    patient = {"suspect_s": 60.0, "lease_s": 90.0}
+    patient = {"heartbeat_s": 10.0, "suspect_s": 60.0, "lease_s": 90.0}
     async with fleet_of(pictures_set, tmp_path, ends=2, n_map=1, **patient) as (fleet, client):
         for stopped in (["end-2"], ["edge-1", "cloud-1"]):
             for name in stopped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,17 +129,40 @@ async def test_a_node_that_answers_otherwise_gets_no_work_until_it_answers_right
 
 async def test_a_node_gets_no_work_before_it_has_answered_unless_it_cannot_be_asked(kit, settings, models) -> None:
     silent, old = ClaimingNode(models, status=503), ClaimingNode(models, status=404)
-    async with (
-        kit.scheduler(settings.model_copy(update={"models": models})) as running,
-        claiming(running, "end-1", silent),
-        claiming(running, "end-2", old),
-    ):
+    async with kit.scheduler(settings.model_copy(update={"models": models})) as running, AsyncExitStack() as stack:
+
+        async def known() -> bool:
+            (release,) = (await running.http.get("/v1/releases")).json()["releases"]
+            return bool(release["probes"] == 1)
+
+        await wait_for(known, what="the right answers")
+        await stack.enter_async_context(claiming(running, "end-1", silent))
+        await stack.enter_async_context(claiming(running, "end-2", old))
         await wait_for(lambda: silent.asked > 0 and old.asked > 0, what="the questions")
         await running.submit(np.zeros((8, 32, 32, 3), np.uint8), batch_size=1, scheme="end")
         await wait_for(lambda: len(old.tasks) >= 4, what="tasks")
         assert not silent.tasks
         silent.status = 200
         await wait_for(lambda: bool(silent.tasks), what="work for it")
+
+
+async def test_nodes_keep_their_work_while_the_right_answers_become_known(kit, settings, models, monkeypatch) -> None:
+    """Were all of them to wait for the probe at once, tasks would lose their finer answers."""
+    node, computed = ClaimingNode(models, status=503), asyncio.Event()
+
+    async def later(manifest, files):
+        await computed.wait()
+        return await known_answers(manifest, files)
+
+    monkeypatch.setattr("scheduler.releases.service.known_answers", later)
+    async with (
+        kit.scheduler(settings.model_copy(update={"models": models})) as running,
+        claiming(running, "end-1", node),
+    ):
+        computed.set()
+        await wait_for(lambda: node.asked > 0, what="the question")
+        await running.submit(np.zeros((8, 32, 32, 3), np.uint8), batch_size=1, scheme="end")
+        await wait_for(lambda: bool(node.tasks), what="work for it")
 
 
 async def test_the_answers_that_ship_are_those_of_the_bundled_networks(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def test_a_fast_server_with_wrong_answers_is_not_measured(run: Run) -> Non
 async def test_a_node_with_each_engine_is_measured_and_one_that_cannot_start_is_told_of(run: Run) -> None:
     onnx, in_front, *_ = CHOICES
     refused = dataclasses.replace(onnx, title="refused", flags=("--no-such-flag", "1"))
-    plan = LoadPlan(window_s=0.3, warmup_s=0.1, timeout_s=20.0)
+    plan = LoadPlan(window_s=1.5, warmup_s=0.1, timeout_s=20.0)
     await compare_engines(run, [onnx, in_front, refused], network(), plan, 1, cores(), {TERRACE.name: HERE})
     rows = {row["engine"]: row for row in ENGINES.rows(recorded(run))}
     for choice in (onnx, in_front):
