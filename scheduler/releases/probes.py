@@ -123,8 +123,8 @@ class Prober:
         """Take the known answers of a release's networks.
 
         Args:
-            in_use: nodes work with these networks already. They keep their work until an answer is wrong: if all of them waited
-                for the probe at once, tasks would lose their finer answers.
+            in_use: nodes work with these networks already. They keep their work until an answer is wrong. If all of
+                them waited for the probe at once, tasks would lose their finer answers.
         """
         for entry in manifest.models:
             if entry.sha256 in answers and entry.sha256 not in self._known:
