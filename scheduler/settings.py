@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -84,6 +84,11 @@ class SchedulerSettings(ServiceSettings):
     window: Annotated[int, Field(ge=1, le=64)] = 3
     """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`
     those count whose coarse answer it owes; how many wait for upstream nodes follows from the estimates."""
+
+    order: Literal["free", "sequential"] = "free"
+    """Order in which end devices get tasks. In both it is the turn of one after the other; free passes over a device
+    whose window is full, and sequential waits for it, as the paper does. Sequential gives the cloud its share by Eq. 5,
+    and all devices the pace of the slowest."""
 
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""

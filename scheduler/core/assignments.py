@@ -65,6 +65,7 @@ class Assignments:
         """By node: the end device, and the upstream nodes that are asked first."""
         self._listed: dict[str, Device] = {}
         """End devices that may receive tasks."""
+        self._all: dict[str | None, RoundRobin] = {None: RoundRobin()}
         self._free: dict[str | None, RoundRobin] = {None: RoundRobin()}
         self._open: dict[str | None, RoundRobin] = {None: RoundRobin()}
         """By site, and of all."""
@@ -99,9 +100,10 @@ class Assignments:
         """An end device may receive tasks now, or may not."""
         if member:
             self._listed[device.node_id] = device
+            _enter(self._all, device, member=True)
             self._touched.add(device.node_id)
         elif self._listed.pop(device.node_id, None) is not None:
-            for rings in (self._free, self._open):
+            for rings in (self._all, self._free, self._open):
                 _enter(rings, device, member=False)
 
     def at(self, node_id: str) -> Iterable[Attempt]:
@@ -123,6 +125,10 @@ class Assignments:
         return max(held, self.owed(node_id))
 
     # --- an index: nothing in `step` depends on it --------------------------------------------------------------------
+
+    def in_turn(self, site: str | None = None) -> RoundRobin:
+        """End devices that may receive tasks, in a site or anywhere, with room in their window or without."""
+        return self._all.get(site, _NOBODY)
 
     def with_room(self, site: str | None = None) -> RoundRobin:
         """End devices that may receive tasks and have room in their window, in a site or anywhere."""

@@ -2,8 +2,9 @@
 
 Jobs share the fleet by start-time fair queueing (Goyal, Vin and Cheng, 1996), see `tags`; interactive requests go
 first. In the schemes of the paper tasks go over the end devices in sequential order; a device whose window is full is
-passed over. For the scheme `adaptive` the planner is asked about the next few devices that have room: of a few the best
-is nearly as good as the best of all (Mitzenmacher: The power of two choices in randomized load balancing, 2001).
+passed over, or waited for with the setting `order = sequential`. For the scheme `adaptive` the planner is asked about
+the next few devices that have room: of a few the best is nearly as good as the best of all (Mitzenmacher: The power of
+two choices in randomized load balancing, 2001).
 
 A task that has failed somewhere waits for another device, full windows or not, while one is alive: a device that fails
 at once is always free, and would get all attempts of one task after the other. See `grade`.
@@ -116,10 +117,13 @@ class Chooser:
         ledger: the nodes, and the attempts under way.
         placement: routes over it.
         pilot: of the scheme `adaptive`.
+        sequential: in the schemes of the paper, wait for the next device in order instead of passing over it when its
+            window is full.
     """
 
-    def __init__(self, *, ledger: Ledger, placement: Placement, pilot: Pilot) -> None:
+    def __init__(self, *, ledger: Ledger, placement: Placement, pilot: Pilot, sequential: bool = False) -> None:
         self._ledger = ledger
+        self._sequential = sequential
         self._placement = placement
         self._pilot = pilot
         self.look_at = math.inf
@@ -246,11 +250,16 @@ class Chooser:
         several = site is None and len(self._ledger.sites) > 1 and scheme is not Scheme.END
         choosy = several and self._placement.has_upstream(scheme, now, job.facts.rules)
         fits = self._fits(job, task, pool, now, choosy=choosy)
-        last = self._last.get(site)
-        found = self._ledger.assigned.with_room(site).after(last, 1, fits) if alive else []
+        last, assigned = self._last.get(site), self._ledger.assigned
+        if self._sequential and alive:
+            found = assigned.in_turn(site).after(last, 1, fits)
+            if not found or assigned.load(found[0]) >= assigned.window + job.facts.interactive:
+                return None
+            return Choice(job=job, task=task, device=self._ledger.get(found[0]), reason="next in order")
+        found = assigned.with_room(site).after(last, 1, fits) if alive else []
         if not found and (job.facts.interactive or not alive):
-            limit = self._ledger.assigned.window + job.facts.interactive
-            free = RoundRobin(device for device in pool if self._ledger.assigned.load(device.node_id) < limit)
+            limit = assigned.window + job.facts.interactive
+            free = RoundRobin(device for device in pool if assigned.load(device.node_id) < limit)
             found = free.after(last, 1, fits)
         if not found:
             return None

@@ -109,7 +109,8 @@ class Dispatcher:
         self._congested = congested
         self._clock = clock
         self._chance = chance or random.Random()
-        self._choice = Chooser(ledger=ledger, placement=placement, pilot=pilot)
+        sequential = settings.order == "sequential"
+        self._choice = Chooser(ledger=ledger, placement=placement, pilot=pilot, sequential=sequential)
         self._active: dict[str, ActiveJob] = {}
         self._ids = itertools.count(1)
         self._io: dict[int, asyncio.Task[None]] = {}

@@ -23,9 +23,9 @@ DRAINED = Intent(drained=True)
 class Fleet:
     """End devices that are alive, with the tasks that they hold, and the choice among them."""
 
-    def __init__(self, *names: str, window: int = 1) -> None:
+    def __init__(self, *names: str, window: int = 1, sequential: bool = False) -> None:
         self.devices = Ledger(TIMES, window=window)
-        self.chooser = Chooser(ledger=self.devices, placement=None, pilot=None)  # type: ignore[arg-type]
+        self.chooser = Chooser(ledger=self.devices, placement=None, pilot=None, sequential=sequential)  # type: ignore[arg-type]
         for name in names:
             self.devices.register(registration(name), 0.0)
 
@@ -79,6 +79,24 @@ def test_a_full_device_is_passed_over_and_the_order_goes_on_after_the_last_one()
     fleet = Fleet("a", "b", "c", window=2)
     fleet.give("a", 2)
     assert [fleet.choose(job()) for _ in range(5)] == ["b", "c", "b", "c", None]
+
+
+def test_in_sequential_order_a_full_device_is_waited_for():
+    fleet = Fleet("a", "b", "c", window=2, sequential=True)
+    fleet.give("b", 2)
+    assert [fleet.choose(job()) for _ in range(3)] == ["a", None, None]
+    # One that gets no tasks is no longer in the order.
+    fleet.devices.intend("b", DRAINED, 0.0)
+    assert [fleet.choose(job()) for _ in range(4)] == ["c", "a", "c", None]
+    # A request may use one place more, like in the other order.
+    assert fleet.choose(job(interactive=True)) == "a"
+
+
+def test_in_sequential_order_a_task_waits_for_a_device_that_has_not_failed_it():
+    fleet = Fleet("a", "b", sequential=True)
+    fleet.give("b")
+    assert fleet.choice(with_tried("a")) is None
+    assert Fleet("a", "b", sequential=True).choose(with_tried("a")) == "b"
 
 
 def test_only_alive_devices_receive_tasks():
