@@ -24,7 +24,7 @@ from models.manifest import load_manifest, weights_folder
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pinning is Linux's")
 
 LOADS = ((5, 2), (1, 1))
-TIMING = Timing(rounds=2, window_s=0.3, warmup_s=0.1, bare_s=0.1)
+TIMING = Timing(rounds=2, window_s=0.8, warmup_s=0.1, bare_s=0.1)
 HERE = Installed(Path(sys.executable), "1.0")
 # FastAPI and ONNX Runtime are in the environment of the tests as well.
 FASTAPI = dataclasses.replace(choose(["fastapi"])[0], requirements=())
@@ -78,7 +78,7 @@ async def test_a_server_that_dies_is_told_of_with_its_last_words_and_not_started
 async def test_a_duel_measures_both_servers_in_turn(run: Run) -> None:
     run.config |= {"peer": "fastapi", "title": "naive FastAPI"}
     pair = {"terrace": HERE, "fastapi": HERE}
-    await duel(run, network(), pair, LOADS, 2, cores(), LoadPlan(window_s=0.1, warmup_s=0.1, timeout_s=20.0))
+    await duel(run, network(), pair, LOADS, 2, cores(), LoadPlan(window_s=1.0, warmup_s=0.1, timeout_s=20.0))
     assert [point["server"] for point in run.points[:4]] == ["terrace", "fastapi", "fastapi", "terrace"]
     assert all(point["images_per_s"] > 0 and point["cpu_us_per_image"] > 0 for point in run.points)
     rows = DUEL.rows(recorded(run))
