@@ -72,14 +72,15 @@ class SchedulerSettings(ServiceSettings):
     n_map: PositiveInt | None = None
     """End devices per edge node in the scheme `mapping`. Default: the paper's Eq. 4 over the nodes' measured speeds."""
 
-    end_link_s: NonNegativeFloat = 0.0
-    """Seconds to bring a task to an end device and its answer back (t^c_end), for Eq. 1 to 6."""
+    end_link_s: NonNegativeFloat | None = None
+    """Seconds to bring a task to an end device and its answer back (t^c_end), for Eq. 1 to 6. Default: as measured."""
 
-    edge_link_s: NonNegativeFloat = 0.0
-    """Seconds between an end device and an edge node, there and back (t^c_edge), for Eq. 3 to 6."""
+    edge_link_s: NonNegativeFloat | None = None
+    """Seconds between an end device and an edge node, there and back (t^c_edge), for Eq. 3 to 6. Default: as
+    measured."""
 
-    cloud_link_s: NonNegativeFloat = 0.0
-    """Seconds between an end device and the cloud, there and back (t^c_cloud), for Eq. 2 to 6."""
+    cloud_link_s: NonNegativeFloat | None = None
+    """Seconds between an end device and the cloud, there and back (t^c_cloud), for Eq. 2 to 6. Default: as measured."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 3
     """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`

@@ -16,8 +16,9 @@ from scheduler.api.routing import (
     Service,
     SmallBody,
 )
-from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SiteMapping
+from scheduler.api.schemas import AdaptiveReport, LinkReport, MappingReport, Pair, SiteMapping
 from scheduler.core.site import NO_SITE
+from scheduler.jobs.service import Scheduler
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
@@ -76,22 +77,34 @@ async def get_mapping(
         if seen.only or not any(wanted)
         else f"each site has its own; no site: {n_map.reason}",
         theta_cloud=placement.theta_cloud(now, site),
+        cloud_share=_actual_share(scheduler, site, now),
         pairs=pairs,
         formulas=_formulas(placement, shown, site, tasks=tasks, now=now),
-        sites=[_of_site(placement, each, now) for each in wanted if each],
+        links={
+            tier: LinkReport(set_s=link.set_s, measured_s=link.measured_s, used_s=link.used_s)
+            for tier, link in placement.links().items()
+        },
+        sites=[_of_site(scheduler, each, now) for each in wanted if each],
         adaptive=adaptive,
     )
 
 
-def _of_site(placement: Placement, site: str, now: float) -> SiteMapping:
+def _of_site(scheduler: Scheduler, site: str, now: float) -> SiteMapping:
+    placement = scheduler.placement
     n_map = placement.n_map(now, site)
     return SiteMapping(
         site=site,
         n_map=n_map.value,
         n_map_reason=n_map.reason,
         theta_cloud=placement.theta_cloud(now, site),
+        cloud_share=_actual_share(scheduler, site, now),
         cloud_nodes=round(placement.cloud_nodes(site, now), 6),
     )
+
+
+def _actual_share(scheduler: Scheduler, site: str, now: float) -> float | None:
+    share = scheduler.dispatcher.cloud_shares.of(site, scheduler.placement.theta_cloud(now, site))
+    return None if share is None or share.actual is None else round(share.actual, 6)
 
 
 def _planned(placement: Placement, pilot: Pilot, site: str, now: float) -> list[Pair]:

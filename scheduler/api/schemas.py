@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from encryption.audit.kept import KeptAudit
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
-from tierkit.types import Scheme
+from tierkit.types import Scheme, Tier
 
 __all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "SiteMapping", "WhoAmI"]
 
@@ -47,6 +47,14 @@ class AdaptiveReport(BaseModel):
     links: list[LinkEstimate]
 
 
+class LinkReport(BaseModel):
+    """The seconds to a tier and back, t^c of the formulas."""
+
+    set_s: float | None = Field(description="By the operator (`end_link_s`, `edge_link_s`, `cloud_link_s`).")
+    measured_s: float | None = Field(description="From answers; null before the first.")
+    used_s: float
+
+
 class SiteMapping(BaseModel):
     """The figures of a site in the mapping."""
 
@@ -54,6 +62,7 @@ class SiteMapping(BaseModel):
     n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
     n_map_reason: str
     theta_cloud: float | None
+    cloud_share: float | None = Field(description="The cloud's actual share, as in the mapping of the fleet.")
     cloud_nodes: float = Field(
         description="Its share of the cloud nodes that belong to no site, in proportion to the end devices for which "
         "the edge nodes of each site have no place."
@@ -68,9 +77,14 @@ class MappingReport(BaseModel):
     site: str | None = Field(description="What the figures are about: a site, or the nodes of no site.")
     n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
     n_map_reason: str
-    theta_cloud: float | None
+    theta_cloud: float | None = Field(description="The cloud's planned share of the tasks, Eq. 5.")
+    cloud_share: float | None = Field(
+        description="The cloud's actual share of the images that upstream nodes answered in the scheme `mapping` since "
+        "the planned share last changed; null before the first."
+    )
     pairs: list[Pair] = Field(description="Of the site, or of all end devices.")
     formulas: dict[str, dict[str, Any]] = Field(description="Of the site, or of the nodes of no site.")
+    links: dict[Tier, LinkReport] = Field(description="From the scheduler to an end device, and from there upwards.")
     sites: list[SiteMapping] = Field(description="Each site of the fleet, if it has any.")
     adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
 

@@ -28,6 +28,7 @@ from scheduler.core.hedging import hedge_at
 from scheduler.core.job import FAILED_OUTCOMES, AttemptReport
 from scheduler.core.limits import attempt_deadline
 from scheduler.core.policy import JobPolicy, JobRules
+from scheduler.core.site import NO_SITE
 from scheduler.core.step import State, may_move, step
 from scheduler.core.work import Attempt, AttemptFacts, JobFacts, OpenJob, OpenTask
 from scheduler.dispatch.active_job import ActiveJob
@@ -38,6 +39,7 @@ from scheduler.metrics import ATTEMPTS, OUTSTANDING, SITES, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
 from scheduler.placement.routes import Placement, in_words
+from scheduler.placement.shares import CloudShares
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import (
     DeadlineExceeded,
@@ -62,6 +64,7 @@ _MOVE_S = 0.25
 _MOVE_TASKS = 200
 """With more tasks under way than this, the checks are proportionally rarer."""
 _TELL_AGAIN_S = 0.2
+_LINKS_S = 1.0
 _IDLE_S = 1.0
 """The loop looks at all jobs at least this often, in case it missed a change."""
 _TICK_S = 0.005
@@ -111,6 +114,10 @@ class Dispatcher:
         self._chance = chance or random.Random()
         sequential = settings.order == "sequential"
         self._choice = Chooser(ledger=ledger, placement=placement, pilot=pilot, sequential=sequential)
+        self._links_at: dict[Tier, float] = {}
+        """When the placement is told the measured link times again, after an answer of a tier."""
+        self.cloud_shares = CloudShares()
+        """Images that the cloud answered in the scheme `mapping`, and all."""
         self._active: dict[str, ActiveJob] = {}
         self._ids = itertools.count(1)
         self._io: dict[int, asyncio.Task[None]] = {}
@@ -648,6 +655,7 @@ class Dispatcher:
             case FineEvent():
                 self.record.passed(facts.node_id, event.node_id, facts.images)
                 self._learn_upstream(facts, event, most_s, now)
+                self._count_share(facts, event, now)
             case RoutedEvent():
                 active = self._active.get(facts.job_id)
                 if event.answers and active is not None and not active.facts.interactive:
@@ -657,10 +665,21 @@ class Dispatcher:
                 for answer in event.answers[:1]:
                     self._learn_upstream(facts, answer, most_s, now)
 
+    def _count_share(self, facts: AttemptFacts, answer: FineEvent, now: float) -> None:
+        active = self._active.get(facts.job_id)
+        if active is None or active.facts.policy.scheme is not Scheme.MAPPING:
+            return
+        site = self._ledger.site_of(facts.node_id) or NO_SITE
+        if (planned := self._placement.theta_cloud(now, site)) is not None:
+            self.cloud_shares.add(site, planned, answer.tier, facts.images)
+
     def _learn_upstream(self, facts: AttemptFacts, answer: UpstreamAnswer, most_s: float, now: float) -> None:
         round_trip_s, said = min(answer.round_trip_ms / 1000, most_s), answer.timing
         timing = None if said is None else _timing(said.queue_ms, said.compute_ms, said.batch_images, round_trip_s)
         self.pilot.fine(facts, answer.node_id, timing, round_trip_s, now)
+        if now >= self._links_at.get(answer.tier, now):
+            self._links_at[answer.tier] = now + _LINKS_S
+            self._placement.measured(self.pilot.links(now))
 
     # --- endings --------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from tierkit.inference.upstreams import is_allowed
 from tierkit.types import EncoderKind, Privacy, Scheme, Share, Tier
 from tierkit.wire.messages import Encoding, ModelOffer, Registration, Relay, Upstream
 
-__all__ = ["IN_FORCE", "PAPER_BATCH", "MapCount", "Placement", "in_words"]
+__all__ = ["IN_FORCE", "PAPER_BATCH", "LinkTime", "MapCount", "Placement", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -47,6 +47,10 @@ _MOST_FOREIGN = 4
 _MOST_SITES = 100_000
 """Sites of which results are kept."""
 
+_LINK_CHANGE, _LINK_CHANGE_S = 1.2, 0.001
+"""A measured link time replaces the one in use if it is this many times as long or as short, and differs by so many
+seconds: otherwise N_map would change to and fro."""
+
 Known = TypeVar("Known")
 
 
@@ -62,6 +66,20 @@ class MapCount:
     def used(self) -> int:
         """For formulas and routes, which hardly depend on it then."""
         return 1 if self.value is None else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTime:
+    """Seconds to a tier and back, t^c of the formulas."""
+
+    set_s: float | None
+    """By the operator."""
+    measured_s: float | None
+    """None before the first answer."""
+
+    @property
+    def used_s(self) -> float:
+        return self.measured_s or 0.0 if self.set_s is None else self.set_s
 
 
 class Placement:
@@ -84,6 +102,8 @@ class Placement:
         self._known: dict[Hashable, Any] = {}
         """Results since the device list last changed."""
         self._known_at = -1
+        self._measured: dict[Tier, float] = {}
+        """Seconds to a tier and back."""
         self._of_sites: dict[str, tuple[tuple[int, int], dict[Hashable, Any]]] = {}
         """Results of each site since it, or the nodes of no site, last changed."""
 
@@ -93,6 +113,24 @@ class Placement:
         self._known.clear()
         self._of_sites.clear()
         self._devices.networks_changed()
+
+    def measured(self, links: Mapping[Tier, float]) -> None:
+        """Take the measured seconds to tiers and back."""
+        changed = {tier: seconds for tier, seconds in links.items() if _differs(self._measured.get(tier), seconds)}
+        if changed:
+            self._measured |= changed
+            self._known.clear()
+            self._of_sites.clear()
+            self._devices.networks_changed()
+
+    def links(self) -> dict[Tier, LinkTime]:
+        """Seconds to each tier and back: from the scheduler to an end device, and from there to the upper tiers."""
+        of = {
+            Tier.END: self._settings.end_link_s,
+            Tier.EDGE: self._settings.edge_link_s,
+            Tier.CLOUD: self._settings.cloud_link_s,
+        }
+        return {tier: LinkTime(seconds, self._measured.get(tier)) for tier, seconds in of.items()}
 
     def check_networks(self, registration: Registration) -> None:
         """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases may
@@ -505,20 +543,16 @@ class Placement:
         return share_to_cloud(ends, len(self.upper(Tier.EDGE, now, site=site)), self.n_map(now, site).used)
 
     def times(self, now: float, site: str = NO_SITE) -> FleetTimes | None:
-        """Seconds per task of 50 images in a site: each tier's median measured speed, so that a node that was disturbed
-        when it measured does not count, and the link times of the settings."""
-        links = {
-            Tier.END: self._settings.end_link_s,
-            Tier.EDGE: self._settings.edge_link_s,
-            Tier.CLOUD: self._settings.cloud_link_s,
-        }
+        """Seconds per task of 50 images in a site. A tier has the median of its nodes' measured speeds, so a node that
+        was disturbed when it measured does not count."""
+        links = self.links()
 
         def of(tier: Tier) -> TaskTimes | None:
             alive = self._candidates(self._devices.alive, tier, site, now)
             speeds = [self.node(device).ms_per_image for device in alive]
             if not speeds:
                 return None
-            return TaskTimes(communication_s=links[tier], processing_s=median(speeds) / 1000 * PAPER_BATCH)
+            return TaskTimes(communication_s=links[tier].used_s, processing_s=median(speeds) / 1000 * PAPER_BATCH)
 
         end = of(Tier.END)
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
@@ -678,6 +712,13 @@ class Placement:
         return all(tier in self._settings.trusted for tier in wanted) and all(
             self.trusts(device) for device in known if device.tier in wanted
         )
+
+
+def _differs(used: float | None, measured: float) -> bool:
+    if used is None:
+        return True
+    low, high = sorted((used, measured))
+    return high > _LINK_CHANGE * low and high - low > _LINK_CHANGE_S
 
 
 def _is_twice(offer: ModelOffer, registration: Registration) -> bool:

@@ -140,8 +140,8 @@ async def open_scheduler(
         hierarchy = releases.current.manifest.hierarchy
         pilot = Pilot(
             devices,
-            link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
-            hop_s=settings.end_link_s,
+            link_s={Tier.EDGE: settings.edge_link_s or 0.0, Tier.CLOUD: settings.cloud_link_s or 0.0},
+            hop_s=settings.end_link_s or 0.0,
             accuracy=releases.accuracies,
         )
         begun, begun_at = time.monotonic(), time.time()

@@ -9,6 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from statistics import median
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -44,7 +46,7 @@ _WORTH_S, _WORTH = 0.3, 0.3
 """A task is taken away from its upstream node when it gains at least this many seconds, and this fraction of the time
 that it still has to wait: estimates err, and what the node has done of it is lost."""
 
-_MOST_LINKS = 65_536
+_MOST_LINKS, _SOME_LINKS = 65_536, 1_000
 """Number of links that are remembered; beyond it, the oldest is forgotten."""
 
 
@@ -314,6 +316,17 @@ class Pilot:
             if (estimate := self._links.get((end.node_id, upper.node_id))) is not None
         ]
         return nodes, links
+
+    def links(self, now: float) -> dict[Tier, float]:
+        """Seconds to each tier and back, as far as answers have told: a median, so that one device that lies or has a
+        slow link does not decide."""
+        found: dict[Tier, list[float]] = {}
+        for (_, upper), link in islice(reversed(self._links.items()), _SOME_LINKS):
+            if (known := self._nodes.get(upper)) is not None:
+                found.setdefault(known.tier, []).append(link.value(now))
+        hops = (each.way for each in self._nodes.values() if each.tier is Tier.END and each.way is not None)
+        found[Tier.END] = [way.value(now) for way in islice(hops, _SOME_LINKS)]
+        return {tier: median(seconds) for tier, seconds in found.items() if seconds}
 
     def speed_of(self, node_id: str, now: float) -> float | None:
         """Seconds per image of a node, as its answers tell; None before the first."""

@@ -437,6 +437,34 @@ async def test_the_mapping_shows_pairs_reasons_and_the_formulas_with_their_figur
     assert edge["pairs"][0]["upstream"] == ["edge-0"]
 
 
+async def with_times(end, task_id, upstreams, lines):
+    """Answers as real nodes give them: with the time that the upstream node took."""
+    timing = {"queue_ms": 0.0, "compute_ms": 1.0, "batch_images": 1}
+    return [lines[0], *({**line, "round_trip_ms": 5.0, "timing": timing} for line in lines[1:])]
+
+
+async def test_the_mapping_shows_the_cloud_s_planned_and_actual_share_and_the_measured_links(kit, settings):
+    settings = settings.model_copy(update={"n_map": 1, "window": 1, "order": "sequential", "edge_link_s": 0.25})
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=with_times),
+        kit.end(scheduler, "end-1", script=with_times),
+        kit.end(scheduler, "end-2", script=with_times),
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        before = (await scheduler.http.get("/v1/mapping")).json()
+        job = await scheduler.submit(np.zeros((30, 32, 32, 3), np.uint8), batch_size=1, scheme="mapping")
+        assert (await scheduler.finished(job["id"]))["fallback"] == 0
+        after = (await scheduler.http.get("/v1/mapping")).json()
+    assert (before["theta_cloud"], before["cloud_share"]) == (pytest.approx(2 / 3, abs=1e-6), None)
+    assert (after["theta_cloud"], after["cloud_share"]) == (pytest.approx(2 / 3, abs=1e-6),) * 2
+    edge, cloud = after["links"]["edge"], after["links"]["cloud"]
+    assert (edge["set_s"], edge["used_s"]) == (0.25, 0.25)
+    assert edge["measured_s"] > 0
+    assert (cloud["set_s"], cloud["used_s"]) == (None, cloud["measured_s"])
+    assert before["links"]["cloud"] == {"set_s": None, "measured_s": None, "used_s": 0.0}
+
+
 async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tmp_path, caplog):
     folder = shutil.copytree(weights, tmp_path / "weights")
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -32,7 +32,7 @@ def the_clouds_encoder() -> tuple[EncoderOffer, ModelOffer]:
 class World:
     """A device list, and the fleet of it."""
 
-    def __init__(self, *, trusted: tuple[str, ...] = ("end", "edge", "cloud"), edge_link_s: float = 0.5) -> None:
+    def __init__(self, *, trusted: tuple[str, ...] = ("end", "edge", "cloud"), edge_link_s: float | None = 0.5) -> None:
         settings = SchedulerSettings(trusted=trusted, edge_link_s=edge_link_s)
         self.devices = Ledger(settings.detector_times)
         self.fleet = Placement(self.devices, settings, manifest(), b"")
@@ -95,6 +95,27 @@ def test_one_node_that_measured_its_speed_wrongly_does_not_decide_n_map():
     # With the mean, end devices would seem to take 0.89 s for a task, and N_map would be 1.
     assert world.fleet.n_map(0.0).value == 3
     assert [route.upstreams[0].tier for route in world.fleet.routes(Scheme.MAPPING, 0.0).values()] == [Tier.EDGE] * 8
+
+
+def test_n_map_follows_the_measured_links_unless_they_are_set():
+    world = World(edge_link_s=None)
+    world.add("end-1", 10.0)
+    world.add("edge-1", 10.0)
+    assert world.fleet.n_map(0.0).value == 1
+    world.fleet.measured({Tier.EDGE: 0.9})
+    assert world.fleet.n_map(0.0).value == 3, "ceil((0.9 + 0.5) / 0.5)"
+    # A little less is nothing new, and what takes part of a millisecond does not matter.
+    world.fleet.measured({Tier.EDGE: 0.8, Tier.END: 0.0002})
+    assert world.fleet.n_map(0.0).value == 3
+    assert world.fleet.links()[Tier.EDGE].used_s == 0.9
+    world.fleet.measured({Tier.EDGE: 0.4})
+    assert world.fleet.n_map(0.0).value == 2
+    told = World(edge_link_s=0.0)
+    told.add("end-1", 10.0)
+    told.add("edge-1", 10.0)
+    told.fleet.measured({Tier.EDGE: 0.9})
+    assert told.fleet.n_map(0.0).value == 1
+    assert (told.fleet.links()[Tier.EDGE].measured_s, told.fleet.links()[Tier.EDGE].used_s) == (0.9, 0.0)
 
 
 def test_n_map_follows_the_fleet():
