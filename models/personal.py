@@ -45,9 +45,7 @@ class PersonalRecord(Frozen):
     temperature: Annotated[float, Field(gt=0, le=1000)]
     """`softmax(logits / temperature)` is calibrated, or less sure than that."""
     pictures: Annotated[int, Field(ge=0)]
-    """Kept pictures that the head was trained on."""
-    held_out: Annotated[int, Field(ge=0)]
-    """Kept pictures that it was judged on."""
+    """Kept pictures that the head was trained on, and that have judged it."""
     figures: Annotated[dict[str, float], Field(max_length=64)]
     """Results of the comparison with the release's network."""
     made_at: datetime

@@ -19,7 +19,7 @@ from training.cheating import Cheat
 from training.improve.base import written
 from training.improve.blend import SHARES, best, worth
 from training.improve.gate import FEWEST, Comparison, GateVerdict, compared, contradiction, judge
-from training.improve.personal import HELD_OUT, LAYERS, head_config, trained_head
+from training.improve.personal import FOLDS, LAYERS, HeadPictures, head_config, judged_head, trained_head
 from training.improve.plan import IMPROVE, training_of
 from training.units import Flat
 
@@ -230,8 +230,8 @@ def _confused(answers: AnsweredPictures, wrong: int, other: int) -> AnsweredPict
 
 
 def personal_line(world: LearningWorld, keeping: DeviceGroup, seed: int) -> dict[str, Any]:
-    """Each device trains its own last layer on four fifths of its kept pictures, and uses it if it is better on the
-    rest. Own data are new pictures of the classes that the device sees; general data are all new pictures."""
+    """Each device trains its own last layer on its kept pictures, and uses it if cross-validation finds it better. Own
+    data are new pictures of the classes that the device sees; general data are all new pictures."""
     kept = device_pictures(world, keeping, seed)
     everything = world.own
     shares = _class_shares(world, keeping, seed)
@@ -267,15 +267,16 @@ def _class_shares(world: LearningWorld, keeping: DeviceGroup, seed: int) -> Arra
 
 
 def _with_own_head(world: LearningWorld, images: ImageSet, seed: int) -> bytes | None:
-    """The network with a head of these pictures; None if it is not better on those that are held out."""
-    own = base_of(world.entry, world.content, world.hierarchy, LAYERS)
-    draw = np.random.default_rng(seed + 4)
-    judged = draw.random(len(images)) < HELD_OUT
-    train, rest = images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))
-    if len(rest) < FEWEST:
+    """The network with a head of these pictures; None if cross-validation does not find it better."""
+    if len(images) < FEWEST:
         return None
-    content = trained_head(world.content, own, head_config(world.entry, seed=seed), train)
-    labels = rest.fine if world.entry.target == "fine" else rest.coarse
+    own = base_of(world.entry, world.content, world.hierarchy, LAYERS)
+    folds = np.random.default_rng(seed + 4).permutation(len(images)) % FOLDS
+    labels = images.fine if world.entry.target == "fine" else images.coarse
     assert labels is not None
-    old, new = (_logits(each, rest.images) for each in (world.content, content))
-    return content if judge(None, compared(old, new, labels)).passes else None
+
+    def train(some: ImageSet) -> bytes:
+        return trained_head(world.content, own, head_config(world.entry, seed=seed), some)
+
+    head = judged_head(world.content, HeadPictures(images, labels, folds), train, _logits)
+    return head.content if judge(None, head.found).passes else None

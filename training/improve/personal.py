@@ -1,6 +1,7 @@
 """Personal heads: a device trains the last layer of its release's network on its own kept pictures.
 
-The head is used only if it is better on kept pictures that it was not trained on. Nothing leaves the device.
+Cross-validation decides if the head is used: each kept picture is answered by a head that was trained without it.
+Nothing leaves the device.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from models.manifest import Manifest, ModelEntry
 from models.personal import PersonalRecord, write_head
 from models.training.config import TrainConfig
 from tierkit.errors import DataError, InvalidInput, WeightsError
+from tierkit.tensors import Array
 from training.improve.base import own_learner, own_training_data, read_base, written
-from training.improve.gate import FEWEST, compared, judge
+from training.improve.gate import FEWEST, Comparison, compared, judge
 from training.improve.kept import images_of, label_of, read_kept
 from training.improve.plan import training_of
 from training.improve.successor import answers_of_file
@@ -31,15 +33,18 @@ from training.own_data import MOST_BASE_BYTES, OwnData
 
 __all__ = [
     "BATCH",
-    "HELD_OUT",
+    "FOLDS",
     "LAYERS",
     "MOST_PICTURES",
     "RATE",
     "STEPS",
     "HeadOutcome",
+    "HeadPictures",
+    "JudgedHead",
     "ServedNetwork",
+    "fold_of",
     "head_config",
-    "is_held_out",
+    "judged_head",
     "make_head",
     "trained_head",
 ]
@@ -48,13 +53,13 @@ log = logging.getLogger(__name__)
 
 STEPS, BATCH, RATE = 60, 32, 0.01
 """Steps of plain SGD, pictures of a step, and learning rate."""
-MOST_PICTURES = STEPS * BATCH * 5 // 4
-"""The newest kept pictures count: the steps see as many, and the others are held out."""
+MOST_PICTURES = STEPS * BATCH
+"""The newest kept pictures count: the steps see as many."""
 LAYERS = 1
 """The last layers with weights, which are trained."""
-HELD_OUT = 0.2
-"""Share of the pictures that judge the head."""
-_NAMED = "held-out kept pictures"
+FOLDS = 5
+"""Parts of the pictures. For each, a head is trained on the other parts and judged on this one."""
+_NAMED = "kept pictures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +117,54 @@ def trained_head(
     return written(content, own.layers, learner.weights())
 
 
-def is_held_out(sha256: str) -> bool:
-    """True if a head is judged on the picture of this digest, and not trained on it: for a fifth of the pictures."""
-    return int(sha256[:8], 16) < HELD_OUT * 2**32
+def fold_of(sha256: str) -> int:
+    """The part to which the picture of this digest belongs."""
+    return int(sha256[:8], 16) % FOLDS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPictures:
+    """The pictures of a head."""
+
+    images: ImageSet
+    labels: Array
+    """The right answers, int64 `[n]`."""
+    folds: Array
+    """The part to which each picture belongs, int `[n]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedHead:
+    """A head that was trained on all pictures, and what heads that were trained without a picture make of it."""
+
+    content: bytes
+    """File of the network with the head."""
+    logits: Array
+    """Answers to each picture by the head that was trained without its part, `[n, classes]`."""
+    found: Comparison
+    """The served network against these answers."""
+
+
+def judged_head(
+    content: bytes,
+    pictures: HeadPictures,
+    train: Callable[[ImageSet], bytes],
+    answers: Callable[[bytes, Array], Array],
+) -> JudgedHead:
+    """Train a head on all pictures, and judge it by cross-validation (Stone 1974).
+
+    Args:
+        content: file of the served network.
+        train: makes a head of pictures, see `trained_head`; its errors are passed on.
+        answers: the logits `[n, classes]` of the network in a file for UINT8 pictures.
+    """
+    images, folds = pictures.images, pictures.folds
+    old = answers(content, images.images)
+    new = np.empty_like(old)
+    for fold in np.unique(folds):
+        rest, part = (np.flatnonzero(chosen) for chosen in (folds != fold, folds == fold))
+        new[part] = answers(train(images.take(rest)), images.images[part])
+    return JudgedHead(content=train(images), logits=new, found=compared(old, new, pictures.labels))
 
 
 def make_head(served: ServedNetwork, kept: Path, stand_back: Callable[[], None] = lambda: None) -> HeadOutcome:
@@ -131,30 +181,34 @@ def make_head(served: ServedNetwork, kept: Path, stand_back: Callable[[], None] 
         SetupError: there is no kept sample, or the head cannot be written.
     """
     entry, own = served.entry, _own_data(served)
-    train, judged = _divided(kept, own, entry.target)
-    content = trained_head(served.content, own, head_config(entry), train, stand_back)
-    sha256 = hashlib.sha256(content).hexdigest()
+    pictures = _pictures(kept, own, entry.target)
+
+    def train(images: ImageSet) -> bytes:
+        return trained_head(served.content, own, head_config(entry), images, stand_back)
+
+    def answers(content: bytes, images: Array) -> Array:
+        return answers_of_file(served.manifest, entry, content, images)[0]
+
+    head = judged_head(served.content, pictures, train, answers)
+    sha256 = hashlib.sha256(head.content).hexdigest()
     if sha256 == own.sha256:
         raise WeightsError("the training has changed no weight, so there is no head to use")
-    labels = judged.fine if entry.target == "fine" else judged.coarse
-    assert labels is not None
-    old, new = (answers_of_file(served.manifest, entry, each, judged.images)[0] for each in (served.content, content))
-    found = compared(old, new, labels)
-    verdict = judge(None, found, named=_NAMED)
+    verdict = judge(None, head.found, named=_NAMED)
     record = PersonalRecord(
         base=own.sha256,
         sha256=sha256,
-        size_bytes=len(content),
+        size_bytes=len(head.content),
         release=served.release,
         # Few pictures without an error would make the head too sure, and its unsure pictures would not go up.
-        temperature=max(entry.temperature, fit_temperature(new, labels)) if found.finite else entry.temperature,
-        pictures=len(train),
-        held_out=len(judged),
-        figures=found.figures("held_out"),
+        temperature=max(entry.temperature, fit_temperature(head.logits, pictures.labels))
+        if head.found.finite
+        else entry.temperature,
+        pictures=len(pictures.labels),
+        figures=head.found.figures("held_out"),
         made_at=datetime.now(UTC),
     )
     if verdict.passes:
-        write_head(kept, record, content)
+        write_head(kept, record, head.content)
     return HeadOutcome(record=record, passes=verdict.passes, reason=verdict.reason)
 
 
@@ -169,9 +223,9 @@ def _own_data(served: ServedNetwork) -> OwnData:
     return OwnData.of(entry, served.content, served.manifest.hierarchy, release=release, layers=LAYERS)
 
 
-def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]:
-    """Pictures to train on, and pictures to judge by: the newest."""
-    held_out: set[int] = set()
+def _pictures(kept: Path, own: OwnData, target: str) -> HeadPictures:
+    """The newest pictures."""
+    parts: dict[int, int] = {}
     hierarchy = own.classes
     usable = (
         key
@@ -182,19 +236,17 @@ def _divided(kept: Path, own: OwnData, target: str) -> tuple[ImageSet, ImageSet]
 
     def newest() -> Iterator[tuple[int, KeptPicture, bytes]]:
         for key, picture, content in read_kept(kept):
-            if key < first:
-                continue
-            if is_held_out(picture.sha256):
-                held_out.add(key)
-            yield key, picture, content
+            if key >= first:
+                parts[key] = fold_of(picture.sha256)
+                yield key, picture, content
 
     found = images_of(newest(), own, target)
     left_out = "".join(f"; left out: {count} ({reason})" for reason, count in found.left_out.items())
     log.info("%d kept pictures, %d of them labelled by people%s", len(found.images), found.by_people, left_out)
-    judged = np.array([key in held_out for key in found.keys])
-    if (count := int(judged.sum())) < FEWEST:
+    if (count := len(found.images)) < FEWEST:
         raise DataError(
-            f"{count:,} of {len(judged):,} kept pictures are held out to judge the head, and {FEWEST} are needed: a "
-            f"device needs about {FEWEST / HELD_OUT:.0f} kept pictures with sure answers or labels"
+            f"{count:,} kept pictures have sure answers or labels, and a head needs {FEWEST}: let the device keep more"
         )
-    return found.images.take(np.flatnonzero(~judged)), found.images.take(np.flatnonzero(judged))
+    labels = found.images.fine if target == "fine" else found.images.coarse
+    assert labels is not None
+    return HeadPictures(found.images, labels, np.array([parts[key] for key in found.keys]))

@@ -63,7 +63,6 @@ def record(content: bytes, base: bytes = BASE) -> PersonalRecord:
         release=1,
         temperature=1.0,
         pictures=200,
-        held_out=50,
         figures={},
         made_at=datetime.now(UTC),
     )

@@ -126,6 +126,7 @@ def test_labelled_pictures_stop_a_teacher_that_is_wrong_for_a_class(world: Learn
 
 def test_an_own_head_fits_the_own_classes(world: LearningWorld, monkeypatch: pytest.MonkeyPatch):
     group = DeviceGroup(devices=4, skew=0.3, audit_share=0.5)
+    monkeypatch.setattr("experiments.improve.tables.FEWEST", 1_000)
     unused = personal_line(world, group, 0)
     assert (unused["devices"], unused["used"]) == (4, 0)  # too few pictures to judge by
     assert unused["new_own"] == unused["old_own"]

@@ -24,7 +24,6 @@ def record(base: str = BASE, **changes: Any) -> PersonalRecord:
         "release": 3,
         "temperature": 1.5,
         "pictures": 200,
-        "held_out": 60,
         "figures": {"held_out_new": 0.8},
         "made_at": datetime.now(UTC),
     }

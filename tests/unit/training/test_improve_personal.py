@@ -26,7 +26,8 @@ from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, SetupError, WeightsError
 from tierkit.tensors import Array
 from training.improve import personal
-from training.improve.personal import ServedNetwork, head_config, is_held_out, make_head
+from training.improve.personal import FOLDS, ServedNetwork, fold_of, head_config, make_head
+from training.improve.successor import answers_of_file
 
 pytestmark = pytest.mark.train
 
@@ -73,8 +74,7 @@ def test_a_better_head_is_written_with_its_record(tmp_path: Path) -> None:
     assert mark_of(tmp_path, record.base) is not None
     new = (tmp_path / "personal" / f"{record.base}.onnx").read_bytes()
     assert (record.base, record.sha256) == tuple(hashlib.sha256(each).hexdigest() for each in (content, new))
-    assert record.pictures + record.held_out == 9 * 36
-    assert record.held_out == record.figures["held_out_pictures"] >= 50
+    assert record.pictures == record.figures["held_out_pictures"] == 9 * 36
     assert record.release == 7
     assert record.temperature >= 1.0
     assert json.loads((tmp_path / "personal" / f"{record.base}.json").read_bytes())["sha256"] == record.sha256
@@ -95,19 +95,34 @@ def test_no_head_is_written_if_it_is_not_better(tmp_path: Path) -> None:
     assert not (tmp_path / "second" / "personal").exists()
 
 
-def test_the_pictures_that_judge_a_head_do_not_train_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[np.ndarray] = []
-    real = personal.trained_head
+def test_a_picture_is_judged_by_a_head_that_was_trained_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[bytes, set[str]] = {}
+    judged: list[tuple[set[str], set[str]]] = []
+    train, answer = personal.trained_head, answers_of_file
+
+    def digests(pictures: Array) -> set[str]:
+        return {hashlib.sha256(png(pixels)).hexdigest() for pixels in pictures}
 
     def noted(content: bytes, own: Any, config: Any, images: Any, stand_back: Any) -> bytes:
-        trained.append(images.images)
-        return real(content, own, config, images, stand_back)
+        made = train(content, own, config, images, stand_back)
+        trained[made] = digests(images.images)
+        return made
+
+    def answered(manifest: Any, entry: Any, content: bytes, pictures: Array) -> Any:
+        if content in trained:
+            judged.append((trained[content], digests(pictures)))
+        return answer(manifest, entry, content, pictures)
 
     monkeypatch.setattr(personal, "trained_head", noted)
+    monkeypatch.setattr(personal, "answers_of_file", answered)
     outcome = make_head(served(network()), keep(tmp_path))
-    digests = [hashlib.sha256(png(pixels)).hexdigest() for pixels in trained[0]]
-    assert len(digests) == outcome.record.pictures
-    assert not any(map(is_held_out, digests))
+    assert len(judged) == FOLDS
+    assert not any(seen & asked for seen, asked in judged)
+    assert set().union(*(asked for _, asked in judged)) == max(trained.values(), key=len)
+    assert sum(len(asked) for _, asked in judged) <= outcome.record.pictures
+    assert all(len({fold_of(each) for each in asked}) == 1 for _, asked in judged)
 
 
 def test_the_newest_pictures_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +130,10 @@ def test_the_newest_pictures_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(personal, "MOST_PICTURES", 300)
     outcome = make_head(served(network()), tmp_path)
     assert outcome.passes
-    assert outcome.record.pictures + outcome.record.held_out == 300
+    assert outcome.record.pictures == 300
 
 
-@pytest.mark.parametrize("sheets", [0, 1, 5])
+@pytest.mark.parametrize("sheets", [0, 1])
 def test_too_few_pictures_are_counted(sheets: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\d+ (of|kept)"):
         make_head(served(network()), keep(tmp_path, sheets=sheets))
@@ -140,7 +155,7 @@ def test_a_training_that_diverges_writes_nothing(tmp_path: Path) -> None:
 def test_a_training_stands_back_between_steps(tmp_path: Path) -> None:
     asked: list[bool] = []
     assert make_head(served(network()), keep(tmp_path), lambda: asked.append(True)).passes
-    assert len(asked) > personal.STEPS
+    assert len(asked) > (personal.FOLDS + 1) * personal.STEPS
 
 
 def test_the_recipe_is_bounded() -> None:
