@@ -141,6 +141,11 @@ class _KeptPictures:
         tiers = () if learn is None else learn.pictures_to
         if not tiers:
             raise Forbidden("this device gives no kept pictures away: set pictures_to in its table [learn] to allow it")
+        route = self._node.uplink.route
+        if route is not None and not route.learn:
+            raise Forbidden(
+                "this fleet does not learn, so no kept picture leaves the device: start its scheduler with --learn"
+            )
         caller: Caller | None = request.scope.get(CALLER)
         if caller is None:
             raise Forbidden("kept pictures go only to a node with a token: start this device with --tokens")

@@ -119,6 +119,15 @@ async def test_a_node_that_gets_features_by_now_gets_no_pictures(tmp_path: Path)
     assert (pictures, end.withheld) == ([], 2)
 
 
+async def test_no_picture_leaves_a_device_whose_fleet_learns_no_more(tmp_path: Path) -> None:
+    async with world(tmp_path) as (node, scheduler, http):
+        await keep(node, scheduler, 1)
+        scheduler.route = scheduler.route.model_copy(update={"version": f"{2:016x}", "learn": False})
+        await wait_for(lambda: node.node.uplink.route is not None and not node.node.uplink.route.learn)
+        answer = await http.get(f"{node.url}/v1/kept/pictures", headers=bearer(EDGE))
+    assert (answer.status_code, "--learn" in answer.text) == (403, True)
+
+
 async def test_who_may_ask(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, scheduler, http):
         await keep(node, scheduler, 1)
