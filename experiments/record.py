@@ -241,13 +241,14 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _without_places(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command without where its output and its tools are, which decides about no figure, and without
-    the passwords of URLs."""
+    """Arguments of a command without where its output, its tools and the data sets are, which decides about no figure,
+    and without the passwords of URLs."""
+    places = "--out", "--venvs", "--data"
     given, kept = iter(arguments), []
     for argument in given:
-        if argument in ("--out", "--venvs"):
+        if argument in places:
             next(given, None)
-        elif argument != "--json" and not argument.startswith(("--out=", "--venvs=")):
+        elif argument != "--json" and not argument.startswith(tuple(f"{place}=" for place in places)):
             kept.append(without_passwords(argument))
     return kept
 

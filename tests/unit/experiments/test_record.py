@@ -59,7 +59,7 @@ def test_a_record_holds_no_password(user: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_record_does_not_say_where_its_output_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["table5", "--out", "somewhere", "--venvs=there", "--json", "--seed", "3"]
+    words = ["table5", "--out", "somewhere", "--venvs=there", "--data", "my/data", "--json", "--seed", "3"]
     monkeypatch.setattr("sys.argv", ["/bin/terrace", "experiment", *words])
     assert json.loads(_record().write(tmp_path).read_text())["command"] == [
         *("terrace", "experiment", "table5"),
