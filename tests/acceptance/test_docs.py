@@ -166,7 +166,7 @@ def test_the_camera_works_as_written(tmp_path: Path) -> None:
         for line in lines:
             words = line.split()
             if words[0] == "pip":
-                assert re.search(r"terrace-inference\[cpu,video\]", line)
+                assert re.search(r"\.\[cpu,video\]", line)
             elif words[1] in listening:
                 own = ["--port", str(listening[words[1]])] if words[1] != "end" else []
                 services.append(subprocess.Popen([*words, *own], env=environment, cwd=tmp_path))

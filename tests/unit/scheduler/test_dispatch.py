@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from scheduler.core.assignments import RoundRobin
 from scheduler.core.device import Device, Intent, natural_order
@@ -13,6 +14,7 @@ from scheduler.core.fleet import Ledger
 from scheduler.core.policy import JobPolicy
 from scheduler.core.work import Coarse, JobFacts, OpenJob, Phase, TaskFacts
 from scheduler.dispatch.choice import Choice, Chooser, grade, tags, turn
+from scheduler.placement.mapping import share_to_cloud
 from tests.unit.scheduler.test_devices import TIMES, attempt_on, begun, registration
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme
@@ -90,6 +92,26 @@ def test_in_sequential_order_a_full_device_is_waited_for():
     assert [fleet.choose(job()) for _ in range(4)] == ["c", "a", "c", None]
     # A request may use one place more, like in the other order.
     assert fleet.choose(job(interactive=True)) == "a"
+
+
+@given(st.integers(4, 12), st.integers(1, 6), st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_in_sequential_order_the_cloud_gets_its_share_by_eq_5(ends: int, window: int, seed: int):
+    """However fast each device is. All but the first four go to the cloud, as with four edge nodes and N_map 1 (the
+    paper's evaluation)."""
+    draw = Random(seed)
+    names = [f"end-{number}" for number in range(1, ends + 1)]
+    fleet, batch = Fleet(*names, window=window, sequential=True), job(200)
+    assigned, of_cloud = fleet.devices.assigned, 0
+    speeds = [draw.random() for _ in names]
+    for _ in range(200):
+        while (name := fleet.choose(batch)) is None:
+            (at,) = draw.choices(range(ends), speeds)
+            for attempt in list(assigned.at(names[at]))[:1]:
+                fleet.devices.release(attempt, 0.0, answered=True)
+                assigned.remove(attempt)
+        of_cloud += names.index(name) >= 4
+    assert of_cloud / 200 == pytest.approx(share_to_cloud(ends, 4, 1), abs=0.02)
 
 
 def test_in_sequential_order_a_task_waits_for_a_device_that_has_not_failed_it():
