@@ -60,7 +60,7 @@ def learning_plan(folder: Path) -> tuple[Path, Path]:
     plan = folder / "plan"
     plan.mkdir()
     write_plan(
-        plan, Plan(own=own, network=training_of(entry, steps=10_000_000), strategy=OuterConfig(period=8)), content
+        plan, Plan(own=own, network=training_of(entry, steps=1_000_000), strategy=OuterConfig(period=8)), content
     )
     sample = read_sample()
     assert sample.fine is not None
@@ -98,8 +98,6 @@ async def test_a_worker_beside_a_node_costs_a_tenth_of_its_p99_at_most(
     else:
         host += ["--network=mnist-100", "--strategy=fedavg", "--workers=1", "--epochs=100000"]
     node = ["-m", "terrace", tier, "--port=0", "--log-level=warning"]
-    if learns:
-        node += [f"--spool-folder={tmp_path / 'spool'}"]
     model = load_manifest(weights_folder()).default_for(tier).name
     async with (
         service_process(node, ready_file=tmp_path / "node") as serving,
