@@ -88,7 +88,7 @@ class SchedulerSettings(ServiceSettings):
 
     order: Literal["free", "sequential"] = "free"
     """Order in which end devices get tasks, one after the other. free passes over a device whose window is full.
-    sequential waits for it, as the paper does: the cloud gets its share by Eq. 5, and the slowest device sets the
+    sequential waits for it, as the paper does. The cloud then gets its share by Eq. 5, and the slowest device sets the
     pace."""
 
     trusted: CommaSeparated = ("end", "edge")
