@@ -87,9 +87,9 @@ class SchedulerSettings(ServiceSettings):
     those count whose coarse answer it owes; how many wait for upstream nodes follows from the estimates."""
 
     order: Literal["free", "sequential"] = "free"
-    """Order in which end devices get tasks, one after the other. free passes over a device whose window is full.
-    sequential waits for it, as the paper does. The cloud then gets its share by Eq. 5, and the slowest device sets the
-    pace."""
+    """Order in which end devices get tasks, one after the other. If the next device has a full window, `free` takes the
+    one after it, and `sequential` waits for it as the paper does. The cloud then gets its share by Eq. 5, and the
+    slowest device sets the pace."""
 
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""

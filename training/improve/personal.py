@@ -247,6 +247,9 @@ def _pictures(kept: Path, own: OwnData, target: str) -> HeadPictures:
         raise DataError(
             f"{count:,} kept pictures have sure answers or labels, and a head needs {FEWEST}: let the device keep more"
         )
+    folds = np.array([parts[key] for key in found.keys])
+    if (folds == folds[0]).all():
+        raise DataError("the kept pictures are too much alike to train a head on some and judge it on others")
     labels = found.images.fine if target == "fine" else found.images.coarse
     assert labels is not None
-    return HeadPictures(found.images, labels, np.array([parts[key] for key in found.keys]))
+    return HeadPictures(found.images, labels, folds)

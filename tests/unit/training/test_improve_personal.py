@@ -140,6 +140,14 @@ def test_too_few_pictures_are_counted(sheets: int, tmp_path: Path) -> None:
     assert not (tmp_path / "personal").exists()
 
 
+def test_pictures_of_one_part_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture would be left to train on."""
+    monkeypatch.setattr(personal, "FOLDS", 1)
+    with pytest.raises(DataError, match="alike"):
+        make_head(served(network()), keep(tmp_path))
+    assert not (tmp_path / "personal").exists()
+
+
 def test_a_folder_without_kept_pictures_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=tmp_path.name):
         make_head(served(network()), tmp_path)
