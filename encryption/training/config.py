@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 class BodyConfig(Frozen):
-    """A network whose first layers the encoder begins with, in place of the upper network's."""
+    """A network whose first layers the encoder begins with."""
 
     run: str
     """The training run whose averaged weights they start with."""

@@ -58,7 +58,7 @@ class Mlp(nn.Module):
         activation: "tanh" or "relu", after each hidden layer.
         dropout: share of the hidden units that a training step leaves out.
         predicted: share of the first layer's weights that is learned, while the others are predicted; see
-            `PredictedLinear`. All are learned unless given.
+            `PredictedLinear`. None: all are learned.
     """
 
     def __init__(

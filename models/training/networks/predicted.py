@@ -19,7 +19,7 @@ _SEED = 0
 
 
 class PredictedLinear(nn.Module):
-    """Values `[n, inputs]` of square grey images to `[n, outputs]`, as `nn.Linear` does.
+    """Dense layer from values `[n, inputs]` of square grey images to `[n, outputs]`.
 
     It learns the weights of some pixels, the same ones for each output. Those of the other pixels follow by kernel
     ridge regression with a squared exponential kernel over the distance in the image.
@@ -60,3 +60,12 @@ class PredictedLinear(nn.Module):
         assert isinstance(self.spread, Tensor)
         # Few products: the images are spread first, and then meet the learned weights only.
         return F.linear(F.linear(values, self.spread), self.weight, self.bias)
+
+    def as_linear(self) -> nn.Linear:
+        """The same layer with all its weights."""
+        assert isinstance(self.spread, Tensor)
+        whole = nn.Linear(self.spread.shape[1], len(self.bias))
+        with torch.no_grad():
+            whole.weight.copy_(self.weight @ self.spread)
+            whole.bias.copy_(self.bias)
+        return whole
