@@ -38,10 +38,10 @@ def cost_of_1000(served: ServedImages, prices: Mapping[Tier, float]) -> float:
 
 
 def parse_prices(texts: Sequence[str]) -> dict[Tier, float]:
-    """Prices of a machine an hour, such as `cloud=0.525`.
+    """Prices of a machine an hour, from texts like `cloud=0.525`.
 
     Raises:
-        InvalidInput: a text is no price of a tier, or a tier has two.
+        InvalidInput: a text has another form, or a tier has two prices.
     """
     found: dict[Tier, float] = {}
     for text in texts:

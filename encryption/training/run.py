@@ -45,7 +45,7 @@ def train_encoder(
 
     Args:
         runs: folder of all runs of encoders; a teacher's answers are kept here too.
-        upper_runs: folder of the runs of `terrace models train`, for `start = "run"` and `encoder.body`.
+        upper_runs: folder of the runs of `terrace models train` that `start = "run"` and `encoder.body` read.
         weights: folder of the shipped networks; the bundled one unless given.
 
     Raises:

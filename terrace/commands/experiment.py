@@ -138,7 +138,8 @@ def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typ
         price: Annotated[
             list[str] | None,
             typer.Option(
-                metavar="TIER=PRICE", help="Price of a machine an hour, for the cost of 1,000 images; may be repeated."
+                metavar="TIER=PRICE",
+                help="Price of a machine an hour; may be repeated. The page then shows the cost of 1,000 images.",
             ),
         ] = None,
     ) -> None:
