@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.cost import ServedImages
 from experiments.harness import MOST_RUNS, Experiment, Options, Point, Record, Run, Table, cell, grouped, option
 from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
@@ -385,6 +386,25 @@ class Figure3(Experiment):
                 for row in self.rows(record)
             ],
         )
+
+    def served(self, record: Record) -> list[ServedImages]:
+        nodes = recorded_profile(record["config"]["profile"]).nodes
+        uppers: dict[str, tuple[Tier, ...]] = {
+            Scheme.END: (),
+            Scheme.END_CLOUD: (Tier.CLOUD,),
+            Scheme.END_EDGE: (Tier.EDGE,),
+        }
+        return [
+            ServedImages(
+                words=f"{row['series']}, window {row['window']}, {row['ends']} end devices",
+                nodes={Tier.END: row["ends"]}
+                | {tier: getattr(nodes, tier) for tier in uppers.get(row["scheme"], (Tier.EDGE, Tier.CLOUD))},
+                images=BATCH * record["config"]["tasks"],
+                seconds=row["seconds"],
+            )
+            for row in self.rows(record)
+            if row["seconds"] is not None
+        ]
 
     def draw(self, record: Record, figures: Figures) -> None:
         rows = self.rows(record)

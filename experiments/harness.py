@@ -28,6 +28,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.cost import ServedImages
 from experiments.emulation import EMULATED
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
@@ -216,6 +217,10 @@ class Experiment(ABC):
     @abstractmethod
     def table(self, record: Record) -> Table:
         """The rows in words."""
+
+    def served(self, record: Record) -> list[ServedImages]:
+        """What the fleets of a record answered, where their cost can be told."""
+        return []
 
     def draw(self, record: Record, figures: Figures) -> None:  # noqa: B027 - most experiments have plots, some none
         """The plots, if there are any."""

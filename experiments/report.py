@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.harness import RECORD, Experiment, Outcome, present, publish
+from experiments.cost import ServedImages, cost_of_1000
+from experiments.harness import RECORD, Experiment, Outcome, Table, present, publish
 from experiments.record import read_record
 from tierkit.atomic import write_atomically
 from tierkit.commandline import NO_ROOM
 from tierkit.errors import InvalidInput, SetupError
+from tierkit.types import Tier
 
 __all__ = ["REPORT", "write_report"]
 
@@ -60,11 +62,17 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CODE = re.compile(r"`([^`]+)`")
 
 
-def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[Path, list[str]]:
+def write_report(
+    folder: Path, experiments: Mapping[str, Experiment], prices: Mapping[Tier, float] | None = None
+) -> tuple[Path, list[str]]:
     """Write `report.html` into `folder`, from the records in it and below it: those of runs, called `record.json`,
     whose tables and plots are made again, and those that were kept under experiment and time.
 
     The page names what it left out.
+
+    Args:
+        prices: of a machine of a tier an hour. With them, the page has the cost of 1,000 images of each record that
+            tells how long a fleet took; see `Experiment.served`.
 
     Returns:
         The page, and what a person should know: records that could not be used, plots that could not be drawn.
@@ -99,7 +107,8 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
             continue
         warnings += outcome.warnings
         title = f"{name}: {experiments[name].summary} ({_name(path, folder)})"
-        sections.append((title, _section(outcome)))
+        cost = "" if prices is None else _costs(experiments[name].served(outcome.record), prices)
+        sections.append((title, _section(outcome, cost)))
     if not sections and not others:
         raise SetupError(f"none of the {len(paths)} records in {folder} can be used; of the first one: {damaged[0]}")
     left_out = damaged + [f"left out: {', '.join(names)}: {why}" for why, names in others.items()]
@@ -154,20 +163,39 @@ def _page(sections: Sequence[tuple[str, str]], left_out: Sequence[str]) -> str:
     )
 
 
-def _section(outcome: Outcome) -> str:
-    table, record = outcome.table, outcome.record
+def _html_of(table: Table) -> str:
     heading = "".join(f'<th scope="col">{_marked(text)}</th>' for text in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{_marked(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    return f'<div class="scroll"><table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n'
+
+
+def _costs(served: Sequence[ServedImages], prices: Mapping[Tier, float]) -> str:
+    """The table of costs; empty without a fleet."""
+    if not served:
+        return ""
+    rows = [
+        [
+            each.words,
+            ", ".join(f"{count} {tier}" for tier, count in each.nodes.items()),
+            f"{each.images / each.seconds:,.0f}",
+            f"{cost_of_1000(each, prices):.4g}",
+        ]
+        for each in served
+    ]
+    said = ", ".join(f"{tier} {price:g}" for tier, price in prices.items())
+    words = f'<p class="facts">Prices of a machine an hour: {said}; others are free.</p>\n'
+    return _html_of(Table(headings="fleet | machines | images/s | cost of 1,000 images", rows=rows)) + words
+
+
+def _section(outcome: Outcome, cost: str) -> str:
+    record = outcome.record
     state = "" if record["state"] == "complete" else f'<p class="bad">This run is {html.escape(record["state"])}.</p>\n'
     notes = "".join(f"<li>{_marked(note)}</li>" for note in record["notes"])
     notes = f'<ul class="notes">{notes}</ul>\n' if notes else ""
     profile = record["config"].get("profile")
     whence = f" The profile's source: {profile['source']}" if isinstance(profile, dict) and "source" in profile else ""
     facts = f'<p class="facts">{_marked(outcome.source)} Seed {record["seed"]}.{_marked(whence)}</p>\n'
-    return (
-        f'{state}<div class="scroll"><table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{rows}</tbody>\n'
-        f"</table></div>\n{_plots(outcome)}\n{notes}{facts}"
-    )
+    return f"{state}{_html_of(outcome.table)}{cost}{_plots(outcome)}\n{notes}{facts}"
 
 
 def _plots(outcome: Outcome) -> str:

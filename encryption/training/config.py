@@ -14,20 +14,29 @@ from pydantic import (
     model_validator,
 )
 
-from models.training.config import TrainConfig, read_config
+from models.training.config import NetworkConfig, TrainConfig, read_config
 from tierkit.documents import Frozen
 
-__all__ = ["CONFIGS", "AdversaryConfig", "BottleneckConfig", "EncoderConfig", "find_encoder_config"]
+__all__ = ["CONFIGS", "AdversaryConfig", "BodyConfig", "BottleneckConfig", "EncoderConfig", "find_encoder_config"]
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 """Folder of the configurations that ship with Terrace."""
 
 
+class BodyConfig(Frozen):
+    """A network whose first layers the encoder begins with."""
+
+    run: str
+    """The training run whose averaged weights they start with."""
+    network: NetworkConfig
+
+
 class EncoderConfig(Frozen):
     """The part that runs on the device, and what it sends.
 
-    It consists either of convolutions of its own (`widths`, `strides`), or of the upper network's first convolution and
-    some of its blocks (`keep`), which start with that network's weights. A last convolution makes the features.
+    It consists either of convolutions of its own (`widths`, `strides`), or of the first convolution and some blocks
+    (`keep`) of the upper network or of `body`, which start with that network's weights. A last convolution makes the
+    features.
     """
 
     widths: tuple[PositiveInt, ...] = ()
@@ -35,7 +44,8 @@ class EncoderConfig(Frozen):
     strides: tuple[Literal[1, 2], ...] = ()
     """Their strides."""
     keep: tuple[NonNegativeInt, ...] = ()
-    """Which of the upper network's blocks it has."""
+    """Which of that network's blocks it has."""
+    body: BodyConfig | None = None
     inner: float = Field(1.0, ge=1, le=1, exclude=True)
     """Only in records of earlier versions."""
     channels: PositiveInt
@@ -53,7 +63,9 @@ class EncoderConfig(Frozen):
             raise ValueError("an encoder has either convolutions of its own (widths) or blocks of the network (keep)")
         if len(self.widths) != len(self.strides):
             raise ValueError(f"{len(self.widths)} widths need as many strides, not {len(self.strides)}")
-        if any(block >= self.cut for block in self.keep):
+        if self.body is not None and not self.keep:
+            raise ValueError("name the blocks (keep) that the encoder takes from the body")
+        if self.body is None and any(block >= self.cut for block in self.keep):
             raise ValueError(f"blocks from {self.cut} on belong to the tail, and cannot be kept below")
         return self
 

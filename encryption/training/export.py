@@ -88,8 +88,8 @@ def export_encoder(
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)
     levels = config.encoder.levels
-    quantiser = Quantiser(scale=1 / (levels - 1), zero_point=0, levels=levels)
-    entry = _draft(config, parts, network, quantiser, made[0].facts(made[1:]), dataset)
+    entry = _draft(config, parts, network, made[0].facts(made[1:]), dataset)
+    quantiser = Quantiser(scale=entry.scale, zero_point=entry.zero_point, levels=levels)
     if noise is not None:
         entry = entry.model_copy(update={"noise": noise})
     rng = np.random.default_rng(_NOISE_SEED)
@@ -157,7 +157,6 @@ def _draft(
     config: BottleneckConfig,
     parts: nn.ModuleDict,
     network: ModelEntry,
-    quantiser: Quantiser,
     training: TrainingFacts,
     dataset: Dataset,
 ) -> EncoderEntry:
@@ -171,9 +170,9 @@ def _draft(
         head=_part(f"{name}.head.int8.onnx", b"-"),
         tail=_part(f"{name}.tail.int8.onnx", b"-"),
         feature_shape=shape,
-        scale=quantiser.scale,
-        zero_point=quantiser.zero_point,
-        bits=(quantiser.levels - 1).bit_length(),
+        scale=1 / (config.encoder.levels - 1),
+        zero_point=0,
+        bits=(config.encoder.levels - 1).bit_length(),
         noise=config.encoder.noise,
         temperature=1.0,
         fine_accuracy=0.0,

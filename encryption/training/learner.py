@@ -21,15 +21,24 @@ from models.training.data import TrainingData
 from models.training.gemm_conv import use_matrix_products
 from models.training.learner import EVALUATION_BATCH, autocast, load_weights, make_optimizer, set_rate
 from models.training.loss import training_loss
+from models.training.networks import build_network
 from models.training.schedule import learning_rate
 from tierkit.tensors import Array
 
 __all__ = ["EncoderLearner", "answer", "build_parts"]
 
 
-def build_parts(config: BottleneckConfig, upper: nn.Module) -> nn.ModuleDict:
-    """Head and tail, freshly initialised but for what they take from the upper network."""
-    return nn.ModuleDict({"head": Head(upper, config.encoder), "tail": Tail(upper, config.encoder)})
+def build_parts(config: BottleneckConfig, upper: nn.Module, body: nn.Module | None = None) -> nn.ModuleDict:
+    """Head and tail, freshly initialised but for what they take from the upper network and from the body.
+
+    Args:
+        body: the network of `encoder.body` with its weights; without it, a new one.
+    """
+    if (named := config.encoder.body) is None:
+        source = upper
+    else:
+        source = build_network(named.network.kind, 1, named.network.options) if body is None else body
+    return nn.ModuleDict({"head": Head(source, config.encoder), "tail": Tail(upper, config.encoder)})
 
 
 class EncoderLearner:
@@ -39,9 +48,12 @@ class EncoderLearner:
 
     Args:
         upper: the upper network with its first weights; its last blocks become the tail.
+        body: see `build_parts`.
     """
 
-    def __init__(self, config: BottleneckConfig, data: TrainingData, upper: nn.Module) -> None:
+    def __init__(
+        self, config: BottleneckConfig, data: TrainingData, upper: nn.Module, body: nn.Module | None = None
+    ) -> None:
         self.config = config
         self.data = data
         self._hint_steps = config.hint_epochs * data.batches.steps_per_epoch
@@ -52,7 +64,7 @@ class EncoderLearner:
         if config.hint_epochs:
             # What the encoder takes the place of gives the hint.
             self._replaced = first_layers(upper, range(config.encoder.cut)).eval().requires_grad_(False).to(**place)
-        self._parts = self.network = build_parts(config, upper).to(**place)
+        self._parts = self.network = build_parts(config, upper, body).to(**place)
         with torch.no_grad():
             smaller = self._parts["head"].eval()(torch.zeros(1, 3, data.side, data.side, device=data.device)).shape[2]
         self._decoder = Decoder(config.encoder.channels, data.side // smaller, config.adversary.width).to(**place)

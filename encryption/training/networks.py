@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encryption.training.config import EncoderConfig
+from models.training.networks.mobilenet import MobileNetV1
 from models.training.networks.wideresnet import WideResNet
 from tierkit.errors import InvalidInput
 
@@ -29,12 +30,12 @@ class Head(nn.Module):
     """Float images `[n, 3, h, w]` to features in [0, 1], `[n, channels, H, W]`.
 
     Args:
-        upper: the upper network, copies of whose first layers it has if the configuration says so.
+        source: the network that the configuration takes its first layers from, if it keeps any.
     """
 
-    def __init__(self, upper: nn.Module, config: EncoderConfig) -> None:
+    def __init__(self, source: nn.Module, config: EncoderConfig) -> None:
         super().__init__()
-        self.body, width = _kept(upper, config) if config.keep else _own(config)
+        self.body, width = _kept(source, config) if config.keep else _own(config)
         self.features = nn.Sequential(
             nn.Conv2d(width, config.channels, 1, bias=False), nn.BatchNorm2d(config.channels), nn.Hardtanh(0.0, 1.0)
         )
@@ -53,15 +54,21 @@ def _own(config: EncoderConfig) -> tuple[nn.Sequential, int]:
     return nn.Sequential(*layers), ends[-1]
 
 
-def _kept(upper: nn.Module, config: EncoderConfig) -> tuple[nn.Sequential, int]:
-    body = first_layers(upper, config.keep)
+def _kept(source: nn.Module, config: EncoderConfig) -> tuple[nn.Sequential, int]:
+    body = first_layers(source, config.keep)
     return body, [module.out_channels for module in body.modules() if isinstance(module, nn.Conv2d)][-1]
 
 
-def first_layers(upper: nn.Module, blocks: Iterable[int]) -> nn.Sequential:
-    """A copy of the upper network's first layers: what comes before its blocks, and these blocks."""
-    parts: Any = upper
-    stem = [parts.encoder] if isinstance(upper, WideResNet) else [parts.encoder, parts.norm, parts.relu, parts.pool]
+def first_layers(network: nn.Module, blocks: Iterable[int]) -> nn.Sequential:
+    """A copy of a network's first layers: what comes before its blocks, and these blocks."""
+    parts: Any = network
+    match network:
+        case MobileNetV1():
+            stem = [parts.stem]
+        case WideResNet():
+            stem = [parts.encoder]
+        case _:
+            stem = [parts.encoder, parts.norm, parts.relu, parts.pool]
     return copy.deepcopy(nn.Sequential(*stem, *(parts.blocks[index] for index in blocks)))
 
 

@@ -16,6 +16,7 @@ from models.dataset import Dataset
 from models.held_out import hold_out
 from models.training.batches import statistics
 from models.training.checkpoint import load_checkpoint
+from models.training.config import NetworkConfig
 from models.training.data import TrainingData
 from models.training.learner import averaged_network, check_images
 from models.training.networks import build_network
@@ -44,7 +45,7 @@ def train_encoder(
 
     Args:
         runs: folder of all runs of encoders; a teacher's answers are kept here too.
-        upper_runs: folder of the runs of `terrace models train`, for `start = "run"`.
+        upper_runs: folder of the runs of `terrace models train` that `start = "run"` and `encoder.body` read.
         weights: folder of the shipped networks; the bundled one unless given.
 
     Raises:
@@ -58,23 +59,33 @@ def train_encoder(
     data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
     upper = _upper(config, data, dataset, upper_runs, weights)  # may be missing; a teacher's answers take minutes
     check_images(upper, data.images.shape[1:], config)
+    body = None
+    if (named := config.encoder.body) is not None:
+        body = _trained(upper_runs / named.run, named.network, config, dataset)
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
         teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.safetensors", weights)
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
-    return drive(EncoderLearner(config, images, upper), folder, options, dataset, EncoderRecord)
+    return drive(EncoderLearner(config, images, upper, body), folder, options, dataset, EncoderRecord)
+
+
+def _trained(folder: Path, described: NetworkConfig, config: BottleneckConfig, dataset: Dataset) -> nn.Module:
+    """The network of a training run.
+
+    Raises:
+        WeightsError: the run is missing, or trained another network than the configuration describes.
+    """
+    network, trained, _ = averaged_network(load_checkpoint(folder, dataset.hierarchy))
+    if trained.network != described:
+        raise WeightsError(f"{folder} holds another network than the configuration {config.name!r} describes")
+    return network
 
 
 def _upper(config: BottleneckConfig, data: ImageSet, dataset: Dataset, runs: Path, weights: Path | None) -> nn.Module:
     """The upper network with the weights that the configuration names."""
     if config.start == "run":
-        network, trained, _ = averaged_network(load_checkpoint(runs / config.upper, dataset.hierarchy))
-        if trained.network != config.network:
-            raise WeightsError(
-                f"{runs / config.upper} holds another network than the configuration {config.name!r} describes"
-            )
-        return network
+        return _trained(runs / config.upper, config.network, config, dataset)
     torch.manual_seed(config.seed)
     network = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
     if config.start == "shipped":

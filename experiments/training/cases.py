@@ -39,6 +39,7 @@ __all__ = [
     "key",
     "p_value",
     "round_s",
+    "source_s",
 ]
 
 Row = Mapping[str, Any]
@@ -53,6 +54,8 @@ TABLES = (
     "churn",
     "exchanges",
     "second-order",
+    "volunteers",
+    "predicted",
     "strategies",
 )
 
@@ -77,6 +80,16 @@ _SYNCHRONOUS = OuterConfig(period=1)
 theirs."""
 
 
+_WORKERS = (3, 7, 11)
+"""Numbers of workers. The host is one of the source's 4, 8 or 12 nodes."""
+_SOURCE_S = {
+    ("downpour", 4): 3.52,
+    ("downpour", 8): 3.53,
+    ("downpour", 12): 3.55,
+    ("dc-adaptive", 4): 3.59,
+    ("dc-adaptive", 8): 3.61,
+    ("dc-adaptive", 12): 3.64,
+}
 _SOURCE_EPOCHS = 20
 """Over which the source takes its mean."""
 
@@ -114,9 +127,15 @@ class Case:
     """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
     them. 0 for the run itself."""
     network: Mapping[str, Any] = field(default_factory=dict)
-    """Kind and options of a network in batches of 32, instead of the experiment's own. It trains on few images."""
+    """Kind and options of a network in batches of 32, instead of the experiment's own. It trains on few images. In
+    the table `predicted`, options of `mnist-100` only."""
     learns: bool = True
     """True if gradients are computed; else there is only the run without any."""
+    held: int = 0
+    """Neighbouring segments of the images that each worker draws from, one of them shared with the next worker if there
+    are two; 0 if all draw from all images."""
+    by_class: bool = False
+    """True if the segments are cut from images in the order of their classes."""
     once: bool = False
     """True if the line has only the first seed: chance does not matter for its target."""
 
@@ -255,6 +274,31 @@ _WIDE_COMPARED: tuple[tuple[str, StrategyConfig, int], ...] = (
 """With workers. These train `_WIDE_NETWORK`."""
 
 
+_VOLUNTEERS = HOSTED["crowdsourced"]
+_HELD: tuple[tuple[str, int, bool], ...] = (
+    ("all images", 0, False),
+    ("one segment each", 1, False),
+    ("two segments each", 2, False),
+    ("one segment each, by class", 1, True),
+    ("two segments each, by class", 2, True),
+)
+"""What each of four machines draws from: number of segments, and true if they are cut by class."""
+
+
+def _volunteers() -> list[Case]:
+    """Figure 18 of the source, where each machine goes through all images; then four machines that share one pass."""
+    common = Case(table="volunteers", name="figure 18", strategy=_VOLUNTEERS, workers=4, epochs=10)
+    found = [replace(common, workers=workers, scaling="weak") for workers in (1, 2, 3, 4)]
+    return found + [replace(common, name=name, held=held, by_class=by_class) for name, held, by_class in _HELD]
+
+
+def _predicted() -> list[Case]:
+    """A network that learns all weights of its first layer, and two that learn a share of them."""
+    common = Case(table="predicted", name="all weights", strategy=_ALLREDUCE, workers=1, epochs=20, ranks=True)
+    shares = (0.25, 0.1)
+    return [common, *(replace(common, name=f"{share:g} learned", network={"predicted": share}) for share in shares)]
+
+
 def _compared() -> list[Case]:
     """Each strategy as it is, with a worker that is lost, and with one that cheats."""
     found = []
@@ -290,7 +334,7 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
             epochs=epochs,
             timed_epochs=timed,
         )
-        for (scaling, steps, epochs, timed), (name, rule, rate), workers in product(_SCALINGS, rules, (4, 8, 12))
+        for (scaling, steps, epochs, timed), (name, rule, rate), workers in product(_SCALINGS, rules, _WORKERS)
     ]
     lines += [
         Case(
@@ -303,7 +347,8 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
             learns=False,
         )
         for (name, steps, epochs), workers in product(
-            (("downpour, every 20 steps", 20, _SOURCE_EPOCHS), ("downpour, every step", 1, 1)), (4, 12)
+            (("downpour, every 20 steps", 20, _SOURCE_EPOCHS), ("downpour, every step", 1, 1)),
+            (_WORKERS[0], _WORKERS[-1]),
         )
     ]
     lines += [
@@ -374,6 +419,7 @@ def cases(tables: Sequence[str] = TABLES) -> list[Case]:
         )
         for name, workers, slow in _SECOND_ORDER
     ]
+    lines += _volunteers() + _predicted()
     lines += _compared()
     return [line for line in lines if line.table in tables]
 
@@ -396,6 +442,14 @@ def p_value(differences: Sequence[float]) -> float:
     for difference in differences:
         sums = [each + sign * abs(difference) for each in sums for sign in (-1, 1)]
     return sum(each >= total - 1e-12 for each in sums) / len(sums)
+
+
+def source_s(row: Row) -> float | None:
+    """Seconds of an epoch in table 2 of the source (Mullapudi 2017, Distributed Deep Neural Networks); None if it has
+    no such rule or number of nodes."""
+    if row["table"] != "scaling" or row["scaling"] != "weak":
+        return None
+    return _SOURCE_S.get((row["strategy"], row["workers"] + 1))
 
 
 def round_s(*, workers: int, steps: int, step_s: float, serve_s: float, transfer_s: float, delay_s: float) -> float:
@@ -452,8 +506,11 @@ def _scaling(line: Line, lines: Lines) -> list[Judged | None]:
     if row["scaling"] != "weak":
         return []
     found = []
-    if row["workers"] == 12:
-        found.append(_ratio(line, _other(line, lines, workers=4), "4 workers", 1.014))
+    most, fewest = (
+        (11, 3) if row["workers"] in _WORKERS else (12, 4)
+    )  # records from before have no host among the nodes
+    if row["workers"] == most:
+        found.append(_ratio(line, _other(line, lines, workers=fewest), f"{fewest} workers", 1.014))
     if row["strategy"] == "dc-adaptive":
         found.append(_ratio(line, _other(line, lines, strategy="downpour"), "downpour", 1.03))
     return found
@@ -628,6 +685,10 @@ def _no_targets(line: Line, lines: Lines) -> list[Judged | None]:
     return []
 
 
+def _parameters(line: Line, lines: Lines) -> list[Judged | None]:
+    return [Judged(words=f"{line[0]['parameters']:,} parameters", reached=True)]
+
+
 _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "scaling": _scaling,
     "delay": _delay,
@@ -638,5 +699,7 @@ _JUDGES: Mapping[str, Callable[[Line, Lines], list[Judged | None]]] = {
     "churn": _churn,
     "exchanges": _exchanges,
     "second-order": _second_order,
+    "volunteers": _no_targets,
+    "predicted": _parameters,
     "strategies": _no_targets,
 }

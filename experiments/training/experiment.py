@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
-from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key
+from experiments.plots import Figures, measured, paper
+from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, TABLES, Case, cases, judge, key, source_s
 from experiments.training.compared import compared
 from experiments.training.shares import NETWORKS, SHARES, shares_table
 from experiments.training.teaching import LESSONS, STUDENT, TAUGHT, TEACHER, taught_table
@@ -24,7 +25,7 @@ from training.strategies.config import ServerConfig
 
 __all__ = ["TRAINING"]
 
-_MOST_SEEDS = 16
+_MOST_SEEDS = 20
 """The exact test looks at all signs of so many differences."""
 
 
@@ -172,10 +173,37 @@ class Training(Experiment):
         for row in self.rows(record):
             lines.setdefault(key({**row, "slow": tuple(row["slow"])}), []).append(row)
         return Table(
-            headings="table | strategy | workers | n | accuracy, % | virtual s an epoch | updates | MB sent | targets",
+            headings=(
+                "table | strategy | workers | n | accuracy, % | loss | virtual s an epoch | source, s | updates | "
+                "MB sent | targets"
+            ),
             rows=[_shown(line) for line in lines.values()],
             spare=("MB sent", "updates"),
         )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        """Figure 16 of the source, with its table 2: seconds of an epoch against the number of nodes."""
+        rows = [row for row in self.rows(record) if row["table"] == "scaling" and source_s(row) is not None]
+        if not rows:
+            return
+        (axes,) = figures.panels(
+            "training-scaling",
+            [f"each worker goes through all images; mean of {rows[0]['runs']}"],
+            xlabel="nodes, the host among them",
+            ylabel="time of an epoch (s)",
+        )
+        for number, name in enumerate(dict.fromkeys(row["strategy"] for row in rows)):
+            line = {row["workers"] + 1: row for row in rows if row["strategy"] == name}
+            mine = {
+                nodes: statistics.fmean(
+                    row["epoch_seconds"] for row in rows if (row["strategy"], row["workers"] + 1) == (name, nodes)
+                )
+                for nodes in line
+            }
+            axes.plot(list(mine), list(mine.values()), label=name, **measured(number))
+            axes.plot(list(line), [source_s(row) for row in line.values()], label=f"{name}, source", **paper(number))
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
 
 
 async def _measure_shares(run: Run, chosen: Chosen) -> None:
@@ -239,7 +267,9 @@ def _shown(line: list[dict[str, Any]]) -> list[str]:
         str(row["workers"]),
         str(len(line)),
         _mean(line, "accuracy", 100, ".2f"),
+        _mean(line, "test_loss", 1, ".3f"),
         _mean(line, "epoch_seconds", 1, ".3f"),
+        cell(source_s(row), ".2f"),
         f"{statistics.fmean(each['updates'] for each in line):,.0f}",
         f"{statistics.fmean(each['bytes_sent'] for each in line) / 1e6:,.1f}",
         "; ".join(f"missed: {each}" if each in missed else each for each in row["targets"]),
@@ -248,7 +278,7 @@ def _shown(line: list[dict[str, Any]]) -> list[str]:
 
 def _mean(line: list[dict[str, Any]], name: str, unit: float, form: str) -> str:
     """Mean and standard deviation."""
-    values = [unit * row[name] for row in line if row[name] is not None]
+    values = [unit * row[name] for row in line if row.get(name) is not None]
     if not values:
         return cell(None, form)
     spread = f" ± {format(statistics.stdev(values), form)}" if len(values) > 1 else ""

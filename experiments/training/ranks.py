@@ -106,6 +106,7 @@ def simulate_ranks(
         "seed": config.seed,
         "wire": "fp32",
         "accuracy": accuracy,
+        "test_loss": loss,
         "seconds": time.monotonic() - began,
         "epochs": config.all_epochs,
         "virtual_seconds": found.virtual_seconds,

@@ -17,9 +17,11 @@ import torch
 
 from experiments.processes import serving
 from experiments.training.cases import CHEATERS, LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from experiments.training.predicted import predicted
 from experiments.training.ranks import RankMachines, simulate_ranks
 from experiments.training.second_order import second_order
 from experiments.training.simulation import Machines, run_simulation
+from experiments.training.volunteers import volunteers
 from models.dataset import Dataset
 from models.training.config import CONFIGS, NetworkConfig, TrainConfig, find_config
 from models.training.data import TrainingData
@@ -92,8 +94,13 @@ class Bench:
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """One run of a line; what came of it."""
+        images = self._images, self._test, self._dataset.hierarchy
         if case.table == "second-order":
-            return second_order(case, (self._images, self._test, self._dataset.hierarchy), seed, watch)
+            return second_order(case, images, seed, watch)
+        if case.table == "volunteers":
+            return volunteers(case, images, seed, watch)
+        if case.table == "predicted":
+            return predicted(case, images, seed, watch)
         step_s = case.step_s or self.step_s[case.strategy.sends]
         if case.ranks:
             return self._run_ranks(case, seed, step_s, watch)

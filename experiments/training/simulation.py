@@ -60,6 +60,8 @@ class Machines:
     """What the last workers do that cheat."""
     cheaters: int = 0
     """How many these are."""
+    own: Sequence[TrainingData] = ()
+    """Images that the workers draw from, one for each; without them, all draw from the run's."""
     gradients: bool = True
     """True if they are computed. Without them the times are the same, and there is no accuracy."""
 
@@ -107,11 +109,12 @@ def run_simulation(
             leaves_after_s=leaving.get(number),
             cheat=machines.cheat if number >= machines.workers - machines.cheaters else None,
             stays_s=machines.stays_s,
+            data=machines.own[number] if machines.own else None,
         )
         for number in range(machines.workers)
     ]
     learner.load(weights, buffers)
-    began, accuracy = time.monotonic(), None
+    began, accuracy, loss = time.monotonic(), None, None
     found = simulate(
         strategy,
         learner if machines.gradients else _Still(weights, buffers),
@@ -146,6 +149,7 @@ def run_simulation(
         "seed": config.seed,
         "wire": wire,
         "accuracy": accuracy,
+        "test_loss": loss,
         "seconds": time.monotonic() - began,
         "epochs": config.all_epochs,
         "worker_step_s": statistics.fmean(seconds / steps for seconds, steps in found.spent.values()),

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from models.training.networks.mlp import Mlp
+from models.training.networks.predicted import PredictedLinear
 from tierkit.errors import WeightsError
 
 __all__ = ["of_three_colours"]
@@ -33,7 +34,7 @@ def of_three_colours(network: nn.Module, image_shape: tuple[int, int]) -> nn.Mod
         _, *layers = network.layers
         if not layers:
             raise WeightsError("an MLP without a hidden layer cannot be exported: give it one to serve it")
-        linear = layers[0]
+        linear = layers[0].as_linear() if isinstance(layers[0], PredictedLinear) else layers[0]
         height, width = image_shape
         kernel = linear.weight.detach().view(linear.out_features, -1, height, width)
         network.layers = nn.Sequential(_convolution(kernel, linear.bias), nn.Flatten(), *layers[1:])

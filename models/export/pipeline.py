@@ -34,6 +34,7 @@ from models.training.batches import Statistics
 from models.training.checkpoint import load_checkpoint, load_own
 from models.training.learner import averaged_network
 from models.training.networks import count_parameters
+from models.training.networks.predicted import PredictedLinear
 from models.training.record import TrainingRecord, read_records, save_record, unfinished
 from tierkit.atomic import write_atomically, write_new
 from tierkit.errors import WeightsError
@@ -183,7 +184,7 @@ def _draft(
         ece_after=0.0,
         feature_shape=(channels, height, width),
         head_parameters=count_parameters(
-            next(part for part in network.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+            next(each for each in network.modules() if isinstance(each, nn.Conv2d | nn.Linear | PredictedLinear))
         ),
         gpu=gpu,
         training=made[0].facts(made[1:]),

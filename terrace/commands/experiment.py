@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from experiments.bench.load import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
+from experiments.cost import parse_prices
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder, option
 from experiments.plots import Figures
 from experiments.profile import NodeNumbers, read_profile
@@ -134,9 +135,16 @@ def experiment_app(experiments: Mapping[str, Experiment], help_text: str) -> typ
             Path,
             typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", parser=_report_folder),
         ],
+        price: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="TIER=PRICE",
+                help="Price of a machine an hour; may be repeated. The page then shows the cost of 1,000 images.",
+            ),
+        ] = None,
     ) -> None:
         """Make tables and plots of all records in a folder again, and one HTML page of them."""
-        page, warnings = write_report(folder, experiments)
+        page, warnings = write_report(folder, experiments, parse_prices(price) if price else None)
         for warning in warnings:
             _note(warning)
         screen().print(str(page), soft_wrap=True, markup=False)

@@ -8,6 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from models.training.networks.predicted import PredictedLinear
+
 __all__ = ["Dropout", "Mlp", "leaves_out", "reseed"]
 
 _MOST_LAYERS = 1_000
@@ -55,6 +57,8 @@ class Mlp(nn.Module):
         hidden: units of each hidden layer, first to last; at most 1,000 layers.
         activation: "tanh" or "relu", after each hidden layer.
         dropout: share of the hidden units that a training step leaves out.
+        predicted: share of the first layer's weights that is learned, while the others are predicted; see
+            `PredictedLinear`. None: all are learned.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Mlp(nn.Module):
         hidden: Sequence[int] = (100,),
         activation: str = "tanh",
         dropout: float = 0.0,
+        predicted: float | None = None,
     ) -> None:
         super().__init__()
         if len(hidden) > _MOST_LAYERS:
@@ -78,7 +83,10 @@ class Mlp(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), _ACTIVATIONS[activation](), Dropout(dropout)]
+            dense: nn.Module = nn.Linear(before, after)
+            if predicted is not None and not layers:
+                dense = PredictedLinear(before, after, predicted)
+            layers += [dense, _ACTIVATIONS[activation](), Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)
         self.feature_width = widths[-1]

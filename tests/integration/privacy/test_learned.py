@@ -24,8 +24,8 @@ from encryption.audit.whitebox import Search
 from encryption.training.config import BottleneckConfig
 from encryption.training.export import export_encoder
 from encryption.training.run import train_encoder
-from models.training.config import TeacherConfig
-from models.training.run import RunOptions
+from models.training.config import TeacherConfig, TrainConfig
+from models.training.run import RunOptions, train_run
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 
@@ -85,6 +85,21 @@ def test_a_run_to_start_from_that_is_missing_is_told_before_a_teacher_is_asked(t
     with pytest.raises(WeightsError, match=f"terrace models train {CONFIG.upper}"):
         train_encoder(config, FEW, tmp_path, RunOptions(say=said.append), upper_runs=tmp_path)
     assert said == ["reading the training images"]
+
+
+def test_a_body_of_another_network_is_refused_before_anything_is_trained(tmp_path: Path):
+    with pytest.raises(WeightsError, match="terrace models train missing"):
+        train_encoder(_with_body("missing"), FEW, tmp_path, RunOptions(), upper_runs=tmp_path)
+    fields = CONFIG.model_dump(include={"tier", "target", "network", "epochs", "batch_size", "held_out_per_class"})
+    train_run(TrainConfig(name="other", **fields), FEW, tmp_path, RunOptions(threads=1, steps=1))
+    with pytest.raises(WeightsError, match="holds another network"):
+        train_encoder(_with_body("other"), FEW, tmp_path, RunOptions(), upper_runs=tmp_path)
+
+
+def _with_body(run: str) -> BottleneckConfig:
+    body = {"run": run, "network": {"kind": "mobilenet-v1", "options": {"alpha": 0.25}}}
+    encoder = {"keep": [0, 1], "body": body, "channels": 12, "levels": 8, "noise": 0.1, "cut": 4}
+    return BottleneckConfig.model_validate(CONFIG.model_dump(exclude_unset=True) | {"encoder": encoder})
 
 
 async def test_what_was_exported_is_what_devices_send_and_the_cloud_answers(weights: Path, tmp_path: Path):

@@ -20,7 +20,7 @@ from encryption.training.networks import Decoder, Head, first_layers, transmit  
 from encryption.training.upper import load_shipped, teacher_answers  # noqa: E402
 from models.training.batches import Statistics, normalise, statistics  # noqa: E402
 from models.training.data import TrainingData  # noqa: E402
-from models.training.networks import build_network  # noqa: E402
+from models.training.networks import build_network, count_parameters  # noqa: E402
 from models.training.trainer import Trainer, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -197,6 +197,22 @@ def test_a_teachers_answers_are_kept_for_the_next_run(tmp_path: Path):
     assert cache.stat().st_mtime_ns != stamp
 
 
+def test_a_head_of_another_networks_layers_starts_as_these():
+    config = find_encoder_config("resnet-34-light", None)
+    assert config.encoder.body is not None
+    upper = build_network(config.network.kind, 100, config.network.options)
+    body = build_network("mobilenet-v1", 20, config.encoder.body.network.options)
+    for module in body.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+    images = torch.randn(2, 3, 32, 32)
+    head = build_parts(config, upper, body)["head"].eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(head.body(images), first_layers(body, config.encoder.keep).eval()(images))
+        assert head(images).shape == (2, config.encoder.channels, 4, 4)
+    assert 2 * count_parameters(head) <= count_parameters(body)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.toml")))
 def test_bundled_configurations_describe_encoders_that_can_be_built(name: str):
     config = find_encoder_config(name, None)
@@ -220,6 +236,7 @@ def test_a_configuration_says_what_is_wrong_with_it(tmp_path: Path):
         ({"strides": [2]}, "2 widths need as many strides, not 1"),
         ({"keep": [0]}, "either convolutions of its own"),
         ({"widths": [], "strides": [], "keep": [2]}, "blocks from 2 on belong to the tail"),
+        ({"body": {"run": "x", "network": {"kind": "mobilenet-v1"}}}, "name the blocks"),
     ):
         with pytest.raises(ValueError, match=fault):
             make_config(encoder=encoder | change)

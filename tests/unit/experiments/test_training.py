@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.training.cases import TABLES, cases, judge, key, p_value, round_s
+from experiments.training.cases import TABLES, cases, judge, key, p_value, round_s, source_s
 from experiments.training.experiment import TRAINING
 
 ROW: dict[str, Any] = {
@@ -62,6 +62,8 @@ def test_p_is_the_share_of_signs_with_a_mean_as_large(differences: list[float], 
 def test_twelve_workers_take_hardly_longer_than_four(seconds: float, reached: bool) -> None:
     ((words, found),) = verdicts({}, {"workers": 12, "epoch_seconds": seconds})
     assert (words.startswith("1.014 of 4 workers"), found) == (True, reached)
+    ((words, found),) = verdicts({"workers": 3}, {"workers": 11, "epoch_seconds": seconds})
+    assert (words.startswith("1.014 of 3 workers"), found) == (True, reached)
     assert verdicts({"scaling": "strong"}, {"scaling": "strong", "workers": 12, "epoch_seconds": 9.0}) == []
 
 
@@ -300,3 +302,21 @@ def test_a_slow_worker_of_lbfgs_costs_little_and_changes_no_bit(
     calm = {"table": "second-order", "scaling": "strong", "strategy": "lbfgs", "objective": 0.1, "command_bytes": 1}
     slow = {**calm, "slow": (8.0,), "epoch_seconds": seconds, "objective": objective}
     assert [found for _, found in verdicts(calm, slow)] == reached
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "scaling", "seconds"),
+    [
+        ("downpour", 3, "weak", 3.52),
+        ("dc-adaptive", 11, "weak", 3.64),
+        ("downpour", 4, "weak", None),
+        ("downpour", 3, "strong", None),
+        ("downpour, every step", 3, "weak", None),
+    ],
+)
+def test_the_sources_seconds_stand_where_it_has_them(
+    strategy: str, workers: int, scaling: str, seconds: float | None
+) -> None:
+    row = {**ROW, "strategy": strategy, "workers": workers, "scaling": scaling}
+    assert source_s(row) == seconds
+    assert source_s({**row, "table": "delay"}) is None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from models.data import read_sample
@@ -177,3 +178,16 @@ def test_a_network_for_another_class_count_does_not_load(tmp_path: Path):
     network = build_network("wide-resnet", 7, {"depth": 10, "width": 1})
     with pytest.raises(WeightsError, match="does not fit"):
         load(export_onnx(network, KNOWN, (32, 32)), tmp_path / "net.onnx")
+
+
+def test_predicted_weights_are_exported_as_a_usual_layer(tmp_path: Path):
+    torch.manual_seed(0)
+    network = build_network("mlp", 20, {"predicted": 0.25}).eval()
+    images = np.random.default_rng(0).integers(0, 256, (8, 28, 28, 3), dtype=np.uint8)
+    model = export_onnx(network, KNOWN, (28, 28))
+    grey = normalise(torch.from_numpy(images), KNOWN).mean(dim=1, keepdim=True)
+    with torch.inference_mode():
+        expected = network(grey).numpy()
+    session = ort.InferenceSession(model.SerializeToString())
+    (answer,) = session.run(["logits"], {"images": images})
+    np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-3)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.training.gemm_conv import use_matrix_products  # noqa: E402
 from models.training.networks import build_network, count_parameters, reseed  # noqa: E402
+from models.training.networks.predicted import PredictedLinear  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -142,3 +143,45 @@ def test_matrix_products_give_the_same_answers_and_gradients(kind: str, options:
         output.square().sum().backward()
     for one, other in zip(plain.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad)
+
+
+def test_predicted_weights_of_near_pixels_are_alike() -> None:
+    layer = PredictedLinear(784, 10, 0.25)
+    assert layer.weight.shape == (10, 196)
+    assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    with torch.inference_mode():
+        whole = (layer(torch.eye(784)) - layer.bias).T.reshape(10, 28, 28)
+    near = (whole[:, :, 1:] - whole[:, :, :-1]).pow(2).mean()
+    far = (whole[:, :, 14:] - whole[:, :, :-14]).pow(2).mean()
+    assert near < far / 2
+
+
+def test_predicted_weights_follow_the_learned_ones() -> None:
+    layer = PredictedLinear(784, 1, 0.5)
+    rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
+    smooth = torch.sin(rows / 5) + torch.cos(columns / 7)
+    chosen = layer.spread.argmax(dim=1)  # each learned weight counts most for its own pixel
+    with torch.no_grad():
+        layer.weight.copy_(smooth.reshape(1, -1)[:, chosen])
+        layer.bias.zero_()
+        found = layer(torch.eye(784)).reshape(28, 28)
+    assert (found - smooth).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize(("inputs", "share"), [(783, 0.5), (784, 0.0), (784, 1.0), (784, -1.0), (784, float("nan"))])
+def test_predicted_weights_that_cannot_be_are_refused(inputs: int, share: float) -> None:
+    with pytest.raises(InvalidInput, match="predicted"):
+        build_network("mlp", 10, {"inputs": inputs, "predicted": share})
+
+
+def test_a_layer_with_all_its_weights_answers_the_same() -> None:
+    layer, values = PredictedLinear(784, 5, 0.25), torch.randn(3, 784)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer.as_linear()(values), layer(values), rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_first_layer_predicts() -> None:
+    network = build_network("mlp", 10, {"hidden": [20, 30], "predicted": 0.25})
+    assert count_parameters(network) == 196 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)

@@ -1,0 +1,53 @@
+"""Rows of the table `predicted`: a network that learns a share of its weights (Denil et al. 2013). Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from experiments.training.cases import LINK_BYTES_PER_S, LINK_DELAY_S, Case
+from experiments.training.ranks import RankMachines, simulate_ranks
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from models.training.config import NetworkConfig, find_config
+from models.training.data import TrainingData
+from models.training.networks import build_network, count_parameters
+from training.strategies.config import ExchangeConfig
+from training.virtual import Link
+
+__all__ = ["predicted"]
+
+_NETWORK = "mnist-100"
+_HELD_OUT = 120
+"""One of so many images is held out."""
+
+
+def predicted(
+    case: Case, images: tuple[ImageSet, ImageSet, Hierarchy], seed: int, watch: Callable[[], None]
+) -> dict[str, Any]:
+    """Run one line, by one process.
+
+    Args:
+        images: training images, test images, and their classes.
+        watch: called now and then; what it raises ends the run.
+    """
+    assert isinstance(case.strategy, ExchangeConfig)
+    train, test, hierarchy = images
+    plain = find_config(_NETWORK, None)
+    options = {**plain.network.options, **case.network}
+    changes = {
+        "seed": seed,
+        "epochs": case.epochs,
+        "held_out_per_class": max(1, len(train) // _HELD_OUT // len(hierarchy.fine)),
+        "network": NetworkConfig(kind=plain.network.kind, options=options),
+    }
+    config = plain.model_copy(update=changes)
+    data = TrainingData(config, train, hierarchy)
+    alone = RankMachines(ranks=1, step_s=None, link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S))
+    found = simulate_ranks(config, case.strategy, (data, test), alone, lambda done, steps, now: watch())
+    return {
+        **found,
+        "cheat": None,
+        "parameters": count_parameters(build_network(plain.network.kind, len(hierarchy.fine), options)),
+        "epoch_seconds": found["virtual_seconds"] / case.epochs,
+    }
