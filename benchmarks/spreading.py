@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.releases.load import fleet_of_releases
 from benchmarks.releases.networks import base_set, variant
 from experiments.harness import Experiment, Options, Record, Run, Table, option
+from experiments.plots import Figures, formula, measured
 from experiments.testbed import read_metrics
 from models.manifest import NamedFile, WeightsFile, load_manifest
 from scheduler.core.fleet import Ledger
@@ -43,6 +44,9 @@ _MOST_FAILURES = 3
 _LOOK_S = 0.1
 _VIRTUAL = {"median_s": 1, "formula_s": 1, "ratio": 2, "scheduler_only_s": 0}
 """Figures of virtual time only, and the digits that are shown of them."""
+_ALIKE = "all alike"
+_SIZES = (1, 3, 7, 15, 31, 63, 255)
+"""Machines on the curve: a tree of whole copies reaches so many in 1, 2, 3, 4, 5, 6 and 8 turns."""
 _LIMIT = 2.0
 """Most times as long as the formula says."""
 
@@ -211,9 +215,9 @@ def spread(case: ReleaseCase, seed: int = 0) -> dict[str, Any]:
 
 def cases(devices: int, many: int, size_bytes: int) -> list[ReleaseCase]:
     """All that is measured."""
+    sizes = sorted({size for size in _SIZES if size < many} | {devices, many})
     return [
-        ReleaseCase(name="all alike", devices=devices, size_bytes=size_bytes),
-        ReleaseCase(name="all alike", devices=many, size_bytes=size_bytes),
+        *(ReleaseCase(name=_ALIKE, devices=size, size_bytes=size_bytes) for size in sizes),
         ReleaseCase(name="one is slow", devices=devices, size_bytes=size_bytes, slow=1),
         ReleaseCase(name="one lies", devices=devices, size_bytes=size_bytes, liars=1),
         ReleaseCase(name="a tenth cannot be reached", devices=devices, size_bytes=size_bytes, unreachable=0.1),
@@ -340,6 +344,23 @@ class SpreadingOfReleases(Experiment):
             for row in self.rows(record)
         ]
         return Table(headings=headings, rows=rows)
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        """Seconds against machines: the curve that section 5.3 of the tree's source derives."""
+        rows = [row for row in self.rows(record) if row["name"] == _ALIKE]
+        (axes,) = figures.panels(
+            "spreading",
+            [f"{rows[0]['size_bytes'] / 1e6:g} MB to machines with equal links, virtual time"],
+            xlabel="machines",
+            ylabel="time until the last one has it (s)",
+        )
+        places = [row["devices"] for row in rows]
+        axes.plot(places, [row["scheduler_only_s"] for row in rows], label="the scheduler by itself", **formula(0))
+        axes.plot(places, [row["formula_s"] for row in rows], label="tree of whole copies", **formula(1))
+        axes.plot(places, [row["seconds"] for row in rows], label="Terrace", **measured(2))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=8)
 
 
 SPREADING = SpreadingOfReleases()

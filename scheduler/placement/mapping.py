@@ -115,7 +115,10 @@ def map_count(end: TaskTimes, edge: TaskTimes) -> int:
 
 
 def share_to_cloud(n_end: int, n_edge: int, n_map: int) -> float:
-    """Eq. 5: theta_cloud = max(0, (N_end - N_edge * N_map) / N_end), the share of tasks that goes to the cloud."""
+    """Eq. 5: theta_cloud = (N_end - N_edge * N_map) / N_end, the share of tasks that goes to the cloud.
+
+    The equation is below 0 if the edge nodes take more end devices than there are; 0 is returned then.
+    """
     return max(0.0, (n_end - n_edge * n_map) / n_end)
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,14 +25,16 @@ from edge_node.settings import EdgeSettings
 from end_node.settings import EndSettings
 from models.data import read_sample
 from scheduler.settings import SchedulerSettings
+from tests.digits import write_digits
 from tests.postgres import PostgresServer
 from tierkit.access import read_book, read_token
-from tierkit.client import AsyncClient
+from tierkit.client import AsyncClient, RunState
 from tierkit.errors import SetupError
 from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.wire.messages import checked_node_id
+from training.host.settings import HostSettings
 
 helm = pytest.importorskip("helm_python", reason="needs the extra `chart`: pip install '.[chart]'")
 kubernetes = pytest.importorskip("kubernetes_validate", reason="needs the extra `chart`: pip install '.[chart]'")
@@ -91,6 +95,16 @@ MATRIX: dict[str, dict[str, Any]] = {
             {"name": "shop-2", "end": {"replicas": 3, "settings": {"threads": 2}}},
         ],
     },
+    "training": {
+        "training": {
+            "enabled": True,
+            "image": "registry.example/terrace-learn:1",
+            "data": {"existingClaim": "pictures"},
+            "host": {"settings": {"epochs": 3, "drain_s": 5}},
+            "worker": {"replicas": 3, "nodeSelector": {"example.com/idle": "yes"}},
+        },
+        "settings": {"log_level": "debug"},
+    },
     "much": {
         "image": "registry.example/terrace:1",
         "imagePullSecrets": [{"name": "registry"}],
@@ -139,6 +153,12 @@ def rendered(values: dict[str, Any], *, release: str = RELEASE) -> list[Manifest
         for manifest in yaml.safe_load_all(text)
         if manifest
     ]
+
+
+def jobs(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Specs of the pods of Jobs by what they run."""
+    specs = [manifest["spec"]["template"]["spec"] for manifest in of_kind(manifests, "Job")]
+    return {spec["containers"][0]["name"]: spec for spec in specs}
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
@@ -267,7 +287,8 @@ def test_what_belongs_together_has_the_same_labels(manifests: list[Manifest]) ->
         chosen = manifest["spec"]["selector"]["matchLabels"].items()
         assert [chosen <= each.items() for each in labels].count(True) == 1
         assert chosen <= own.items()
-    everybody, *each = of_kind(manifests, "Service")
+    services = [each for each in of_kind(manifests, "Service") if each["metadata"]["name"] != f"{NAME}-training"]
+    everybody, *each = services
     assert [everybody["spec"]["selector"].items() <= own.items() for own in labels].count(True) == 1
     (schedulers,) = of_kind(manifests, "StatefulSet")
     name, replicas = schedulers["metadata"]["name"], schedulers["spec"]["replicas"]
@@ -286,6 +307,51 @@ def test_what_belongs_together_has_the_same_labels(manifests: list[Manifest]) ->
         if tier != "scheduler":
             said = environment(pod["containers"][0], tier)["scheduler"]
             assert SETTINGS[tier].model_validate({"scheduler": said}).scheduler == tuple(urls)  # type: ignore[attr-defined]
+
+
+def test_a_run_has_a_host_and_workers_that_end_with_it() -> None:
+    manifests = rendered(MATRIX["training"])
+    found = jobs(manifests)
+    host, worker = found["host"]["containers"][0], found["worker"]["containers"][0]
+    for pod in found.values():
+        assert pod["restartPolicy"] == "OnFailure"
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["image"] == "registry.example/terrace-learn:1"
+    said = environment(host, "host")
+    assert set(said) <= set(HostSettings.model_fields)
+    settings = HostSettings.model_validate(said)
+    assert (settings.workers, settings.epochs, settings.log_level, settings.share_data) == (3, 3, "debug", True)
+    (service,) = [each for each in of_kind(manifests, "Service") if each["metadata"]["name"] == f"{NAME}-training"]
+    port = service["spec"]["ports"][0]["port"]
+    assert settings.advertise_url == (f"http://{NAME}-training:{port}",)
+    assert port == host["ports"][0]["containerPort"]
+    assert settings.scheduler is not None
+    assert f"--scheduler={','.join(settings.scheduler)}" in worker["args"]
+    assert "ports" not in worker
+    (of_workers,) = [each for each in of_kind(manifests, "Job") if "worker" in each["metadata"]["name"]]
+    assert (of_workers["spec"]["parallelism"], of_workers["spec"]["completions"]) == (3, 3)
+
+
+def test_a_changed_run_is_another_job_in_another_folder() -> None:
+    def of(values: dict[str, Any]) -> tuple[set[str], str]:
+        manifests = rendered(values)
+        names = {each["metadata"]["name"] for each in of_kind(manifests, "Job")}
+        return names, environment(jobs(manifests)["host"]["containers"][0], "host")["folder"]
+
+    names, folder = of(MATRIX["training"])
+    assert of(MATRIX["training"]) == (names, folder)
+    changed = {"training": MATRIX["training"]["training"] | {"strategy": "diloco"}}
+    others, another = of(changed)
+    assert not names & others
+    assert folder != another
+
+
+def test_a_run_without_images_is_refused_with_a_sentence() -> None:
+    with pytest.raises(helm.HelmRenderError, match="name the claim of a volume that holds the images"):
+        rendered({"training": {"enabled": True}})
+    assert of_kind(rendered({}), "Job") == []
 
 
 def test_a_site_has_workloads_of_its_own_with_the_values_of_the_tier() -> None:
@@ -397,6 +463,8 @@ def test_a_queue_makes_more_nodes() -> None:
         {"tiers": {"end": {"settings": {"site": "shop-1"}}}},
         {"sites": [{"name": "Shop 1", "end": {}}]},
         {"sites": [{"end": {}}]},
+        {"training": {"enabled": True, "data": {"existingClaim": "x"}, "host": {"settings": {"network": "y"}}}},
+        {"training": {"enabled": True, "data": {"existingClaim": "x"}, "worker": {"replicas": 0}}},
         {"sites": [{"name": "shop-1", "end": {"autoscaling": {"enabled": True}}}]},
     ],
     ids=str,
@@ -550,6 +618,18 @@ def started_by_kubelet(
             path.write_text(secret[item["key"]])
     fields = {"status.podIP": "127.0.0.1", "metadata.name": f"{NAME}-{name}-abc", "spec.nodeName": "machine-1"}
     known: dict[str, str] = {}
+    own = str(container["ports"][0]["containerPort"]) if "ports" in container else ""
+
+    def here(value: str) -> str:
+        """With what this machine has instead of variables, volumes, names and the container's port."""
+        value = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], value)
+        flag, sign, rest = value.partition("=") if value.startswith("--") else ("", "", value)
+        path = next((path for path in places if f"{rest}/".startswith(f"{path}/")), "")
+        rest = places.get(path, "") + rest.removeprefix(path)
+        for host, address in hosts.items():
+            rest = rest.replace(host, address)
+        return flag + sign + (rest.replace(own, str(port)) if own else rest)
+
     for each in container["env"]:
         source = each.get("valueFrom", {})
         if "resourceFieldRef" in source:
@@ -560,13 +640,9 @@ def started_by_kubelet(
         elif "secretKeyRef" in source:
             value = secret[source["secretKeyRef"]["key"]]
         else:
-            value = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], each["value"])
-        path = next((path for path in places if f"{value}/".startswith(f"{path}/")), "")
-        value = places.get(path, "") + value.removeprefix(path)
-        for host, address in hosts.items():
-            value = value.replace(host, address)
-        known[each["name"]] = value.replace(str(container["ports"][0]["containerPort"]), str(port))
-    return ["-m", "terrace", *container["args"]], known
+            value = each["value"]
+        known[each["name"]] = here(value)
+    return ["-m", "terrace", *map(here, container["args"])], known
 
 
 @asynccontextmanager
@@ -684,3 +760,52 @@ async def test_of_two_schedulers_one_leads_and_nodes_and_users_go_over_to_the_ot
             await wait_for(lambda: joined(client, 2), what="the nodes at the other scheduler")
             job = await client.wait(await client.submit(read_sample().images[:20], scheme="end-edge"), budget_s=60)
         assert (job.answered_coarse, job.answered_fine) == (20, 20)
+
+
+@pytest.mark.train
+@pytest.mark.timeout(180)
+async def test_a_run_is_trained_as_rendered(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    values = {
+        "tiers": {tier: {"enabled": False} for tier in ("end", "edge", "cloud")},
+        "training": {
+            "enabled": True,
+            "data": {"existingClaim": "pictures"},
+            "host": {"settings": {"epochs": 1}},
+            "worker": {"replicas": 2},
+        },
+    }
+    manifests = rendered(values)
+    found = jobs(manifests) | {"scheduler": pods(manifests)["scheduler"]}
+    (secret,) = (each["stringData"] for each in of_kind(manifests, "Secret"))
+    ports = {name: free_port() for name in ("scheduler", "host")}
+    hosts = {
+        f"http://{NAME}-scheduler:8070": f"http://127.0.0.1:{ports['scheduler']}",
+        f"http://{NAME}-training:8074": f"http://127.0.0.1:{ports['host']}",
+    }
+
+    def command(name: str, place: str) -> tuple[list[str], dict[str, str]]:
+        known = {"folder": tmp_path, "secret": secret, "hosts": hosts, "port": ports.get(name, 0)}
+        return started_by_kubelet(found[name], place, **known)
+
+    (scheduler, of_scheduler), (host, of_host) = command("scheduler", "scheduler"), command("host", "host")
+    write_digits(tmp_path / "host" / "data", 10_000)
+    async with (
+        service_process(scheduler, ready_file=tmp_path / "scheduler.ready", environment=of_scheduler) as service,
+        service_process(host, ready_file=tmp_path / "host.ready", environment=of_host),
+    ):
+        workers = []
+        for number in range(2):
+            args, variables = command("worker", f"worker-{number}")
+            environment = {**os.environ, **variables}
+            workers.append(await asyncio.create_subprocess_exec(sys.executable, "-P", *args, env=environment))
+        assert [await worker.wait() for worker in workers] == [0, 0]
+        async with AsyncClient(url_of(service), token=secret["admin.token"]) as client:
+
+            async def ended() -> bool:
+                (run,) = (await client.runs()).runs
+                return run.state == RunState.FINISHED
+
+            await wait_for(ended, timeout_s=30, what="the end of the run")
+    (folder,) = (tmp_path / "host" / "run").iterdir()
+    assert json.loads((folder / "result.json").read_text())["accuracy"] > 0.5

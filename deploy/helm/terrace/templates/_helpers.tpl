@@ -87,10 +87,11 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{- /* What all containers have in common: (dict "root" $ "values" .Values.scheduler "port" 8070 "ready" "/readyz"). */}}
+{{- /* What all containers have in common: (dict "root" $ "values" .Values.scheduler "port" 8070 "ready" "/readyz"). Only services have a port. */}}
 {{- define "terrace.container" -}}
 image: {{ .values.image | default .root.Values.image | default (printf "terrace:%s" .root.Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+{{- if .port }}
 ports:
   - {name: http, containerPort: {{ .port }}, protocol: TCP}
 livenessProbe:
@@ -101,6 +102,7 @@ readinessProbe:
   httpGet: {path: {{ .ready | quote }}, port: http}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
 resources: {{ toJson .values.resources }}
 securityContext:
   allowPrivilegeEscalation: false
