@@ -11,12 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from encryption.policy import Trust, decide_form
+from encryption.policy import Form, Trust, decide_form
 from models.manifest import Manifest
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
 from tierkit.plaintext import harmless
 from tierkit.types import OnBadInput, Privacy, Scheme, Tier
+from tierkit.wire.api import SentShare
 
 __all__ = ["answer_names", "check_answers", "job_summary", "networks_see", "tier_networks", "unanswered"]
 
@@ -39,6 +40,8 @@ def job_summary(job: Job, *, damaged: bool = True) -> RenderableType:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
     if job.sent_up:
         parts.append(Padding(_escalation(job), (1, 0, 0, 0), expand=False))
+    if features := {form: share for form, share in job.sent.items() if form != Form.PIXELS}:
+        parts.append(Padding(_encoding(features), (1, 0, 0, 0), expand=False))
     if job.mapping and job.scheme is not Scheme.ADAPTIVE:  # which sends each task where it is done first
         parts.append(Padding(_mapping(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
@@ -115,6 +118,16 @@ def _escalation(job: Job) -> Text:
         ]
         line.append(what).append_text(Text(",  ").join(shares))
     return line
+
+
+def _encoding(features: Mapping[str, SentShare]) -> Text:
+    """What the features of each encoder cost: bytes, and time of the nodes that encoded."""
+    shown = []
+    for form, share in features.items():
+        tasks = max(1, share.tasks)
+        sent = f" {share.upload_bytes / tasks / 1000:,.1f} kB and {share.encode_ms / tasks:,.1f} ms a task"
+        shown.append(Text.assemble((form, "not dim cyan"), (sent, "not dim")))
+    return Text("encoded  ", style="dim").append_text(Text(",  ").join(shown))
 
 
 def _damaged(job: Job) -> RenderableType:

@@ -37,6 +37,7 @@ from tierkit.client import (
     StateChange,
 )
 from tierkit.types import Scheme, Tier
+from tierkit.wire.api import SentShare
 
 HIERARCHY = Hierarchy(name="x", fine=("ray", "sea"), coarse=("fish", "large_natural_outdoor_scenes"), parent=(0, 1))
 
@@ -252,6 +253,20 @@ def test_a_job_in_short() -> None:
     assert "end-1 → cloud-1" in text
     # The scheme adaptive has no mapping: the last ways of its tasks would be taken for one.
     assert "→" not in seen(job_summary(job.model_copy(update={"scheme": Scheme.ADAPTIVE})))
+
+
+def test_a_job_shows_what_its_features_cost() -> None:
+    sent = {
+        "pixels": SentShare(tasks=3, upload_bytes=460_000),
+        "bottleneck": SentShare(tasks=4, upload_bytes=80_000, encode_ms=74.0),
+    }
+    job = Job(id="j1", state=JobState.COMPLETED, scheme=Scheme.END_CLOUD, images=350, tasks=7)
+    assert "encoded" not in seen(job_summary(job.model_copy(update={"sent": {"pixels": sent["pixels"]}})))
+    (line,) = [
+        line for line in seen(job_summary(job.model_copy(update={"sent": sent}))).splitlines() if "encoded" in line
+    ]
+    assert "bottleneck 20.0 kB and 18.5 ms a task" in line
+    assert "pixels" not in line
 
 
 def test_a_job_that_has_just_begun() -> None:
