@@ -121,7 +121,7 @@ def _escalation(job: Job) -> Text:
 
 
 def _encoding(features: Mapping[str, SentShare]) -> Text:
-    """What the features of each encoder cost: bytes, and time of the nodes that encoded."""
+    """Bytes of the features of each encoder, and time of the nodes that encoded."""
     shown = []
     for form, share in features.items():
         tasks = max(1, share.tasks)
