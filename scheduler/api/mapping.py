@@ -85,6 +85,14 @@ async def get_mapping(
             for tier, link in placement.links().items()
         },
         sites=[_of_site(scheduler, each, now) for each in wanted if each],
+        encoding=pilot.encoding.estimates(
+            {
+                device.node_id
+                for each in wanted
+                for tier in (Tier.END, Tier.EDGE)
+                for device in scheduler.devices.alive(tier, now, each)
+            }
+        ),
         adaptive=adaptive,
     )
 

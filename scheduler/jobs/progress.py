@@ -116,8 +116,10 @@ class Progress:
             self._count_coarse(event, first_image, at)
             return
         for sent in sent_of(event):
-            form = self._sent.setdefault(sent.form, {"tasks": 0, "upload_bytes": 0, "relay_bytes": 0, "encode_ms": 0.0})
+            nothing = {"tasks": 0, "upload_bytes": 0, "relay_tasks": 0, "relay_bytes": 0, "encode_ms": 0.0}
+            form = self._sent.setdefault(sent.form, nothing)
             form["tasks"] += 1
+            form["relay_tasks"] += sent.relay_bytes > 0
             form["upload_bytes"] += sent.upload_bytes
             form["relay_bytes"] += sent.relay_bytes
             form["encode_ms"] = round(form["encode_ms"] + sent.encode_ms, 3)

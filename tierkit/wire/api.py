@@ -165,6 +165,8 @@ class SentShare(_Value):
     """Answers of upstream nodes; one per task and tier."""
     upload_bytes: int
     """Bodies of the requests to the upstream nodes."""
+    relay_tasks: int = 0
+    """Those of them for which an edge node encoded."""
     relay_bytes: int = 0
     """Bodies of the requests to edge nodes that encoded."""
     encode_ms: float = 0.0

@@ -158,7 +158,7 @@ const sent = new Table(
     { title: "Form", kind: "name", show: (cell, [form]) => text(cell, form) },
     { title: "Tasks", kind: "number", show: (cell, [, each]) => text(cell, number(each.tasks)) },
     { title: "To upstream nodes", kind: "number", show: (cell, [, each]) => text(cell, size(each.upload_bytes)) },
-    { title: "To encoding edge nodes", kind: "number", show: (cell, [, each]) => text(cell, each.relay_bytes ? size(each.relay_bytes) : "–") },
+    { title: "To encoding edge nodes", kind: "number", show: (cell, [, each]) => text(cell, each.relay_bytes ? `${size(each.relay_bytes)} (${number(each.relay_tasks)} tasks)` : "–") },
     { title: "Encoding took", kind: "number", show: (cell, [, each]) => text(cell, each.encode_ms ? milliseconds(each.encode_ms) : "–") },
   ],
   ([form]) => form,

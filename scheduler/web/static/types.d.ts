@@ -95,6 +95,7 @@ export interface History {
 export interface SentShare {
   tasks: number;
   upload_bytes: number;
+  relay_tasks: number;
   relay_bytes: number;
   encode_ms: number;
 }
