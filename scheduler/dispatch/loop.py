@@ -466,6 +466,7 @@ class Dispatcher:
             # A threshold for the coarse answer needs its probabilities, which the device alone has.
             fine_only=bool(task.coarse) and not (stages and stages[0].below is not None),
             trial=device.wrong.count > 0 and device.node_id not in task.blame.tried,
+            theta_cloud=self._placement.theta_cloud(now, device.site) if policy.scheme is Scheme.MAPPING else None,
             started=now,
             started_at=time.time(),
             deadline=attempt_deadline(self._state.limits, job.facts, task.started, now),
@@ -678,8 +679,7 @@ class Dispatcher:
                 self.pilot.encoding.failed(facts)
 
     def _count_share(self, facts: AttemptFacts, answer: FineEvent, now: float) -> None:
-        active = self._active.get(facts.job_id)
-        if active is None or active.facts.policy.scheme is not Scheme.MAPPING:
+        if facts.theta_cloud is None:
             return
         site = self._ledger.site_of(facts.node_id) or NO_SITE
         if (planned := self._placement.theta_cloud(now, site)) is not None:

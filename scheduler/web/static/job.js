@@ -46,6 +46,7 @@ const facts = {
   Site: el("a"),
   Release: el("a"),
   Scheme: el("span"),
+  Cloud: el("span"),
   Privacy: el("span"),
   Tasks: el("span"),
   Submitted: el("span"),
@@ -242,6 +243,8 @@ function showJob() {
   attribute(facts.Release, "href", job.release && `${root}/ui/releases#release=${encodeURIComponent(job.release)}`);
   /** @type {HTMLElement} */ (facts.Release.closest("div")).hidden = !job.release;
   text(facts.Scheme, job.scheme);
+  text(facts.Cloud, `${percent(job.theta_cloud)} of the images planned (Eq. 5), ${percent(job.cloud_share)} ${ended() ? "in the end" : "so far"}`);
+  /** @type {HTMLElement} */ (facts.Cloud.closest("div")).hidden = job.theta_cloud === null;
   text(facts.Privacy, job.privacy ?? "auto");
   text(facts.Tasks, number(job.tasks));
   text(facts.Submitted, day(job.created_at));
