@@ -8,7 +8,7 @@ from enum import StrEnum
 from tierkit.errors import Conflict, Forbidden
 from tierkit.types import EncoderKind, Privacy
 
-__all__ = ["Form", "Trust", "decide_form"]
+__all__ = ["Form", "Trust", "decide_form", "preferred"]
 
 
 class Trust(StrEnum):
@@ -27,6 +27,11 @@ class Form(StrEnum):
 
 
 _PREFERRED = (EncoderKind.BOTTLENECK, EncoderKind.CONV1)
+
+
+def preferred(kinds: Collection[EncoderKind]) -> EncoderKind | None:
+    """The encoder that hides the most; None without any."""
+    return next((kind for kind in _PREFERRED if kind in kinds), None)
 
 
 def decide_form(
@@ -62,7 +67,7 @@ def decide_form(
         case Privacy.AUTO:
             if trusted:
                 return Form.PIXELS
-            wanted = next((kind for kind in _PREFERRED if kind in encoders), None)
+            wanted = preferred(encoders)
             if wanted is None:
                 raise Forbidden(
                     "pixels may not go to an untrusted node, and there is no encoder to hide them "

@@ -8,7 +8,8 @@ encoder adds to that, split as in the paper's Eq. 8:
 - communication: all the rest. More bytes on the links, their compression and digests, and for an edge node that encodes
   its own HTTP hop.
 
-A device encodes for the cloud, or for an edge node; or a trusted edge node encodes for the cloud. The latency that is
+A device encodes for the cloud, or for an edge node; or a trusted edge node encodes for the cloud; or the scheduler
+chooses between these two for each task, as it does with `encode_on=auto` by what it has measured. The latency that is
 varied is that of the way to the upstream node. Where an edge node encodes, it lies behind that node, whose own hop has
 none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
 
@@ -36,7 +37,7 @@ from experiments.testbed import BATCH, Encoding, Network, check_fleet, head_ms_p
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, CoarseAnswer, FallbackResults, FineAnswer, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
-from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
+from tierkit.types import EncodeOn, EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
 __all__ = ["PAPER", "TABLE4", "encoders_of", "links_of", "machines_of", "turns_of"]
 
@@ -58,6 +59,13 @@ _LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
 _BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 
 _JOB_BUDGET_S = 900.0
+_ENCODE: Mapping[EncodeOn | None, tuple[str | None, ...]] = {
+    None: (None,),
+    EncodeOn.END: ("end-1",),
+    EncodeOn.EDGE: ("edge-1",),
+    EncodeOn.AUTO: ("end-1", "edge-1"),
+}
+"""The nodes that may encode."""
 _SCHEMES = {Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _PIXELS = "pixels"
 
@@ -67,18 +75,25 @@ class _Way:
     """How images come to the upstream node of a fleet."""
 
     upper: Tier
-    encode_on: Tier | None
+    encode_on: EncodeOn | None
     """None: they go there as pixels."""
 
     def __str__(self) -> str:
         return f"pixels to the {self.upper}" if self.encode_on is None else f"{self.encode_on} to {self.upper}"
 
+    @property
+    def warm_up(self) -> int:
+        """Tasks that do not count: the first opens the connections, and loads head and tail. `auto` does that twice,
+        and measures both places before it chooses."""
+        return 4 if self.encode_on is EncodeOn.AUTO else 1
+
 
 _WAYS = {
-    Tier.CLOUD: tuple(_Way(upper=Tier.CLOUD, encode_on=on) for on in (None, Tier.END, Tier.EDGE)),
-    Tier.EDGE: tuple(_Way(upper=Tier.EDGE, encode_on=on) for on in (None, Tier.END)),
+    Tier.CLOUD: tuple(_Way(upper=Tier.CLOUD, encode_on=on) for on in (None, *EncodeOn)),
+    Tier.EDGE: tuple(_Way(upper=Tier.EDGE, encode_on=on) for on in (None, EncodeOn.END)),
 }
 """By upper tier; each has a fleet of its own."""
+_MOST_WARM_UP = max(way.warm_up for ways in _WAYS.values() for way in ways)
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -174,27 +189,29 @@ def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | N
 async def _one_job(
     client: AsyncClient, run: Run, way: _Way, kind: EncoderKind, form: FeatureForm, tasks: int
 ) -> dict[str, Any]:
-    """What each task took in its upper stage and in the head, milliseconds, and the bytes that it sent."""
-    images = run.images.take(np.arange((tasks + 1) * BATCH) % len(run.images)).images
+    """What each task took in its upper stage and in the head, milliseconds, the bytes that it sent, and who encoded."""
+    tasks += way.warm_up
+    images = run.images.take(np.arange(tasks * BATCH) % len(run.images)).images
     wanted: dict[str, Any] = (
         {"privacy": Privacy.NONE} if way.encode_on is None else {"privacy": Privacy(kind), "feature_form": form}
     )
-    if way.encode_on is Tier.EDGE:
-        wanted["encode_on"] = Tier.EDGE
+    if way.encode_on is not None:
+        wanted["encode_on"] = way.encode_on
     job = await client.submit(images, scheme=_SCHEMES[way.upper], batch_size=BATCH, name=f"table4 {way}", **wanted)
     events = [event async for event in client.events(job, budget_s=_JOB_BUDGET_S)]
     done = [event for event in events if isinstance(event, FineResults)]
     answers = [(event.results[0], event.sent[-1]) for event in sorted(done, key=lambda event: event.task)]
-    if len(answers) != tasks + 1:
+    if len(answers) != tasks:
         whys = [event.results[0].fallback for event in events if isinstance(event, FallbackResults)]
-        raise UpstreamError(f"{len(answers)} of {tasks + 1} tasks got a fine answer ({way}): {whys[:1]}")
-    by = {None: None, Tier.END: "end-1", Tier.EDGE: "edge-1"}[way.encode_on]
-    expected = (_PIXELS if way.encode_on is None else kind, by)
-    if wrong := [sent for _, sent in answers if (sent.form, sent.encoded_by) != expected]:
+        raise UpstreamError(f"{len(answers)} of {tasks} tasks got a fine answer ({way}): {whys[:1]}")
+    form_sent = _PIXELS if way.encode_on is None else kind
+    if wrong := [
+        sent for _, sent in answers if sent.form != form_sent or sent.encoded_by not in _ENCODE[way.encode_on]
+    ]:
         raise UpstreamError(f"images went as {wrong[0].form}, encoded by {wrong[0].encoded_by} ({way})")
-    # The first task opens the connections, and loads head and tail.
-    kept = answers[1:]
+    kept = answers[way.warm_up :]
     return {
+        "encoded_by": [sent.encoded_by for _, sent in kept],
         "stage_ms": [_ms(first.fine) - _ms(first.coarse) for first, _ in kept],
         "encode_ms": [sent.encode_ms for _, sent in kept],
         "upload_bytes": [sent.upload_bytes for _, sent in kept],
@@ -236,7 +253,14 @@ def _cell(point: Mapping[str, Any]) -> tuple[Any, ...]:
     return point["upper"], point["latency_s"], point["bandwidth_mbps"]
 
 
-def _row(point: Mapping[str, Any], without: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    point: Mapping[str, Any], without: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A row.
+
+    Args:
+        without, fixed: the points of the same cell with pixels, and with a fixed place of encoding.
+    """
     plain, encoded = spread(without["stage_ms"]), spread(point["stage_ms"])
     encode_ms = spread(point["encode_ms"]).mean
     overhead_ms = encoded.mean - plain.mean
@@ -267,6 +291,18 @@ def _row(point: Mapping[str, Any], without: Mapping[str, Any], config: Mapping[s
         "upload_bytes_with": round(spread(point["upload_bytes"]).mean + spread(point["relay_bytes"]).mean),
         "tasks": encoded.n,
         "paper_overhead": papers,
+        **_choice(point, fixed),
+    }
+
+
+def _choice(point: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The choices of `auto`, and its time over that of the better fixed place; None in other rows."""
+    if point["encode_on"] != EncodeOn.AUTO or not fixed:
+        return {"encoded_on_edge": None, "of_better": None}
+    best_ms, on_edge = min(spread(each["stage_ms"]).mean for each in fixed), _ENCODE[EncodeOn.EDGE]
+    return {
+        "encoded_on_edge": sum(node_id in on_edge for node_id in point["encoded_by"]),
+        "of_better": round(spread(point["stage_ms"]).mean / best_ms, 4),
     }
 
 
@@ -276,6 +312,12 @@ def _as_in_the_paper(point: Mapping[str, Any]) -> bool:
 
 def _limit(mbps: float | None) -> str:
     return "none" if mbps is None else f"{mbps:g} Mbit/s"
+
+
+def _of_better(row: Mapping[str, Any]) -> str:
+    if row["of_better"] is None:
+        return "-"
+    return f"{row['of_better']:.3f} ({row['encoded_on_edge']} of {row['tasks']} on the edge node)"
 
 
 def _percent(share: float | None) -> str:
@@ -298,7 +340,7 @@ class Table4(Experiment):
         encoders = encoders_of(kind, load_manifest())
         links = links_of(chosen.latency, chosen.bandwidth and [mbps or None for mbps in chosen.bandwidth], quick=quick)
         check_fleet(run.profile)
-        run.takes(tasks + 1)
+        run.takes(tasks + _MOST_WARM_UP)
         run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
         turns = turns_of(run.profile, links, encoders)
 
@@ -332,7 +374,8 @@ class Table4(Experiment):
                         bandwidth_mbps=mbps,
                         **answers,
                     )
-        for on, shown in ((Tier.END, "an end device"), (Tier.EDGE, "an edge node")):
+        run.note("with auto, the first 4 tasks do not count: the scheduler measures each place with two of them")
+        for on, shown in ((EncodeOn.END, "an end device"), (EncodeOn.EDGE, "an edge node")):
             if times := [ms for point in run.points if point["encode_on"] == on for ms in point["encode_ms"]]:
                 each = spread(times)
                 run.note(
@@ -346,18 +389,26 @@ class Table4(Experiment):
             (point for point in record["points"] if point["encode_on"] is not None),
             key=lambda point: (
                 point["upper"] != Tier.CLOUD,
-                point["encode_on"] != Tier.END,
+                list(EncodeOn).index(point["encode_on"]),
                 -(point["bandwidth_mbps"] or math.inf),
                 point["latency_s"],
             ),
         )
-        return [_row(point, without[_cell(point)], record["config"]) for point in ranked]
+        return [
+            _row(
+                point,
+                without[_cell(point)],
+                [each for each in ranked if _cell(each) == _cell(point) and each["encode_on"] != EncodeOn.AUTO],
+                record["config"],
+            )
+            for point in ranked
+        ]
 
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
                 "encoding on, for | network | limit | latency, s | without, ms | with, ms | overhead | "
-                "of it encoding | communication | paper | kB sent | tasks"
+                "of it encoding | communication | of the better place | paper | kB sent | tasks"
             ),
             spare=("tasks", "network", "kB sent", "communication", "of it encoding"),
             rows=[
@@ -371,6 +422,7 @@ class Table4(Experiment):
                     _percent(row["overhead"]),
                     _percent(row["encoding"]),
                     _percent(row["communication"]),
+                    _of_better(row),
                     _percent(row["paper_overhead"]),
                     f"{row['upload_bytes_with'] / 1000:.0f} for {row['upload_bytes_without'] / 1000:.0f}",
                     str(row["tasks"]),

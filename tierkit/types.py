@@ -163,6 +163,15 @@ class Privacy(StrEnum):
     BOTTLENECK = "bottleneck"
 
 
+class EncodeOn(StrEnum):
+    """The place where a job's images are encoded: the end device, a trusted edge node, or `auto`, whichever of the two
+    is expected to cost a task less time."""
+
+    END = "end"
+    EDGE = "edge"
+    AUTO = "auto"
+
+
 class EncoderKind(StrEnum):
     """Whose output a device sends in place of pixels: the upper network's own first convolution (section 3.5 of the
     paper), or a narrow encoder that was trained to be hard to invert."""

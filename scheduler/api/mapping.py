@@ -17,6 +17,7 @@ from scheduler.api.routing import (
     SmallBody,
 )
 from scheduler.api.schemas import AdaptiveReport, LinkReport, MappingReport, Pair, SiteMapping
+from scheduler.api.sites import cloud_share
 from scheduler.core.site import NO_SITE
 from scheduler.jobs.service import Scheduler
 from scheduler.placement.adaptive.pilot import Pilot
@@ -77,7 +78,7 @@ async def get_mapping(
         if seen.only or not any(wanted)
         else f"each site has its own; no site: {n_map.reason}",
         theta_cloud=placement.theta_cloud(now, site),
-        cloud_share=_actual_share(scheduler, site, now),
+        cloud_share=cloud_share(scheduler, site, now),
         pairs=pairs,
         formulas=_formulas(placement, shown, site, tasks=tasks, now=now),
         links={
@@ -85,6 +86,14 @@ async def get_mapping(
             for tier, link in placement.links().items()
         },
         sites=[_of_site(scheduler, each, now) for each in wanted if each],
+        encoding=pilot.encoding.estimates(
+            {
+                device.node_id
+                for each in wanted
+                for tier in (Tier.END, Tier.EDGE)
+                for device in scheduler.devices.alive(tier, now, each)
+            }
+        ),
         adaptive=adaptive,
     )
 
@@ -97,14 +106,9 @@ def _of_site(scheduler: Scheduler, site: str, now: float) -> SiteMapping:
         n_map=n_map.value,
         n_map_reason=n_map.reason,
         theta_cloud=placement.theta_cloud(now, site),
-        cloud_share=_actual_share(scheduler, site, now),
+        cloud_share=cloud_share(scheduler, site, now),
         cloud_nodes=round(placement.cloud_nodes(site, now), 6),
     )
-
-
-def _actual_share(scheduler: Scheduler, site: str, now: float) -> float | None:
-    share = scheduler.dispatcher.cloud_shares.of(site, scheduler.placement.theta_cloud(now, site))
-    return None if share is None or share.actual is None else round(share.actual, 6)
 
 
 def _planned(placement: Placement, pilot: Pilot, site: str, now: float) -> list[Pair]:

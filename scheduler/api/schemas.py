@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from encryption.audit.kept import KeptAudit
+from scheduler.placement.adaptive.encoding import EncodingEstimate
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme, Tier
 
@@ -86,6 +87,9 @@ class MappingReport(BaseModel):
     formulas: dict[str, dict[str, Any]] = Field(description="Of the site, or of the nodes of no site.")
     links: dict[Tier, LinkReport] = Field(description="From the scheduler to an end device, and from there upwards.")
     sites: list[SiteMapping] = Field(description="Each site of the fleet, if it has any.")
+    encoding: list[EncodingEstimate] = Field(
+        description="Measured times to encode an image, of the end devices and edge nodes that have encoded."
+    )
     adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
 
 

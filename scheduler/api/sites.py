@@ -19,7 +19,7 @@ from tierkit.types import Health, Scheme, SiteHealth, Tier
 from tierkit.wire.api import SiteChange, SiteList, SiteNow
 from tierkit.wire.messages import NODE_ID_PATTERN
 
-__all__ = ["sites", "sites_now"]
+__all__ = ["cloud_share", "sites", "sites_now"]
 
 _MOST_TOLD = 3
 """Nodes in the reason of a site."""
@@ -130,6 +130,13 @@ def sites_now(scheduler: Scheduler, seen: SitesSeen, now: float) -> tuple[SiteNo
     return tuple(_site_now(scheduler, site, now) for site in known if site != NO_SITE and seen.site(site))
 
 
+def cloud_share(scheduler: Scheduler, site: str, now: float) -> float | None:
+    """The cloud's actual share of the images in the scheme `mapping` since the planned share of the site last changed;
+    None before the first."""
+    share = scheduler.dispatcher.cloud_shares.of(site, scheduler.placement.theta_cloud(now, site))
+    return None if share is None or share.actual is None else round(share.actual, 6)
+
+
 def _site_now(scheduler: Scheduler, site: str, now: float) -> SiteNow:
     devices, placement = list(scheduler.devices.members(site)), scheduler.placement
     health, reason = _health(scheduler, site, devices, now)
@@ -144,6 +151,7 @@ def _site_now(scheduler: Scheduler, site: str, now: float) -> SiteNow:
         images_per_s=round(sum(images_per_s(device.node_id) for device in devices), 1),
         n_map=placement.n_map(now, site).value,
         theta_cloud=placement.theta_cloud(now, site),
+        cloud_share=cloud_share(scheduler, site, now),
         cloud_nodes=round(placement.cloud_nodes(site, now), 3),
     )
 

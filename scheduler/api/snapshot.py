@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from scheduler.api.sites import sites_now
+from scheduler.api.sites import cloud_share, sites_now
 from scheduler.core.device import Device, DeviceView
 from scheduler.core.site import ALL_SITES, NO_SITE, SitesSeen
 from scheduler.history.record import COLUMNS
@@ -118,6 +118,10 @@ class FleetSnapshot:
     """All of them."""
     figures: dict[str, float | None]
     """The last second; names as in the history."""
+    theta_cloud: float | None = None
+    """The cloud's planned share of the tasks (Eq. 5), of a fleet without sites; null if the scheme is not mapping."""
+    cloud_share: float | None = None
+    """The cloud's actual share, as in the mapping."""
     sites: tuple[SiteNow, ...] = ()
     """All sites that the caller may see; none in a fleet without sites."""
     site: str | None = None
@@ -193,6 +197,8 @@ class Snapshots:
     def _take(self, seen: SitesSeen) -> FleetSnapshot:
         now, scheduler = self._clock(), self._scheduler
         views = self._views(seen, now)
+        sited = bool(seen.allowed) or scheduler.devices.sites not in ([], [NO_SITE])
+        planned = scheduler.settings.scheme is Scheme.MAPPING and not sited
         _, rows = self.record.seconds.since(self.record.wall(now) - 2)
         last = rows[-1].tolist() if len(rows) else []
         return FleetSnapshot(
@@ -205,6 +211,8 @@ class Snapshots:
             jobs=(),
             unfinished=scheduler.unfinished,
             figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
+            theta_cloud=scheduler.placement.theta_cloud(now) if planned else None,
+            cloud_share=cloud_share(scheduler, NO_SITE, now) if planned else None,
             sites=sites_now(scheduler, seen, now),
             site=seen.only,
         )

@@ -116,6 +116,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     """`event` as it came over the wire."""
     site: str | None = None
     """Site of the device that gave a coarse answer; None: no site."""
+    theta_cloud: float | None = None
+    """Of a fine answer in the scheme `mapping`: the cloud's planned share when its task was sent. Not stored."""
 
 
 FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from models.escalation import Tuning
 from scheduler.core.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
-from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import EncodeOn, Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, UpstreamLoss
 from tierkit.wire.messages import SiteName
 from tierkit.wire.releases import RELEASE_REF_PATTERN
 
@@ -54,9 +54,10 @@ class PolicyRequest(BaseModel):
     """The form in which images may leave the end device: auto (pixels to trusted nodes, features to the others), none
     (only pixels), conv1 or bottleneck (the features of that encoder, to every upstream node)."""
 
-    encode_on: Literal["end", "edge"] = "end"
-    """The place where images are encoded: the end device, or a trusted edge node, which gets their pixels and forwards
-    the features. A trusted edge node that is itself the upstream node answers from the pixels."""
+    encode_on: EncodeOn = EncodeOn.END
+    """The place where images are encoded: the end device (end), or a trusted edge node, which gets their pixels and
+    forwards the features (edge). A trusted edge node that is itself the upstream node answers from the pixels. auto:
+    for each task the way of these two that is expected to take less time, by measurement."""
 
     feature_form: FeatureForm = FeatureForm.UINT8
     """Encoding of features: uint8, float16 or float32."""
@@ -112,8 +113,7 @@ class JobRules(Struct, frozen=True, kw_only=True):
     """Rules of a job: the release whose networks answer it, and the forms of images that may go up."""
 
     privacy: Privacy = Privacy.AUTO
-    encode_on: Tier = Tier.END
-    """Tier on which they are encoded: end or edge."""
+    encode_on: EncodeOn = EncodeOn.END
     feature_form: FeatureForm = FeatureForm.UINT8
     as_tuned: bool = False
     """True if only encoders that are cut from the network itself may be used: thresholds were tuned on its answers, and
@@ -126,7 +126,7 @@ class JobRules(Struct, frozen=True, kw_only=True):
         """The rules of an accepted policy."""
         return cls(
             privacy=policy.privacy,
-            encode_on=Tier(policy.encode_on),
+            encode_on=policy.encode_on,
             feature_form=policy.feature_form,
             as_tuned=bool(policy.gates),
             release=policy.release_number,

@@ -362,7 +362,9 @@ class _Step:
                     self._no_upstream(job, task)
             case FineEvent():
                 task.blame.deaths.clear()
-                self._finish_task(job, task, "fine", event, line)
+                self._close(job, task, "fine")
+                answer = job.answer(task, "final", "fine", event, line, self._now)
+                self.effects.append(events.Deliver(replace(answer, theta_cloud=attempt.facts.theta_cloud)))
             case FallbackEvent() if may_retry and event.reason not in ("deadline", "damaged"):
                 attempt.fallback, attempt.phase = (event, line), Phase.ANSWERED
             case RoutedEvent() if may_retry and any(loss.reason != "deadline" for loss in without(event).values()):

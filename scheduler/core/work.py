@@ -200,6 +200,8 @@ class AttemptFacts:
     started: float
     started_at: float
     """Wall clock, seconds since 1970."""
+    theta_cloud: float | None = None
+    """The cloud's planned share (Eq. 5) when it was sent; None in other schemes than `mapping`."""
     deadline: float
     """When it is given up."""
     due_at: float = 0.0

@@ -288,16 +288,20 @@ class Dispatcher:
 
     def _allowed(
         self, job: OpenJob, task: OpenTask, device: Device, nodes: tuple[Node, ...], now: float
-    ) -> Sequence[Upstream]:
+    ) -> list[tuple[Upstream, str]]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
-        after tier where images go up one by one."""
+        after tier where images go up one by one. Each with the reason for the place of encoding, "" where there is one
+        place."""
         if task.tries.refused and not task.coarse:
-            return ()
+            return []
         policy = job.facts.policy
         if policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(policy.gates, nodes, 0 if policy.scheme is Scheme.ADAPTIVE else job.sent)
-        return self._placement.upstreams(device, nodes, job.facts.rules, now, content=job.facts.content)
+        ways = self._placement.ways(device, nodes, job.facts.rules, now, content=job.facts.content)
+        images, stepwise = task.facts.images, bool(policy.gates)
+        choose = self.pilot.encoding.choose
+        return [choose(device.node_id, images, entries, stepwise=stepwise) for entries in ways]
 
     def _has_upstream(self, job: OpenJob, now: float) -> bool:
         policy = job.facts.policy
@@ -367,7 +371,7 @@ class Dispatcher:
                 continue
             route = self._placement.route(job.facts.policy.scheme, device.node_id, now, job.facts.rules)
             allowed = self._allowed(job, task, device, route.for_task(job.sent), now)
-            upper = sorted(allowed, key=lambda node: node.node_id in busy)
+            upper = sorted(allowed, key=lambda each: each[0].node_id in busy)
             if task.coarse and not upper:
                 continue
             why = f"hedge: the attempt on {' and '.join(sorted(busy))} takes longer than 95 % of them"
@@ -419,7 +423,7 @@ class Dispatcher:
         job: OpenJob,
         task: OpenTask,
         device: Device,
-        upper: Sequence[Upstream],
+        upper: Sequence[tuple[Upstream, str]],
         now: float,
         *,
         why: str,
@@ -434,9 +438,11 @@ class Dispatcher:
             # The coarse answer is there, and which of its images go up.
             stages = (stages[0].model_copy(update={"below": None, "only": task.coarse.unsure}), *stages[1:])
         if task.blame.tried:
-            upper = sorted(upper, key=lambda node: node.node_id in task.blame.tried)
-        above = {node.node_id: self._ledger.get(node.node_id) for node in upper}
-        first = above[upper[0].node_id] if upper else None
+            upper = sorted(upper, key=lambda each: each[0].node_id in task.blame.tried)
+        upstreams = tuple(node for node, _ in upper)
+        above = {node.node_id: self._ledger.get(node.node_id) for node in upstreams}
+        first = above[upstreams[0].node_id] if upper else None
+        said = [words for node, where in upper[:1] for words in (where, in_words(node)) if words]
         return AttemptFacts(
             id=next(self._ids),
             job_id=job.facts.job_id,
@@ -450,16 +456,17 @@ class Dispatcher:
             reading=node.reading,
             release=release,
             site=device.site,
-            upstreams=tuple(upper),
+            upstreams=upstreams,
             incarnations={node_id: node.incarnation for node_id, node in above.items()},
             stages=stages if upper else (),
-            why="; ".join([why, *map(in_words, upper[:1])]),
+            why="; ".join([why, *said]),
             planned=policy.scheme is Scheme.ADAPTIVE,
             hedge=hedge,
             too_late=too_late,
             # A threshold for the coarse answer needs its probabilities, which the device alone has.
             fine_only=bool(task.coarse) and not (stages and stages[0].below is not None),
             trial=device.wrong.count > 0 and device.node_id not in task.blame.tried,
+            theta_cloud=self._placement.theta_cloud(now, device.site) if policy.scheme is Scheme.MAPPING else None,
             started=now,
             started_at=time.time(),
             deadline=attempt_deadline(self._state.limits, job.facts, task.started, now),
@@ -602,6 +609,7 @@ class Dispatcher:
 
     def _on_dispatch(self, dispatch: events.Dispatch) -> None:
         facts = dispatch.attempt
+        self.pilot.encoding.sent(facts)
         active, registration = self._active[facts.job_id], self._ledger.get(facts.node_id).registration
         task = self._state.jobs[facts.job_id].open[facts.task]
         self._spans[facts.id] = Span("attempt", active.span.trace)
@@ -655,6 +663,7 @@ class Dispatcher:
             case FineEvent():
                 self.record.passed(facts.node_id, event.node_id, facts.images)
                 self._learn_upstream(facts, event, most_s, now)
+                self.pilot.encoding.answered(facts, event, most_s)
                 self._count_share(facts, event, now)
             case RoutedEvent():
                 active = self._active.get(facts.job_id)
@@ -664,10 +673,13 @@ class Dispatcher:
                     self.record.passed(facts.node_id, answer.node_id, len(answer.indices))
                 for answer in event.answers[:1]:
                     self._learn_upstream(facts, answer, most_s, now)
+                for answer in event.answers:
+                    self.pilot.encoding.answered(facts, answer, most_s)
+            case FallbackEvent():
+                self.pilot.encoding.failed(facts)
 
     def _count_share(self, facts: AttemptFacts, answer: FineEvent, now: float) -> None:
-        active = self._active.get(facts.job_id)
-        if active is None or active.facts.policy.scheme is not Scheme.MAPPING:
+        if facts.theta_cloud is None:
             return
         site = self._ledger.site_of(facts.node_id) or NO_SITE
         if (planned := self._placement.theta_cloud(now, site)) is not None:

@@ -98,6 +98,10 @@ class Progress:
         """Coarse answers of tasks without a final answer, by first image."""
         self._by_node: dict[str, dict[str, Any]] = {}
         self._sent: dict[str, dict[str, float]] = {}
+        self._theta_cloud = 0.0
+        """Sum of the cloud's planned shares of the images whose planned share is known."""
+        self._shared = dict.fromkeys(Tier, 0)
+        """These images, by the tier that answered."""
         self._latencies: dict[str, list[tuple[float, int]]] = {"coarse": [], "fine": []}
         self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0, "final_coarse": 0}
         self._known = {"coarse": 0, "fine": 0, "final_coarse": 0}
@@ -116,11 +120,16 @@ class Progress:
             self._count_coarse(event, first_image, at)
             return
         for sent in sent_of(event):
-            form = self._sent.setdefault(sent.form, {"tasks": 0, "upload_bytes": 0, "relay_bytes": 0, "encode_ms": 0.0})
+            nothing = {"tasks": 0, "upload_bytes": 0, "relay_tasks": 0, "relay_bytes": 0, "encode_ms": 0.0}
+            form = self._sent.setdefault(sent.form, nothing)
             form["tasks"] += 1
+            form["relay_tasks"] += sent.relay_bytes > 0
             form["upload_bytes"] += sent.upload_bytes
             form["relay_bytes"] += sent.relay_bytes
             form["encode_ms"] = round(form["encode_ms"] + sent.encode_ms, 3)
+        if isinstance(event, FineEvent) and answer.theta_cloud is not None:
+            self._theta_cloud += answer.theta_cloud * images
+            self._shared[event.tier] += images
         if _is_quarantine(event):
             self._quarantined.append((first_image, answer.images))
         standing = np.array(self._coarse_labels.pop(first_image, ()), np.int32)
@@ -202,6 +211,7 @@ class Progress:
 
     def summary(self) -> dict[str, Any]:
         """The figures by their names in the job API."""
+        shared = sum(self._shared.values())
         return {
             "answered_coarse": self.answered_coarse,
             "answered_fine": self.answered_fine,
@@ -217,6 +227,8 @@ class Progress:
             "fine_accuracy": _share(self._right["fine"], self._known["fine"]),
             "coarse_from_fine_accuracy": _share(self._right["coarse_from_fine"], self._known["fine"]),
             "sent_up": dict(self._sent_up),
+            "theta_cloud": _share(round(self._theta_cloud, 6), shared),
+            "cloud_share": _share(self._shared[Tier.CLOUD], shared),
             "final_tier": {str(tier): images for tier, images in self._final_tier.items() if images},
             "final_coarse_accuracy": _share(self._right["final_coarse"], self._known["final_coarse"]),
             **_percentiles(self._latencies),
@@ -258,7 +270,7 @@ def _is_quarantine(event: TaskEvent) -> bool:
     return False
 
 
-def _share(part: int, whole: int) -> float | None:
+def _share(part: float, whole: int) -> float | None:
     return part / whole if whole else None
 
 

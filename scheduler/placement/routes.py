@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from encryption.noise import job_key
-from encryption.policy import Form, Trust, decide_form
+from encryption.policy import Form, Trust, decide_form, preferred
 from models.manifest import EncoderEntry, Manifest
 from scheduler.core.device import Device, Node
 from scheduler.core.fleet import Ledger
@@ -20,7 +22,7 @@ from scheduler.placement.mapping import FleetTimes, Reach, Route, TaskTimes, map
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden, OtherNetworks
 from tierkit.inference.upstreams import is_allowed
-from tierkit.types import EncoderKind, Privacy, Scheme, Share, Tier
+from tierkit.types import EncodeOn, EncoderKind, Privacy, Scheme, Share, Tier
 from tierkit.wire.messages import Encoding, ModelOffer, Registration, Relay, Upstream
 
 __all__ = ["IN_FORCE", "PAPER_BATCH", "LinkTime", "MapCount", "Placement", "in_words"]
@@ -52,6 +54,9 @@ _LINK_CHANGE, _LINK_CHANGE_S = 1.2, 0.001
 seconds: otherwise N_map would change to and fro."""
 
 Known = TypeVar("Known")
+
+_Way = tuple[EncoderEntry | None, Relay | None]
+"""A way of images to an upstream node: the encoder (None: pixels), and the node that encodes for the end device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +499,7 @@ class Placement:
             ends, trouble, can = self._senders(target, now, site), None, False
             for end in (end for end in ends if self._may_send(end, target)):
                 try:
-                    self._encoder_for(end, target, rules, now)
+                    self._ways(end, target, rules, now)
                     can = True
                 except (Conflict, Forbidden) as exc:
                     trouble = trouble or Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}")
@@ -561,60 +566,90 @@ class Placement:
         self, end: Device, nodes: Sequence[Node], rules: JobRules, now: float, *, content: str
     ) -> list[Upstream]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. The last decision before a task is sent, for any purpose.
+        the form in which they do. With `encode_on=auto`, the first of `ways`."""
+        return [entries[0] for entries in self.ways(end, nodes, rules, now, content=content)]
+
+    def ways(
+        self, end: Device, nodes: Sequence[Node], rules: JobRules, now: float, *, content: str
+    ) -> list[list[Upstream]]:
+        """The route entries of each node to which images may go from this device: more than one only with
+        `encode_on=auto`, and then first the one with which the device encodes. This is the last decision
+        before a task is sent.
 
         Args:
             content: digest of the job's images.
         """
-        entries: list[Upstream] = []
+        found: list[list[Upstream]] = []
         for node in nodes:
             target = self._devices.find(node.node_id)
             if target is None or not self._may_send(end, target):
                 continue
             try:
-                encoder, relay = self._encoder_for(end, target, rules, now)
+                ways = self._ways(end, target, rules, now)
             except (Conflict, Forbidden):
                 continue
-            encoding = None
-            if encoder is not None:
-                encoding = Encoding(
-                    name=encoder.name,
-                    head=encoder.head.sha256,
-                    tail=encoder.tail.sha256,
-                    form=rules.feature_form,
-                    noise_key=job_key(self._secret, content) if encoder.noise else "",
-                )
             present = self.held(target, rules.release)
-            if present is None:
-                continue
-            entries.append(
-                Upstream(
-                    node_id=present.node_id,
-                    url=present.url,
-                    tier=target.tier,
-                    model=present.model if encoder is None else encoder.name,
-                    sha256=present.sha256 if encoder is None else encoder.tail.sha256,
-                    reading=present.reading if encoder is None else "",
-                    encoding=encoding,
-                    relay=relay,
-                    key=target.registration.key,
-                )
-            )
-        return entries
+            if present is not None:
+                found.append([self._entry(present, target, way, rules, content) for way in ways])
+        return found
 
-    def _encoder_for(
-        self, end: Device, target: Device, rules: JobRules, now: float
-    ) -> tuple[EncoderEntry | None, Relay | None]:
-        """How images get from an end device to an upstream node: with which encoder, and who encodes in its place.
+    def _entry(self, present: Node, target: Device, way: _Way, rules: JobRules, content: str) -> Upstream:
+        encoder, relay = way
+        encoding = None
+        if encoder is not None:
+            encoding = Encoding(
+                name=encoder.name,
+                head=encoder.head.sha256,
+                tail=encoder.tail.sha256,
+                form=rules.feature_form,
+                noise_key=job_key(self._secret, content) if encoder.noise else "",
+            )
+        return Upstream(
+            node_id=present.node_id,
+            url=present.url,
+            tier=target.tier,
+            model=present.model if encoder is None else encoder.name,
+            sha256=present.sha256 if encoder is None else encoder.tail.sha256,
+            reading=present.reading if encoder is None else "",
+            encoding=encoding,
+            relay=relay,
+            key=target.registration.key,
+        )
+
+    def _ways(self, end: Device, target: Device, rules: JobRules, now: float) -> list[_Way]:
+        """The ways of images from an end device to an upstream node: with `encode_on=auto` up to two, and then first
+        the one of `encode_on=end`.
 
         Raises:
-            Conflict, Forbidden: as `decide_form`.
+            Conflict, Forbidden: see `decide_form`.
         """
         if self._gets_pixels(target, rules):
-            return None, None
+            return [(None, None)]
+        if rules.encode_on is not EncodeOn.AUTO:
+            return [self._way(end, target, rules, now)]
+        ways: list[_Way] = []
+        trouble: Conflict | Forbidden | None = None
+        for place in (EncodeOn.END, EncodeOn.EDGE):
+            try:
+                ways.append(self._way(end, target, replace(rules, encode_on=place), now))
+            except (Conflict, Forbidden) as exc:
+                trouble = trouble or exc
+        if trouble is not None and not ways:
+            raise trouble
+        # A quicker place must not lead to an encoder that hides less.
+        best = preferred([encoder.kind for encoder, _ in ways if encoder is not None])
+        return [(encoder, relay) for encoder, relay in ways if encoder is None or encoder.kind is best]
+
+    def _way(self, end: Device, target: Device, rules: JobRules, now: float) -> _Way:
+        """The way of images from an end device to an upstream node; `encode_on` is not `auto`.
+
+        Raises:
+            Conflict, Forbidden: see `decide_form`.
+        """
+        on_edge = rules.encode_on is EncodeOn.EDGE
         relays: list[Device] = []
         holders = [end]
-        if rules.encode_on is Tier.EDGE:
+        if on_edge:
             holders = relays = [
                 device
                 for device in self._devices.alive(Tier.EDGE, now, end.site)
@@ -625,13 +660,13 @@ class Placement:
             ]
         served = self._served(target, rules)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
-        encodes = rules.encode_on is Tier.EDGE and target.tier is Tier.EDGE
+        encodes = on_edge and target.tier is Tier.EDGE
         lacking = _lacking(rules, end, target, relays, {encoder.kind for encoder in served})
         form = decide_form(rules.privacy, self._trust(target), common, encodes=encodes, lacking=lacking)
         if form is Form.PIXELS:
             return None, None
         encoder = common[EncoderKind(form.value)]
-        if rules.encode_on is not Tier.EDGE:
+        if not on_edge:
             return encoder, None
         able = [relay for relay in relays if _holds(relay, encoder)]
         # Each device keeps to one of them, and they share the devices.
@@ -663,7 +698,7 @@ class Placement:
             return not ends or any(self._may_send(end, target) for end in ends)
         for end in (end for end in ends if self._may_send(end, target)):
             try:
-                self._encoder_for(end, target, rules, now)
+                self._ways(end, target, rules, now)
             except (Conflict, Forbidden):
                 continue
             return True
@@ -745,7 +780,7 @@ def _lacking(rules: JobRules, end: Device, target: Device, relays: Sequence[Devi
     wanted = {kind for kind in EncoderKind if rules.privacy in (Privacy.AUTO, Privacy(kind.value))}
     if wanted.isdisjoint(served):
         return f"{target.node_id} lacks the tail {_HERE}"
-    if rules.encode_on is not Tier.EDGE:
+    if rules.encode_on is not EncodeOn.EDGE:
         return f"{end.node_id} lacks the head {_HERE}"
     if not relays:
         return f"there is no trusted edge node beside {target.node_id} to encode"

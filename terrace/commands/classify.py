@@ -21,7 +21,7 @@ from tierkit.client import Client, ImageResult, Job, PolicyFields
 from tierkit.errors import InvalidInput
 from tierkit.picture_files import told
 from tierkit.plaintext import one_line
-from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import EncodeOn, Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
 
@@ -65,7 +65,7 @@ class JobOptions:
     ] = None
     privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave the end device.")] = None
     encode_on: Annotated[
-        LowestTier | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
+        EncodeOn | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
     ] = None
     feature_form: Annotated[FeatureForm | None, typer.Option(help="How encoded images are written.")] = None
     weight: Annotated[

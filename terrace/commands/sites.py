@@ -48,9 +48,9 @@ def show(client: Client, site: SiteName, json: Json = False) -> None:
     line = Text.assemble((now.site, "bold"), "  ", site_health_text(now.health))
     console.print(line.append(f": {now.reason}" if now.reason else ""), soft_wrap=True)
     n_map = "-" if now.n_map is None else f"{now.n_map}"
-    theta = "-" if now.theta_cloud is None else f"{now.theta_cloud:.2f}"
+    theta, actual = ("-" if share is None else f"{share:.2f}" for share in (now.theta_cloud, now.cloud_share))
     console.print(
-        f"share {now.share}   end devices per edge node {n_map}   share of the cloud {theta}   "
+        f"share {now.share}   end devices per edge node {n_map}   share of the cloud {theta} (actual {actual})   "
         f"cloud nodes for it {now.cloud_nodes:.2f}   images a second {now.images_per_s:,.1f}",
         soft_wrap=True,
     )

@@ -243,6 +243,22 @@ def test_what_goes_up_a_tier_is_said(fleet: Fleet, open_page: OpenPage) -> None:
     expect(page.get_by_test_id("escalation")).to_contain_text("edge")
 
 
+def test_the_cloud_s_planned_and_actual_share_stand_beside_each_other(fleet: Fleet, open_page: OpenPage) -> None:
+    job, other = (finished(fleet, pictures(10), scheme=scheme) for scheme in ("mapping", "end-cloud"))
+    known = httpx.get(f"{fleet.url}/v1/jobs/{job}").json()
+    planned, actual = (f"{100 * known[name]:.1f} %" for name in ("theta_cloud", "cloud_share"))
+    page = open_page(f"{fleet.url}/ui/jobs/{job}")
+    row = page.locator("div:has(> dt:text-is('Cloud'))")
+    expect(row).to_contain_text(f"{planned} of the images planned (Eq. 5), {actual} in the end")
+    page.goto(f"{fleet.url}/ui")
+    figures = page.locator(".figures")
+    expect(figures).to_contain_text("of the tasks planned for the cloud (Eq. 5)")
+    expect(figures).to_contain_text("of the images went to the cloud")
+    page.goto(f"{fleet.url}/ui/jobs/{other}")
+    expect(page.get_by_test_id("counts")).to_contain_text("10 fine answers")
+    expect(row).to_be_hidden()
+
+
 def test_where_all_tiers_answer_the_same_classes_the_answers_have_other_names(
     fleet: Fleet, open_page: OpenPage
 ) -> None:

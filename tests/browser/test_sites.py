@@ -57,6 +57,7 @@ def site_now(name: str, health: str = "ok", **changes: Any) -> dict[str, Any]:
         "images_per_s": 12.0,
         "n_map": 2,
         "theta_cloud": 0.25,
+        "cloud_share": 0.2,
         "cloud_nodes": 0.5,
         **changes,
     }
@@ -77,6 +78,8 @@ def snapshot(
         "jobs": [],
         "unfinished": 0,
         "figures": {"first": 1000.0, "first_p50_ms": 12.0},
+        "theta_cloud": None,
+        "cloud_share": None,
         "sites": sites,
         "site": site,
         **changes,

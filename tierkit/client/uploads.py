@@ -27,6 +27,7 @@ from tierkit.errors import InvalidInput
 from tierkit.picture_files import told
 from tierkit.tensors import Array
 from tierkit.types import (
+    EncodeOn,
     Escalate,
     FeatureForm,
     OnBadInput,
@@ -70,7 +71,7 @@ class PolicyFields(TypedDict, total=False):
     deadline_s: float | None
     task_deadline_s: float | None
     privacy: Privacy | str | None
-    encode_on: Tier | str | None
+    encode_on: EncodeOn | str | None
     feature_form: FeatureForm | str | None
     weight: float | None
     recovery: Recovery | str | None

@@ -165,6 +165,8 @@ class SentShare(_Value):
     """Answers of upstream nodes; one per task and tier."""
     upload_bytes: int
     """Bodies of the requests to the upstream nodes."""
+    relay_tasks: int = 0
+    """Those of them for which an edge node encoded."""
     relay_bytes: int = 0
     """Bodies of the requests to edge nodes that encoded."""
     encode_ms: float = 0.0
@@ -216,6 +218,11 @@ class Job(_Value):
     """Images sent to a tier, where they go up one by one."""
     final_tier: Mapping[Tier, int] = Field(default_factory=dict)
     """Images by the tier whose answer stands."""
+    theta_cloud: float | None = None
+    """The cloud's planned share in the scheme mapping: the mean of Eq. 5 at the dispatch of the tasks, over the images
+    that upstream nodes have answered since the scheduler's last start. None before the first."""
+    cloud_share: float | None = None
+    """The share of these images that the cloud answered."""
     quarantined_images: int = 0
     """Images of tasks that no node gets any more, since three different ones died with them."""
     created_at: datetime | None = None
@@ -394,6 +401,9 @@ class SiteNow(_Value):
     """End devices for each of its edge nodes (Eq. 4); None where there is none to compute it for."""
     theta_cloud: float | None = None
     """Share of its tasks for which its edge nodes have no place (Eq. 5)."""
+    cloud_share: float | None = None
+    """The cloud's actual share of its images in the scheme mapping since that share last changed; None before the
+    first."""
     cloud_nodes: float = 0.0
     """Its share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
     edge nodes of the sites have no place."""

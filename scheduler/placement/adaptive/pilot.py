@@ -19,6 +19,7 @@ from scheduler.core.device import Node
 from scheduler.core.fleet import Ledger
 from scheduler.core.work import Attempt, AttemptFacts
 from scheduler.placement.adaptive.backlog import forecast
+from scheduler.placement.adaptive.encoding import EncodingTimes
 from scheduler.placement.adaptive.estimates import Estimate
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpstreamState, outlook, plan
 from tierkit.types import Tier
@@ -124,6 +125,8 @@ class Pilot:
         self._link_prior_s = link_s
         self._hop_prior_s = hop_s
         self._accuracy = accuracy
+        self.encoding = EncodingTimes()
+        """Where images are encoded with `encode_on=auto`; used by all schemes."""
         self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
         """Estimates of the links between end devices and upstream nodes that have met."""
@@ -184,6 +187,7 @@ class Pilot:
     def forget(self, node_id: str) -> None:
         """The node has left the device list, and has no attempts."""
         self._nodes.pop(node_id, None)
+        self.encoding.forget(node_id)
 
     # --- what shall happen ----------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ const figures = {
   final: figure("answer that stands, median"),
   alive: figure("nodes alive"),
   jobs: figure("unfinished jobs"),
+  planned: figure("of the tasks planned for the cloud (Eq. 5)"),
+  cloud: figure("of the images went to the cloud"),
 };
 
 const map = new FleetMap();
@@ -161,6 +163,10 @@ function showFigures(fleet, site, own, known) {
   const alive = own.filter((node) => node.health === "alive").length;
   const well = site ? total(site.alive) : own.length === known ? alive : (fleet.figures.alive ?? alive);
   text(figures.alive.value, well === known ? number(well) : `${number(well)} of ${number(known)}`);
+  figures.planned.element.hidden = fleet.theta_cloud === null;
+  figures.cloud.element.hidden = fleet.cloud_share === null;
+  text(figures.planned.value, percent(fleet.theta_cloud));
+  text(figures.cloud.value, percent(fleet.cloud_share));
   text(figures.jobs.value, number(site ? fleet.jobs.length : fleet.unfinished));
 }
 

@@ -46,6 +46,7 @@ const facts = {
   Site: el("a"),
   Release: el("a"),
   Scheme: el("span"),
+  Cloud: el("span"),
   Privacy: el("span"),
   Tasks: el("span"),
   Submitted: el("span"),
@@ -158,7 +159,7 @@ const sent = new Table(
     { title: "Form", kind: "name", show: (cell, [form]) => text(cell, form) },
     { title: "Tasks", kind: "number", show: (cell, [, each]) => text(cell, number(each.tasks)) },
     { title: "To upstream nodes", kind: "number", show: (cell, [, each]) => text(cell, size(each.upload_bytes)) },
-    { title: "To encoding edge nodes", kind: "number", show: (cell, [, each]) => text(cell, each.relay_bytes ? size(each.relay_bytes) : "–") },
+    { title: "To encoding edge nodes", kind: "number", show: (cell, [, each]) => text(cell, each.relay_bytes ? `${size(each.relay_bytes)} (${number(each.relay_tasks)} tasks)` : "–") },
     { title: "Encoding took", kind: "number", show: (cell, [, each]) => text(cell, each.encode_ms ? milliseconds(each.encode_ms) : "–") },
   ],
   ([form]) => form,
@@ -242,6 +243,8 @@ function showJob() {
   attribute(facts.Release, "href", job.release && `${root}/ui/releases#release=${encodeURIComponent(job.release)}`);
   /** @type {HTMLElement} */ (facts.Release.closest("div")).hidden = !job.release;
   text(facts.Scheme, job.scheme);
+  text(facts.Cloud, `${percent(job.theta_cloud)} of the images planned (Eq. 5), ${percent(job.cloud_share)} ${ended() ? "in the end" : "so far"}`);
+  /** @type {HTMLElement} */ (facts.Cloud.closest("div")).hidden = job.theta_cloud === null;
   text(facts.Privacy, job.privacy ?? "auto");
   text(facts.Tasks, number(job.tasks));
   text(facts.Submitted, day(job.created_at));

@@ -68,7 +68,7 @@ const sent = new Table(
     { title: "Form", kind: "name", show: (cell, [form]) => text(cell, form === "pixels" ? form : `features (${form})`) },
     { title: "Tasks", kind: "number", show: (cell, [, share]) => text(cell, number(share.tasks)) },
     { title: "Sent up", kind: "number", show: (cell, [, share]) => text(cell, size(share.upload_bytes)) },
-    { title: "To nodes that encoded", kind: "number", show: (cell, [, share]) => text(cell, share.relay_bytes ? size(share.relay_bytes) : "–") },
+    { title: "To nodes that encoded", kind: "number", show: (cell, [, share]) => text(cell, share.relay_bytes ? `${size(share.relay_bytes)} (${number(share.relay_tasks)} tasks)` : "–") },
     { title: "Time spent encoding", kind: "number", show: (cell, [, share]) => text(cell, share.encode_ms ? milliseconds(share.encode_ms) : "–") },
   ],
   ([form]) => form,
@@ -113,7 +113,7 @@ function proven(job) {
   if (!forms.length) return "No answer came from an upstream node.";
   if (!forms.includes("pixels")) {
     if (Object.values(job.sent).some((share) => share.relay_bytes > 0)) return "Pixels went to trusted edge nodes that encoded them; only features went on from there.";
-    const always = (job.privacy === "conv1" || job.privacy === "bottleneck") && job.policy.encode_on !== "edge";
+    const always = (job.privacy === "conv1" || job.privacy === "bottleneck") && (job.policy.encode_on ?? "end") === "end";
     return always ? "No pixels left the end devices: only features went up." : "No pixels left the trusted tiers: all upstream answers came from features.";
   }
   const unknown = upstream(job).filter(([node]) => !nodes.has(node)).map(([node]) => node);
@@ -130,7 +130,7 @@ function draw() {
   const { sent: shares, policy } = shown;
   attribute(facts, "data-job", shown.id);
   text(verdict, (FINAL.has(shown.state) ? "" : "So far: ") + proven(shown));
-  const wishes = [`privacy ${shown.privacy ?? "auto"}`, `encoding on ${policy.encode_on === "edge" ? "edge nodes" : "the end device"} where needed`, `features as ${policy.feature_form ?? "uint8"}`];
+  const wishes = [`privacy ${shown.privacy ?? "auto"}`, `encoding on ${PLACES[policy.encode_on ?? "end"]} where needed`, `features as ${policy.feature_form ?? "uint8"}`];
   text(asked, `The job asked for: ${wishes.join(", ")}.`);
   sent.element.hidden = !Object.keys(shares).length;
   sent.update(Object.entries(shares));
@@ -138,6 +138,9 @@ function draw() {
   answered.element.hidden = !above.length;
   answered.update(above);
 }
+
+/** @type {Record<string, string>} */
+const PLACES = { end: "the end device", edge: "edge nodes", auto: "the end device or an edge node, whichever is quicker," };
 
 const FINAL = new Set(["completed", "failed", "cancelled"]);
 

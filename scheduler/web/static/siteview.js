@@ -27,7 +27,7 @@ export class SiteHead {
     this.share = el("span", { class: "muted" });
     this.pages = el("a", { href: `${root}/ui/live` }, "What its sources see");
     this.orders = el("div", { class: "buttons", "data-testid": "site-orders" });
-    this.figures = { mapped: figure("end devices for each edge node"), theta: figure("of its tasks need the cloud"), cloud: figure("shared cloud nodes for it") };
+    this.figures = { mapped: figure("end devices for each edge node"), theta: figure("of its tasks need the cloud (Eq. 5)"), went: figure("of its images went there"), cloud: figure("shared cloud nodes for it") };
     /** Parts that only a site has, but not the nodes without one. */
     this.whole = el("div", {}, el("p", { class: "site-state" }, this.state, " ", this.reason), el("p", { class: "site-state" }, this.share, this.pages), this.orders);
     /** What stands on the page. */
@@ -48,6 +48,7 @@ export class SiteHead {
     text(this.share, SHARES[site.share]);
     text(this.figures.mapped.value, number(site.n_map));
     text(this.figures.theta.value, percent(site.theta_cloud));
+    text(this.figures.went.value, percent(site.cloud_share));
     text(this.figures.cloud.value, number(site.cloud_nodes));
     attribute(this.pages, "href", `${root}/ui/live${fragment(name)}`);
     if (caller.operates) this.offer(name, nodes);

@@ -54,6 +54,7 @@ export interface SiteNow {
   images_per_s: number;
   n_map: number | null;
   theta_cloud: number | null;
+  cloud_share: number | null;
   cloud_nodes: number;
 }
 
@@ -71,6 +72,8 @@ export interface FleetSnapshot {
   jobs: JobNow[];
   unfinished: number;
   figures: Record<string, number | null>;
+  theta_cloud: number | null;
+  cloud_share: number | null;
   sites: SiteNow[];
   site: string | null;
 }
@@ -95,6 +98,7 @@ export interface History {
 export interface SentShare {
   tasks: number;
   upload_bytes: number;
+  relay_tasks: number;
   relay_bytes: number;
   encode_ms: number;
 }
@@ -124,6 +128,8 @@ export interface Job extends JobNow {
   damaged: DamagedImage[];
   sent_up: Partial<Record<Tier, number>>;
   final_tier: Partial<Record<Tier, number>>;
+  theta_cloud: number | null;
+  cloud_share: number | null;
   created_at: string | null;
   started_at: string | null;
   finished_at: string | null;

@@ -269,6 +269,14 @@ async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplo
         job = await fleet.run(images, scheme="end-cloud", encode_on="edge")
         assert (job.answered_fine, set(job.sent)) == (12, {"bottleneck"})
         assert job.sent["bottleneck"].relay_bytes > images.nbytes
+        # The scheduler chooses between the end devices and that edge node, and measures both first.
+        job = await fleet.run(images, scheme="end-cloud", encode_on="auto", batch_size=1)
+        assert (job.answered_fine, set(job.sent), job.sent["bottleneck"].tasks) == (12, {"bottleneck"}, 12)
+        relayed = job.sent["bottleneck"].relay_tasks
+        assert 0 < relayed < 12
+        reasons = [each.why for each in (await fleet.client.explain(job)).decisions]
+        assert [" encoded on e" in why for why in reasons] == [True] * 12
+        assert sum("encoded on edge-own" in why and why.endswith("by edge-own") for why in reasons) == relayed
         # The cloud fails: the attempts are made again, and in the end the coarse answer stands.
         cloud.refuses = True
         job = await fleet.run(images[:6], scheme="end-cloud")
@@ -365,6 +373,7 @@ async def test_no_byte_of_a_file_reaches_a_node_that_is_not_trusted(tmp_path: Pa
         for policy in (
             {"scheme": "end-cloud"},
             {"scheme": "end-cloud", "encode_on": "edge"},
+            {"scheme": "end-cloud", "encode_on": "auto", "batch_size": 1},
             {"scheme": "end-cloud", "feature_form": "float32", "privacy": "conv1"},
             {"scheme": "end-edge", "privacy": "conv1"},
             {"scheme": "adaptive", "privacy": "conv1"},

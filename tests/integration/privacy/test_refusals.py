@@ -271,6 +271,10 @@ async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **m
             "privacy 'bottleneck' needs that encoder.*cloud-0 lacks the tail",
         ),
         ("its own", [TAIL], {"encode_on": "edge"}, 409, "no trusted edge node beside cloud-0"),
+        ("its own", [TAIL], {"encode_on": "auto"}, 202, ""),
+        ("none", [TAIL], {"encode_on": "auto"}, 409, "end-0 lacks the head"),
+        ("its own", [TAIL], {"encode_on": "auto", "privacy": "none"}, 403, "would send pixels to cloud-0"),
+        ("its own", [TAIL], {"encode_on": "cloud"}, 400, "encode_on"),
         ("its own", [TAIL], {"privacy": "conv2"}, 400, "privacy"),
     ],
 )

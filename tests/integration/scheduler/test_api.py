@@ -454,8 +454,14 @@ async def test_the_mapping_shows_the_cloud_s_planned_and_actual_share_and_the_me
     ):
         before = (await scheduler.http.get("/v1/mapping")).json()
         job = await scheduler.submit(np.zeros((30, 32, 32, 3), np.uint8), batch_size=1, scheme="mapping")
-        assert (await scheduler.finished(job["id"]))["fallback"] == 0
+        done = await scheduler.finished(job["id"])
         after = (await scheduler.http.get("/v1/mapping")).json()
+        fleet = (await scheduler.http.get("/v1/fleet")).json()
+        other = await scheduler.submit(np.zeros((3, 32, 32, 3), np.uint8), batch_size=1, scheme="end-cloud")
+        other = await scheduler.finished(other["id"])
+    assert (done["fallback"], other["fallback"]) == (0, 0)
+    shares = [(each["theta_cloud"], each["cloud_share"]) for each in (done, fleet, other)]
+    assert shares == [(pytest.approx(2 / 3, abs=1e-6),) * 2, (pytest.approx(2 / 3, abs=1e-6),) * 2, (None, None)]
     assert (before["theta_cloud"], before["cloud_share"]) == (pytest.approx(2 / 3, abs=1e-6), None)
     assert (after["theta_cloud"], after["cloud_share"]) == (pytest.approx(2 / 3, abs=1e-6),) * 2
     edge, cloud = after["links"]["edge"], after["links"]["cloud"]

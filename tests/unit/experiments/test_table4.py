@@ -65,6 +65,27 @@ def test_a_run_that_was_stopped_before_the_first_encoded_task_has_no_rows_and_no
     TABLE4.draw(record, Figures())
 
 
+def test_auto_stands_beside_the_better_fixed_place_of_its_cell() -> None:
+    by = {"encoded_by": ["end-1", "edge-1"]}
+    auto = [
+        point("auto", [1045.0, 1055.0], 14.0, **by),  # the edge node needs 1040, the end device 1060
+        point("auto", [1710.0, 1710.0], 20.0, bandwidth_mbps=10.0, **by),
+    ]
+    rows = TABLE4.rows({**RECORD, "points": [*RECORD["points"], *auto]})
+    assert [(row["encode_on"], row["bandwidth_mbps"]) for row in rows[3:]] == [("auto", None), ("auto", 10.0)]
+    assert [(row["of_better"], row["encoded_on_edge"]) for row in rows] == [(None, None)] * 3 + [(1.0096, 1), (0.95, 1)]
+    assert (rows[3]["overhead"], rows[3]["encoding"], rows[3]["slowness"]) == (0.05, 0.014, None)
+    table = TABLE4.table({**RECORD, "points": [*RECORD["points"], *auto]})
+    assert table.rows[3][0] == "auto, cloud"
+    assert "1.010 (1 of 2 on the edge node)" in table.rows[3]
+
+
+def test_without_a_fixed_place_in_its_cell_auto_has_no_ratio() -> None:
+    points = [RECORD["points"][0], point("auto", [1045.0], 14.0, encoded_by=["edge-1"])]
+    (row,) = TABLE4.rows({**RECORD, "points": points})
+    assert (row["of_better"], row["encoded_on_edge"]) == (None, None)
+
+
 def test_the_table_names_way_and_limit() -> None:
     rows = TABLE4.table(RECORD).rows
     assert [row[:3] for row in rows] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -12,7 +13,7 @@ from scheduler.core.policy import JobRules
 from scheduler.placement.routes import Placement
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import OtherNetworks
-from tierkit.types import Privacy, Scheme, Tier
+from tierkit.types import EncodeOn, Privacy, Scheme, Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
 
 
@@ -44,8 +45,8 @@ class World:
         *,
         port: int = 1,
         incarnation: str = "the-first",
-        head: EncoderOffer | None = None,
-        tail: ModelOffer | None = None,
+        heads: Sequence[EncoderOffer] = (),
+        tails: Sequence[ModelOffer] = (),
         allowed: tuple[str, ...] = (),
     ) -> None:
         tier = Tier(node_id.partition("-")[0])
@@ -57,8 +58,8 @@ class World:
                 incarnation=incarnation,
                 tier=tier,
                 url=f"http://127.0.0.1:{port}",
-                models=(offer, tail) if tail else (offer,),
-                encoders=(head,) if head else (),
+                models=(offer, *tails),
+                encoders=tuple(heads),
                 version="0",
                 allowed_upstreams=allowed,
             ),
@@ -166,9 +167,9 @@ def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     world = World(trusted=("end", "edge"))
     world.add("end-1", 7.41)
     head, tail = the_clouds_encoder()
-    world.add("cloud-1", 7.36, tail=tail)
+    world.add("cloud-1", 7.36, tails=[tail])
     assert world.fleet.upper(Tier.CLOUD, 0.0) == []
-    world.add("end-2", 7.41, head=head)
+    world.add("end-2", 7.41, heads=[head])
     assert [node.node_id for node in world.fleet.upper(Tier.CLOUD, 0.0)] == ["cloud-1"]
     nodes = world.fleet.upper(Tier.CLOUD, 0.0)
     assert world.fleet.upstreams(world.devices.get("end-1"), nodes, JobRules(), 0.0, content="") == []
@@ -201,16 +202,87 @@ def test_images_go_where_the_devices_own_list_lets_them():
 def test_an_edge_node_encodes_only_for_clouds_of_its_own_list():
     world = World(trusted=("end", "edge"))
     head, tail = the_clouds_encoder()
-    rules = JobRules(encode_on=Tier.EDGE)
-    world.add("cloud-1", 7.36, port=1, tail=tail)
+    rules = JobRules(encode_on=EncodeOn.EDGE)
+    world.add("cloud-1", 7.36, port=1, tails=[tail])
     world.add("end-1", 7.41, port=2)
-    world.add("edge-1", 5.99, port=3, head=head, allowed=("http://elsewhere",))
+    world.add("edge-1", 5.99, port=3, heads=[head], allowed=("http://elsewhere",))
     assert world.fleet.upper(Tier.CLOUD, 0.0, rules) == []
-    world.add("edge-2", 5.99, port=4, head=head)
+    world.add("edge-2", 5.99, port=4, heads=[head])
     (cloud,) = world.fleet.upper(Tier.CLOUD, 0.0, rules)
     (entry,) = world.fleet.upstreams(world.devices.get("end-1"), [cloud], rules, 0.0, content="")
     assert entry.relay is not None
     assert entry.relay.node_id == "edge-2"
+
+
+def encoders_of(*kinds: str, tier: Tier = Tier.CLOUD) -> tuple[list[EncoderOffer], list[ModelOffer]]:
+    """What a device holds of a tier's encoders of these kinds, and what that tier serves."""
+    network = manifest().default_for(tier).name
+    found = [one for one in manifest().encoders if one.network == network and one.kind in kinds]
+    heads = [EncoderOffer(name=one.name, head=one.head.sha256, tail=one.tail.sha256) for one in found]
+    return heads, [ModelOffer(name=one.name, sha256=one.tail.sha256, ms_per_image=7.36) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("on_end", "on_edge", "tails", "ways"),
+    [
+        (["conv1"], ["conv1"], ["conv1"], [("conv1", None), ("conv1", "edge-1")]),
+        (["conv1"], [], ["conv1"], [("conv1", None)]),
+        ([], ["conv1"], ["conv1"], [("conv1", "edge-1")]),
+        ([], [], ["conv1"], []),
+        (["conv1", "bottleneck"], ["conv1"], ["conv1", "bottleneck"], [("bottleneck", None)]),
+        (["conv1"], ["conv1", "bottleneck"], ["conv1", "bottleneck"], [("bottleneck", "edge-1")]),
+        (["conv1", "bottleneck"], ["conv1", "bottleneck"], ["conv1"], [("conv1", None), ("conv1", "edge-1")]),
+    ],
+)
+def test_auto_offers_the_ways_of_end_and_edge_with_the_encoder_that_hides_the_most(
+    on_end: list[str], on_edge: list[str], tails: list[str], ways: list[tuple[str, str | None]]
+):
+    world = World(trusted=("end", "edge"))
+    world.add("cloud-1", 7.36, port=1, tails=encoders_of(*tails)[1])
+    world.add("end-1", 7.41, port=2, heads=encoders_of(*on_end)[0])
+    world.add("edge-1", 5.99, port=3, heads=encoders_of(*on_edge)[0])
+    end, cloud = world.devices.get("end-1"), world.fleet.node(world.devices.get("cloud-1"))
+    rules = JobRules(encode_on=EncodeOn.AUTO)
+    found = world.fleet.ways(end, [cloud], rules, 0.0, content="")
+    shown = [
+        (entry.encoding and entry.encoding.name.rpartition(".")[2], entry.relay and entry.relay.node_id)
+        for entries in found
+        for entry in entries
+    ]
+    assert shown == ways
+    assert len(found) == bool(ways)
+    first = world.fleet.upstreams(end, [cloud], rules, 0.0, content="")
+    assert first == [entries[0] for entries in found]
+
+
+@pytest.mark.parametrize("privacy", list(Privacy))
+@pytest.mark.parametrize("trusted", [("end",), ("end", "edge"), ("end", "edge", "cloud"), ("end", "cloud")])
+def test_with_auto_no_untrusted_node_gets_pixels(privacy: Privacy, trusted: tuple[str, ...]):
+    world = World(trusted=trusted)
+    for node_id in ("end-1", "edge-1", "edge-2", "cloud-1"):
+        heads, tails = encoders_of("conv1", "bottleneck")
+        edge_heads, edge_tails = encoders_of("conv1", "bottleneck", tier=Tier.EDGE)
+        if node_id == "cloud-1":
+            world.add(node_id, 5.0, port=1, tails=tails)
+        else:
+            world.add(node_id, 5.0, port=2, heads=[*heads, *edge_heads], tails=edge_tails)
+    end = world.devices.get("end-1")
+    nodes = [world.fleet.node(world.devices.get(name)) for name in ("edge-1", "edge-2", "cloud-1")]
+    rules = {place: JobRules(privacy=privacy, encode_on=place) for place in EncodeOn}
+    found = {place: world.fleet.ways(end, nodes, rules[place], 0.0, content="") for place in EncodeOn}
+    every = [entry for entries in found[EncodeOn.AUTO] for entry in entries]
+    for entry in every:
+        if entry.encoding is None:
+            assert world.fleet.trusts(world.devices.get(entry.node_id))
+        if entry.relay is not None:
+            assert world.fleet.trusts(world.devices.get(entry.relay.node_id))
+    if privacy is Privacy.CONV1 and "edge" in trusted:
+        forms = [entry.encoding is None for entry in every if entry.node_id == "edge-1"]
+        assert forms == [False, True]  # features, or pixels from which it answers
+    # Nothing goes a way that neither of the two fixed places takes.
+    fixed = [entry for place in (EncodeOn.END, EncodeOn.EDGE) for entries in found[place] for entry in entries]
+    assert all(entry in fixed for entry in every)
+    assert {entry.node_id for entry in every} == {entry.node_id for entry in fixed}
 
 
 @pytest.mark.parametrize(

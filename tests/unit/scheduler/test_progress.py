@@ -126,6 +126,18 @@ def test_images_that_went_up_one_by_one_count_where_their_answer_comes_from():
     assert summary["fine_p50_ms"] == 9
 
 
+def test_the_cloud_s_planned_and_actual_share_are_about_the_same_images():
+    progress = Progress(None, PARENTS)
+    assert (progress.summary()["theta_cloud"], progress.summary()["cloud_share"]) == (None, None)
+    edge, cloud = fine((0, 0, 2), (0, 0, 0)), replace(fine((1,), (0,)), tier=Tier.CLOUD)
+    for event, first, images, planned in ((edge, 0, 3, 0.5), (cloud, 3, 1, 0.9), (cloud, 4, 1, None)):
+        answer = told(event, "fine", ms=1, first_image=first, images=images)
+        progress.add(replace(answer, theta_cloud=planned))
+    summary = progress.summary()
+    assert summary["theta_cloud"] == pytest.approx((3 * 0.5 + 0.9) / 4)
+    assert summary["cloud_share"] == 1 / 4  # nothing is known of what was planned for the last one
+
+
 @pytest.mark.parametrize("by_image", [False, True])
 def test_images_that_cannot_be_read_count_nowhere_but_among_the_failed(by_image):
     """Image 1 was found out when it came, image 2 by the node; both have answers that mean nothing."""
