@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from encryption.packing import Quantiser
+from models.costs import costs_of
 from models.dataset import Dataset
 from models.evaluate import score
 from models.folders import Images, Labelled
@@ -83,7 +84,8 @@ def _make(
     report: Report,
 ) -> EncoderEntry:
     labels = manifest.labels(network)
-    content = extract_part(verify_file(network, folder).read_bytes(), "head")
+    whole = verify_file(network, folder).read_bytes()
+    content = extract_part(whole, "head")
     head = load_model(network, folder, part="head", threads=threads, labels=labels)
     tail = load_model(network, folder, part="tail", threads=threads, labels=labels)
     quantiser = _measure_range(head, tail, held_out, lambda done: report(f"{network.name}: range", done, len(held_out)))
@@ -105,8 +107,20 @@ def _make(
     return EncoderEntry(
         kind=EncoderKind.CONV1,
         network=network.name,
-        head=PartFile(file=file, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content), part="whole"),
-        tail=PartFile(file=network.file, sha256=network.sha256, size_bytes=network.size_bytes, part="tail"),
+        head=PartFile(
+            file=file,
+            sha256=hashlib.sha256(content).hexdigest(),
+            size_bytes=len(content),
+            costs=costs_of(content, file),
+            part="whole",
+        ),
+        tail=PartFile(
+            file=network.file,
+            sha256=network.sha256,
+            size_bytes=network.size_bytes,
+            costs=costs_of(extract_part(whole, "tail"), network.name),
+            part="tail",
+        ),
         feature_shape=network.cut.shape,
         scale=quantiser.scale,
         zero_point=quantiser.zero_point,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from encryption.features import check_features
 from encryption.serving import HeadModel, NetworkPart, TailModel, offer_of
+from models.choosing import with_choice
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
 from models.serving import decode_of, key_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
@@ -59,6 +60,7 @@ async def load_end(settings: NodeSettings, manifest: Manifest, loaded: Loaded = 
     Raises:
         SetupError: a network cannot be loaded.
     """
+    manifest = await with_choice(settings, Tier.END, manifest, loaded)
     networks = chosen_entries(manifest, settings.model, Tier.END, gpu=settings.provider == "cuda")
     models = await load_models(settings, Tier.END, manifest, loaded)
     heads = await load_heads(settings, manifest, loaded)
@@ -86,6 +88,7 @@ async def load_upper(
     Raises:
         SetupError: a network cannot be loaded.
     """
+    manifest = await with_choice(settings, tier, manifest, loaded)
     served = await load_served(settings, tier, manifest, loaded=loaded)
     heads = await load_heads(settings, manifest, loaded) if encodes else []
     new = (model for models in (served.ready, *served.standby.values()) for model in models)
@@ -141,6 +144,8 @@ async def load_served(
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
     """
+    if loader is None:
+        manifest = await with_choice(settings, tier, manifest, loaded)
     networks = chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda")
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}

@@ -156,6 +156,11 @@ class Tuning(Frozen):
     """Share of the images, for `escalate=budget`."""
     gates: tuple[Gate, ...] = Field(min_length=1)
 
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the networks between which the gates are."""
+        return tuple(dict.fromkeys(side.name for gate in self.gates for side in (gate.lower, gate.upper)))
+
     @cached_property
     def _by_tiers(self) -> dict[tuple[Tier, Tier], Gate]:
         return {(gate.lower.tier, gate.upper.tier): gate for gate in self.gates}

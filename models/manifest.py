@@ -20,7 +20,9 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -33,12 +35,14 @@ from tierkit.types import EncoderKind
 
 __all__ = [
     "MANIFEST_NAME",
+    "Costs",
     "Cut",
     "Digest",
     "EncoderEntry",
     "Fit",
     "Manifest",
     "ModelEntry",
+    "NamedFile",
     "PartFile",
     "PlainName",
     "Resample",
@@ -145,7 +149,31 @@ class Fit(NamedTuple):
         return self._replace(height=self.width, width=self.height)
 
 
-class ModelEntry(Frozen):
+class Costs(Frozen):
+    """What one picture costs; see `models.costs`."""
+
+    macs: NonNegativeInt | None
+    """Multiply-adds of convolutions and matrix products; None if an operator multiplies in an unknown way."""
+    peak_bytes: PositiveInt
+    """Weights, and the tensors that live at once in a batch of one, from the graph."""
+
+
+class Costed(Frozen):
+    """A file of weights whose costs may be known."""
+
+    costs: Costs | None = None
+    """None in manifests that were written before costs were kept, or if nothing could run the network then."""
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_costs(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # So an older manifest keeps its digest, and older nodes can read it.
+        content: dict[str, Any] = written(self)
+        if content.get("costs", 0) is None:
+            del content["costs"]
+        return content
+
+
+class ModelEntry(Costed):
     """One network as it is shipped."""
 
     name: PlainName
@@ -234,6 +262,11 @@ class ModelEntry(Frozen):
         return self.fine_accuracy if self.target == "fine" else self.coarse_accuracy
 
     @property
+    def accuracy_density(self) -> float | None:
+        """Accuracy of its own answers in percent, per million parameters (Bianco et al. 2018)."""
+        return None if self.accuracy is None else 100 * self.accuracy / (self.parameters / 1e6)
+
+    @property
     def input_text(self) -> str:
         """Size of the images and resize rule, for people: "224 x 224, shortest side to 256"."""
         height, width, _ = self.input_shape
@@ -254,7 +287,7 @@ class ModelEntry(Frozen):
         except OSError as error:
             raise WeightsError(f"cannot read {path}: {error.strerror}") from error
         facts = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-        return self.model_copy(update={**facts, "precision": precision})
+        return self.model_copy(update={**facts, "precision": precision, "costs": None})
 
 
 class NamedFile(Frozen):
@@ -266,7 +299,7 @@ class NamedFile(Frozen):
     size_bytes: FileSize
 
 
-class PartFile(Frozen):
+class PartFile(Costed):
     """Where the head or the tail of an encoder lies."""
 
     file: PlainName
@@ -332,7 +365,9 @@ class EncoderEntry(Frozen):
         """The file of a side; that of a tail which is a part of its network has the network's name."""
         part = self.head if side == "head" else self.tail
         own = self.head_name if side == "head" else self.name
-        return NamedFile(name=own if part.part == "whole" else self.network, **part.model_dump(exclude={"part"}))
+        return NamedFile(
+            name=own if part.part == "whole" else self.network, **part.model_dump(exclude={"part", "costs"})
+        )
 
     @property
     def is_cut(self) -> bool:
@@ -361,6 +396,16 @@ class Manifest(Frozen):
     models: tuple[ModelEntry, ...]
     """At least one."""
     encoders: tuple[EncoderEntry, ...] = ()
+    tuned: tuple[PlainName, ...] = ()
+    """Networks that the thresholds of escalation were tuned for; see `models.escalation`."""
+
+    @model_serializer(mode="wrap")
+    def _without_untuned(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # So an older manifest keeps its digest, and older nodes can read it.
+        content: dict[str, Any] = written(self)
+        if not content.get("tuned", True):
+            del content["tuned"]
+        return content
 
     @cached_property
     def hierarchy(self) -> Hierarchy:
@@ -431,6 +476,32 @@ class Manifest(Frozen):
         if not own:
             raise NotFound(f"the model set has no network for the {tier} tier")
         return next((model for model in own if model.gpu == gpu), own[0])
+
+    def candidates(self, tier: str, *, gpu: bool = False) -> tuple[ModelEntry, ...]:
+        """The networks among which a node of a tier may choose, beginning with its default.
+
+        Networks for such a processor count before the others, and a network with tuned thresholds before those without:
+        thresholds belong to its weights.
+
+        Args:
+            gpu: True if it runs on a GPU.
+
+        Raises:
+            NotFound: no network serves this tier.
+        """
+        first = self.default_for(tier, gpu=gpu)
+        alike = tuple(model for model in self.models if model.tier == tier and model.gpu == first.gpu)
+        return tuple(model for model in alike if model.name in self.tuned) or alike
+
+    def tuned_without(self, name: str) -> tuple[str, ...]:
+        """Networks whose thresholds remain if one gets other weights: none, if that one is tuned too."""
+        return () if name in self.tuned else self.tuned
+
+    def preferring(self, entry: ModelEntry) -> Manifest:
+        """The manifest with one network before all others, which makes it the default of its tier."""
+        if entry == self.default_for(entry.tier, gpu=entry.gpu):
+            return self
+        return self.model_copy(update={"models": (entry, *(model for model in self.models if model != entry))})
 
     def encoder(self, name: str) -> EncoderEntry:
         """The encoder called `name` ("NETWORK.KIND").

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["Field", "encode", "fields", "first"]
+__all__ = ["Field", "encode", "encode_number", "fields", "first", "numbers"]
 
 MODEL_GRAPH, MODEL_METADATA = 7, 14
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE = 1, 5, 11, 12, 13
-NODE_INPUT = 1
-TENSOR_NAME = 8
-VALUE_NAME = 1
+NODE_INPUT, NODE_OUTPUT, NODE_KIND, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5, 7
+ATTRIBUTE_NAME, ATTRIBUTE_NUMBER, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 1, 3, 6, 11
+TENSOR_DIMENSION, TENSOR_ELEMENT, TENSOR_NAME = 1, 2, 8
+VALUE_NAME, VALUE_TYPE = 1, 2
+TYPE_TENSOR = 1
+TYPE_ELEMENT, TYPE_SHAPE = 1, 2
+SHAPE_AXIS = 1
+AXIS_LENGTH, AXIS_NAME = 1, 2
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -56,6 +61,24 @@ def first(message: memoryview, number: int) -> bytes:
         IndexError, ValueError: as `fields`.
     """
     return next((bytes(value) for found, value, _ in fields(message) if found == number), b"")
+
+
+def numbers(value: memoryview) -> list[int]:
+    """The numbers in a field's value: one, or several that are packed.
+
+    Raises:
+        IndexError, ValueError: see `fields`.
+    """
+    found, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
+
+
+def encode_number(number: int, value: int) -> bytes:
+    """A field that holds a number, 0 or more."""
+    return _encode_varint(number << 3 | _VARINT) + _encode_varint(value)
 
 
 def encode(number: int, *pieces: bytes | memoryview) -> bytes:

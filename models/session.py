@@ -327,6 +327,7 @@ def entry_of(encoder: EncoderEntry, network: ModelEntry, side: Side) -> ModelEnt
             "file": file.file,
             "sha256": file.sha256,
             "size_bytes": file.size_bytes,
+            "costs": file.costs,
             "feature_shape": encoder.feature_shape,
             "temperature": encoder.temperature,
             "coarse_accuracy": encoder.coarse_accuracy,

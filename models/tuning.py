@@ -20,7 +20,7 @@ from models.evaluate import logits_of
 from models.folders import Labelled
 from models.held_out import Unseen
 from models.hierarchy import Hierarchy
-from models.manifest import Manifest, ModelEntry, load_manifest
+from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, save_manifest
 from models.session import load_model, softmax
 from tierkit.atomic import write_atomically
 from tierkit.errors import DataError, InvalidInput, MissingExtra
@@ -281,7 +281,8 @@ def tune_weights(
     tuning = tune(on_held_out, target, data=said)
     on_test = answer(unseen.to_judge, "test") if test else None
     outcomes = () if on_test is None else tuple(_outcomes(on_test, tuning))
-    files = [save_tuning(tuning, folder)]
+    files = [save_tuning(tuning, folder), folder / MANIFEST_NAME]
+    save_manifest(manifest.model_copy(update={"tuned": tuning.networks}), folder)
     rows = curve_rows(on_held_out, tuning, on_test)
     thinned = _thinned(rows)
     content = {"data": said, "test": [asdict(outcome) for outcome in outcomes], "curves": _columns(thinned)}

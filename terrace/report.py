@@ -173,6 +173,8 @@ def tier_networks(manifest: Manifest, tiers: Iterable[str], untrusted: Collectio
             kinds = {encoder.kind for encoder in manifest.encoders if encoder.network == name}
             encoder = manifest.encoder(f"{name}.{decide_form(Privacy.AUTO, Trust.UNTRUSTED, kinds)}")
             name, accuracy = encoder.name, encoder.fine_accuracy
+        elif len(several := manifest.candidates(tier)) > 1:
+            name, accuracy = " or ".join(each.name for each in several), None
         # A network that was imported without labelled images has no accuracy.
         right = "" if accuracy is None else f"{percent(accuracy)} right"
         table.add_row(tier_text(tier, tier), name, f"{network.classes:,} classes", right)

@@ -29,6 +29,7 @@ def colour_network(
     factor: float = 10.0,
     weights: Sequence[float] = (1.0, 1.0, 1.0),
     single: bool = False,
+    grow: int = 0,
 ) -> Path:
     """Convolution, rectifier, mean, linear layer: the scores are the means of the colours.
 
@@ -36,6 +37,7 @@ def colour_network(
         factor: how sure its answers are.
         weights: of the three colours; one of less weight is taken for another.
         single: whether its graph fixes the batch at one picture.
+        grow: products with the unit matrix at the end, which change nothing.
     """
     kernel = np.zeros((3, 3, 3, 3), np.float32)
     for colour, weight in enumerate(weights):
@@ -51,8 +53,11 @@ def colour_network(
         helper.make_node("Relu", ["filtered"], ["rectified"]),
         helper.make_node("GlobalAveragePool", ["rectified"], ["pooled"]),
         helper.make_node("Reshape", ["pooled", "form"], ["means"]),
-        helper.make_node("MatMul", ["means", "last"], ["scores"]),
     ]
+    for at in range(grow):
+        stored[f"unit{at}"] = np.eye(3, dtype=np.float32)
+        nodes.append(helper.make_node("MatMul", [nodes[-1].output[0], f"unit{at}"], [f"again{at}"]))
+    nodes.append(helper.make_node("MatMul", [nodes[-1].output[0], "last"], ["scores"]))
     graph = helper.make_graph(
         nodes,
         "colours",

@@ -257,7 +257,8 @@ class NodeSettings(ServiceSettings):
     that is every interface, the address of the interface that leads to the scheduler."""
 
     model: CommaSeparated = ()
-    """Names of the networks to serve, comma-separated. Default: the one that the manifest names for this tier."""
+    """Names of the networks to serve, comma-separated. Default: the one of this tier; of several, the best that this
+    machine can carry."""
 
     models: UserPath | None = None
     """Model set: a folder with manifest, networks and thresholds. Default: the scheduler's, whose networks are then

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 
 import torch
+
+from tierkit import memory
 
 __all__ = ["NO_MEMORY", "free_bytes", "gflops", "lacks_memory"]
 
@@ -17,7 +18,6 @@ NO_MEMORY = (
 
 _SIDE = 512
 _BUDGET_S = 0.2
-_MEMORY, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -39,29 +39,6 @@ def gflops(device: str) -> float:
     return 2 * _SIDE**3 / statistics.median(seconds) / 1e9
 
 
-def free_bytes(device: str, meminfo: Path = _MEMORY) -> int | None:
-    """Memory that this process may still take, of the device; None where this system does not tell. Limits of the
-    process (`ulimit -d`, `ulimit -v`) count."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return min([_kilobytes(meminfo, "MemAvailable"), *_within_limits()])
-    except (OSError, KeyError, ValueError):
-        return None
-
-
-def _within_limits() -> list[int]:
-    """Memory until each limit of this process."""
-    import resource  # not everywhere; /proc is where it is
-
-    limits = {"VmData": resource.RLIMIT_DATA, "VmSize": resource.RLIMIT_AS}
-    most = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
-    return [
-        max(0, bound - _kilobytes(_STATUS, name)) for name, bound in most.items() if bound != resource.RLIM_INFINITY
-    ]
-
-
-def _kilobytes(path: Path, name: str) -> int:
-    """A line of a file in /proc, in bytes."""
-    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
-    return 1024 * int(lines[name].split()[0])
+def free_bytes(device: str) -> int | None:
+    """Memory that this process may still take, of the device; None if this system does not report it."""
+    return memory.free_bytes() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])

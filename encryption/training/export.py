@@ -15,6 +15,7 @@ from encryption.training.config import BottleneckConfig
 from encryption.training.learner import build_parts
 from encryption.training.record import EncoderRecord
 from models.calibration import fit_temperature
+from models.costs import costs_of
 from models.dataset import Dataset
 from models.evaluate import score
 from models.export.quantize import calibration_images, quantize_head, quantize_tail
@@ -190,4 +191,10 @@ def _written(folder: Path, part: PartFile, content: bytes) -> PartFile:
 
 
 def _part(file: str, content: bytes) -> PartFile:
-    return PartFile(file=file, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content), part="whole")
+    return PartFile(
+        file=file,
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
+        costs=costs_of(content, file),
+        part="whole",
+    )

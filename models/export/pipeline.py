@@ -12,6 +12,7 @@ import onnx
 from torch import nn
 
 from models.calibration import fit_temperature
+from models.costs import costs_of
 from models.data import ImageSet, Split, in_colours
 from models.dataset import Dataset
 from models.evaluate import logits_of, score
@@ -138,6 +139,7 @@ def quantize_run(
                 for encoder in (before.encoders if before else ())
                 if encoder.network != entry.name or encoder.tail.part == "whole"
             ),
+            tuned=before.tuned_without(entry.name) if before else (),
         ),
         weights,
     )
@@ -171,6 +173,7 @@ def _draft(
         file=f"{config.name}.int8.onnx",
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
+        costs=costs_of(content, config.name),
         target=config.target,
         classes=len(dataset.hierarchy.labels(config.target)),
         input_shape=(*dataset.size, 3),

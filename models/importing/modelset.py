@@ -59,6 +59,7 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
             data_source=before.data_source if before else "imported networks; their authors say what they learnt from",
             models=merge_entry(before.models if before else (), entry),
             encoders=tuple(one for one in (before.encoders if before else ()) if one.network != entry.name),
+            tuned=before.tuned_without(entry.name) if before else (),
         )
         try:
             save_manifest(after, models)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from models.calibration import expected_calibration_error, fit_temperature
+from models.costs import costs_of
 from models.folders import Pictures
 from models.hierarchy import Hierarchy
 from models.importing.cut import with_cut
@@ -156,6 +157,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         file=f"{name}.onnx",
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
+        costs=costs_of(content, str(wish.file)),
         target=place.target,
         classes=len(labels),
         input_shape=(*preprocess.size, 3),

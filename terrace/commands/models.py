@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from encryption.conv1 import add_conv1
+from models.costs import with_costs
 from models.dataset import CIFAR100, Dataset
 from models.escalation import Tuning
 from models.evaluate import evaluate
@@ -42,6 +44,7 @@ from models.tuning import TuningReport, TuningTarget, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands import releases
 from terrace.commands.answers import answers
+from terrace.commands.fitting import fit_networks, place_layers
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import TrainingOptions, say, training_command
@@ -60,8 +63,9 @@ from terrace.options import (
 )
 from terrace.stoppable import interruptible
 from tierkit.distribution import install_command
-from tierkit.errors import NotFound, WeightsError
+from tierkit.errors import MissingExtra, NotFound, WeightsError
 from tierkit.extras import training_extra
+from tierkit.wire.api import Device
 
 __all__ = ["app"]
 
@@ -91,23 +95,32 @@ Name = Annotated[
 _RUNS = Path("runs") / "models"
 
 
-@app.command("list")
-@with_options
-def list_models(
-    context: typer.Context,
-    models: ModelSet = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Options of `terrace models list`."""
+
+    models: ModelSet = None
     scheduler: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Show the networks that this scheduler offers, not those of a folder."),
-    ] = None,
-    *,
-    credentials: Credentials,
-    json: Json = False,
-) -> None:
+    ] = None
+    wide: Annotated[
+        bool, typer.Option("--wide", help="With multiply-adds, peak memory, accuracy per parameter and speed.")
+    ] = False
+
+
+@app.command("list")
+@with_options
+def list_models(context: typer.Context, listed: Listed, credentials: Credentials, json: Json = False) -> None:
     """The networks of the manifest."""
-    in_force = ""
+    models, scheduler, wide = listed.models, listed.scheduler, listed.wide
+    in_force: str = ""
+    ms_per_image: dict[str, float] = {}
     if scheduler is None:
         manifest = load_manifest(models)
+        if wide:
+            with suppress(MissingExtra):  # costs that the manifest lacks are shown as "-"
+                manifest = with_costs(manifest, models or weights_folder())
     elif on_command_line(context, "models"):
         raise typer.BadParameter("name a folder (--models) or a scheduler, not both", param_hint="--scheduler")
     else:
@@ -116,8 +129,10 @@ def list_models(
             manifest = parse_manifest(dumps(client.models()).encode(), f"of {client.url}")
             with suppress(NotFound):  # an older scheduler
                 in_force = client.releases().in_force
+            if wide:
+                ms_per_image = _speeds(client.devices())
     if json:
-        print_json(manifest.content())
+        print_json(_with_figures(manifest, ms_per_image) if wide else manifest.content())
         return
     flat = manifest.hierarchy.is_flat
     table = Listing(
@@ -129,6 +144,7 @@ def list_models(
         Column(title="M params", rank=5, right=True),
         Column(title="MB", rank=2, right=True),
         *(Column(title=title, rank=1, right=True) for title in (("accuracy",) if flat else ("coarse", "fine"))),
+        *(Column(title=title, right=True) for title in (_WIDE if wide else ())),
     )
     for entry in manifest.models:
         accuracies = (entry.accuracy,) if flat else (entry.coarse_accuracy, entry.fine_accuracy)
@@ -141,6 +157,7 @@ def list_models(
             f"{entry.parameters / 1e6:.2f}",
             f"{entry.size_bytes / 1e6:.1f}",
             *map(percent, accuracies),
+            *(_wide_cells(entry, ms_per_image.get(entry.sha256)) if wide else ()),
         )
     if in_force:
         screen().print(f"release in force: {in_force}", soft_wrap=True, markup=False)
@@ -157,6 +174,36 @@ def list_models(
             _print_note(f"{entry.name} is the {entry.tier} tier's network on nodes with --provider cuda")
 
 
+_WIDE = ("M MACs", "peak MB", "% per M params", "ms/image")
+
+
+def _wide_cells(entry: ModelEntry, ms_per_image: float | None) -> tuple[str, ...]:
+    costs, density = entry.costs, entry.accuracy_density
+    return (
+        "-" if costs is None or costs.macs is None else f"{costs.macs / 1e6:.1f}",
+        "-" if costs is None else f"{costs.peak_bytes / 1e6:.1f}",
+        "-" if density is None else f"{density:.1f}",
+        "-" if ms_per_image is None else f"{ms_per_image:.3f}",
+    )
+
+
+def _speeds(devices: Iterable[Device]) -> dict[str, float]:
+    """Median milliseconds per image on the nodes that have a network, by sha256."""
+    found: dict[str, list[float]] = {}
+    for device in devices:
+        for offer in device.models:
+            found.setdefault(offer["sha256"], []).append(offer["ms_per_image"])
+    return {sha256: median(values) for sha256, values in found.items()}
+
+
+def _with_figures(manifest: Manifest, ms_per_image: Mapping[str, float]) -> dict[str, Any]:
+    content = manifest.content()
+    for shown, entry in zip(content["models"], manifest.models, strict=True):
+        shown["accuracy_density"] = entry.accuracy_density
+        shown["ms_per_image"] = ms_per_image.get(entry.sha256)
+    return content
+
+
 @app.command()
 def show(name: Name, models: ModelSet = None, json: Json = False) -> None:
     """All that the manifest says of one network."""
@@ -170,6 +217,7 @@ def show(name: Name, models: ModelSet = None, json: Json = False) -> None:
         # Coarse and fine answers name the same classes, so there is one accuracy.
         content = {key: value for key, value in content.items() if "accuracy" not in key and key != "target"}
         content["accuracy"] = entry.accuracy
+    content |= content.pop("costs", None) or {}
     training = content.pop("training") or {"": "none: it was imported"}
     table = plain_table("fact", "value")
     for key, value in [*content.items(), *((f"training {key}".rstrip(), value) for key, value in training.items())]:
@@ -405,6 +453,8 @@ class Rewritten:
 
 
 app.command("import")(import_network)
+app.command("fit")(fit_networks)
+app.command("place")(place_layers)
 app.command("answers")(answers)
 
 

@@ -140,6 +140,7 @@ def write_set(base: Path, folder: Path, entry: ModelEntry, content: bytes) -> Ma
         data_source=before.data_source,
         models=models,
         encoders=before.encoders,
+        tuned=before.tuned,
     )
     sides = [getattr(encoder, side).file for encoder in before.encoders for side in encoder.own_files]
     try:

@@ -204,3 +204,86 @@ def test_a_missing_extra_is_told_before_anything_is_read(
     with pytest.raises(MissingExtra):
         invoke(*arguments.split(), "--models", str(tmp_path / "missing"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds that do not depend on the machine."""
+    monkeypatch.setattr("models.speed.least_ms_per_image", lambda *_: 2.0)
+    monkeypatch.setattr("models.placing.least_ms_per_image", lambda *_: 2.0)
+
+
+def test_list_wide_shows_costs_and_accuracy_per_parameter(tmp_path: Path):
+    shown = invoke("list", "--wide").output.splitlines()
+    entry = load_manifest().default_for("end")
+    row = next(line.split() for line in shown if entry.name in line)
+    assert row[-4:] == ["24.3", "0.9", f"{100 * 0.7903 / 0.828852:.1f}", "-"]
+    listed = json.loads(invoke("list", "--wide", "--json").stdout)["models"][0]
+    assert listed["costs"] == {"macs": 24279040, "peak_bytes": 944170}
+    assert listed["accuracy_density"] == pytest.approx(95.35, abs=0.01)
+    assert listed["ms_per_image"] is None
+    # What an older manifest lacks comes from the files, if there are files.
+    shutil.copytree(weights_folder(), tmp_path / "set")
+    content = json.loads((tmp_path / "set" / "manifest.json").read_text())
+    del content["models"][0]["costs"], content["models"][1]["costs"]
+    (tmp_path / "set" / "manifest.json").write_text(json.dumps(content))
+    (tmp_path / "set" / content["models"][1]["file"]).unlink()
+    first, second, _ = json.loads(invoke("list", "--wide", "--json", "--models", str(tmp_path / "set")).stdout)[
+        "models"
+    ]
+    assert first["costs"] == listed["costs"]
+    assert "costs" not in second
+
+
+def test_fit_proposes_a_network_for_each_tier(quick: None):
+    rows = json.loads(invoke("fit", "--json", "--threads", "1").stdout)
+    assert [(row["tier"], row["cores"], row["within_ms"]) for row in rows] == [
+        ("end", 1, 100.0),
+        ("edge", 1, 100.0),
+        ("cloud", 1, None),
+    ]
+    assert [each["outcome"] for row in rows for each in row["networks"]] == ["chosen"] * 3
+    assert {each["ms_per_image"] for row in rows for each in row["networks"]} == {2.0}
+    shown = invoke("fit", "--tier", "edge").output
+    assert "resnet-34" in shown
+    assert "mobilenet" not in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--memory-mb", "100"], "too large  needs 116 MB of memory, 100 MB are free"),
+        (["--within-ms", "1"], "too slow"),
+    ],
+)
+def test_fit_fails_with_the_reason_where_nothing_fits(quick: None, given: list[str], why: str):
+    result = invoke("fit", "--tier", "edge", *given)
+    assert result.exit_code == 1
+    assert why in result.output
+    assert "no network of the edge tier suits this machine" in result.stderr
+
+
+def test_place_marks_the_cut_that_the_limit_allows(quick: None):
+    result = invoke("place", "resnet-34", "--most-bytes", "2500", "--link-mbps", "1")
+    lines = result.output.splitlines()
+    assert [line.split()[0] for line in lines if "images" in line] == ["too"]
+    placed = json.loads(invoke("place", "resnet-34", "--most-bytes", "600", "--device-ms", "16", "--json").stdout)
+    assert (placed["device_factor"], placed["upstream_factor"], placed["link_mbps"]) == (8, 1, None)
+    cuts = placed["cuts"]
+    assert cuts[0]["size_bytes"] == 3072
+    assert [cut["size_bytes"] <= 600 for cut in cuts] == [cut["allowed"] for cut in cuts]
+    assert [cut["tensor"] for cut in cuts if cut["chosen"]] == ["mean_quantized"]
+    assert cuts[-1]["layers"] == 37
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "why"),
+    [
+        ([], 2, "--most-bytes"),
+        (["--most-bytes", "9", "--device-ms", "1", "--device-factor", "2"], 2, "not both"),
+        (["--most-bytes", "9"], 2, "the least is 100 bytes"),
+    ],
+)
+def test_place_refuses_what_cannot_be(quick: None, given: list[str], code: int, why: str, capsys):
+    assert run(["models", "place", "resnet-34", *given]) == code
+    assert why in capsys.readouterr().err
