@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from terrace import improving
+from terrace.cli import run as terrace
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.improving import STATE, Goal, Improving
 from tests.own_networks import CONFIG, network, own
+from tests.release_stub import a_release, stubbed
 from tierkit.client import Client, Run, RunWorker
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound, ServiceFailed, Unavailable
+from tierkit.wire.releases import ReleaseState
 from training.messages import SPEC, RunSpec
 from training.strategies.config import OuterConfig
 
@@ -150,6 +154,27 @@ def write_spec(folder: Path) -> None:
         own=own(content),
     )
     (folder / SPEC).write_text(spec.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (ReleaseState.CANARY, "flowers@8 is tried now: better"),
+        (ReleaseState.ROLLED_BACK, "flowers@8 is rolled back now: better"),
+        (None, "flowers@8 was made, and has been removed: better"),
+    ],
+)
+async def test_a_command_that_finds_its_work_done_says_what_the_release_is_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: ReleaseState | None, says: str
+) -> None:
+    facts = {"state": "released", "passes": True, "reason": "better", "new_release": "flowers@8", "started": True}
+    improvement(tmp_path, Failing(NotFound("")), Goal(), **facts)
+    async with stubbed() as stub:
+        if state is not None:
+            stub.add(a_release("flowers", 8, state))
+        words = ["--scheduler", stub.url, "--release", "flowers@7", "--folder", str(tmp_path)]
+        assert await asyncio.to_thread(terrace, ["train", "improve", *words]) == 0
+    assert capsys.readouterr().out.strip() == says
 
 
 def test_a_line_says_how_far_the_training_is() -> None:
