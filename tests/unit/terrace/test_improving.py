@@ -17,13 +17,12 @@ from terrace.cli import run as terrace
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.improving import STATE, Goal, Improving
-from tests.own_networks import CONFIG, network, own
+from tests.own_networks import run_on_kept_pictures
 from tests.release_stub import a_release, stubbed
 from tierkit.client import Client, Run, RunWorker
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound, ServiceFailed, Unavailable
 from tierkit.wire.releases import ReleaseState
-from training.messages import SPEC, RunSpec
-from training.strategies.config import OuterConfig
+from training.messages import SPEC
 
 pytestmark = pytest.mark.train
 
@@ -139,21 +138,7 @@ def run_of(done: int, steps: int, workers: int = 2) -> Run:
 
 def write_spec(folder: Path) -> None:
     folder.mkdir(parents=True)
-    content = network()
-    spec = RunSpec(
-        id="a" * 32,
-        network=CONFIG,
-        choice="improve",
-        strategy=OuterConfig(),
-        workers=3,
-        wire="fp32",
-        values=21,
-        buffers=0,
-        data_sha256=own(content).sha256,
-        lease_s=30.0,
-        own=own(content),
-    )
-    (folder / SPEC).write_text(spec.model_dump_json())
+    (folder / SPEC).write_text(run_on_kept_pictures().model_dump_json())
 
 
 @pytest.mark.parametrize(
