@@ -36,6 +36,7 @@ from terrace.improve_judging import (
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
+from terrace.stoppable import terminable
 from tierkit.atomic import alone_in, write_atomically
 from tierkit.client import Client, Run
 from tierkit.documents import read_json
@@ -131,7 +132,7 @@ class Improving:
             ServiceFailed: the host of the run has ended with an error, or was killed.
         """
         busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
-        with alone_in(self._folder, otherwise=busy):
+        with alone_in(self._folder, otherwise=busy), terminable():
             return self._continued(self._found() or self._prepare())
 
     def _continued(self, outcome: ImproveState) -> ImproveState:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +87,16 @@ def test_an_improvement_that_was_paused_is_under_way_while_its_command_runs(tmp_
         improvement(tmp_path, Failing(Conflict("again")), telling(told), **facts).run()
     assert [now for now, _ in told] == ["evaluating", "paused"]
     assert told[0][1] == "better"
+
+
+def test_a_command_that_is_terminated_pauses_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = f"import os, signal; os.kill({os.getpid()}, signal.SIGTERM); signal.pause()"
+    monkeypatch.setattr(improving, "_HOST", (sys.executable, "-c", waiting))
+    told: list[tuple[str, str]] = []
+    with pytest.raises(KeyboardInterrupt):
+        improvement(tmp_path, Failing(Conflict("")), telling(told)).run()
+    assert [now for now, _ in told] == ["training", "paused"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_host_that_is_killed_pauses_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
