@@ -369,7 +369,11 @@ class Improving:
             made = self._client.create_release(outcome.wish.release.partition("@")[0], self._folder / _SET)
             self._tell(outcome, new_release=made.release)
         assert outcome.new_release is not None
-        if self._client.release(outcome.new_release).state is ReleaseState.READY:
+        state = self._client.release(outcome.new_release).state
+        if state in (ReleaseState.ROLLED_BACK, ReleaseState.STOPPED):
+            self._tell(outcome, state="refused", reason=f"{outcome.new_release} has the same networks, and is {state}")
+            return
+        if state is ReleaseState.READY:
             self._check_free(self._number(outcome))
             self._goal.say(f"starting the trial of {outcome.new_release}")
             self._client.start_release(outcome.new_release, **self._goal.trial)

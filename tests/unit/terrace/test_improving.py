@@ -23,7 +23,7 @@ from tests.own_networks import run_on_kept_pictures
 from tests.release_stub import a_release, stubbed
 from tierkit.client import Client, Run, RunWorker
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound, ServiceFailed, Unavailable
-from tierkit.wire.releases import ReleaseState
+from tierkit.wire.releases import ReleaseNow, ReleaseState
 from training.messages import SPEC
 
 pytestmark = pytest.mark.train
@@ -172,6 +172,26 @@ async def test_a_command_that_finds_its_work_done_says_what_the_release_is_now(
         words = ["--scheduler", stub.url, "--release", "flowers@7", "--folder", str(tmp_path)]
         assert await asyncio.to_thread(terrace, ["train", "improve", *words]) == 0
     assert capsys.readouterr().out.strip() == says
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (ReleaseState.ROLLED_BACK, "refused"),
+        (ReleaseState.STOPPED, "refused"),
+        (ReleaseState.CANARY, "released"),
+        (ReleaseState.IN_FORCE, "released"),
+    ],
+)
+def test_a_release_that_was_taken_back_is_not_called_released(tmp_path: Path, found: ReleaseState, state: str) -> None:
+    class Having:
+        def release(self, ref: str) -> ReleaseNow:
+            return a_release("flowers", 8, found)
+
+    facts = {"state": "evaluating", "passes": True, "verdict": "better", "new_release": "flowers@8"}
+    outcome = improvement(tmp_path, Having(), Goal(), **facts).run()
+    assert outcome.state == state
+    assert ("flowers@8 has the same networks" in outcome.reason) is (state == "refused")
 
 
 def test_a_line_says_how_far_the_training_is() -> None:
