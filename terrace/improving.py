@@ -36,6 +36,7 @@ from terrace.improve_judging import (
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.newest_answers import newest_answers
+from terrace.stoppable import terminable
 from tierkit.atomic import alone_in, write_atomically
 from tierkit.client import Client, Run
 from tierkit.documents import read_json
@@ -131,7 +132,7 @@ class Improving:
             ServiceFailed: the host of the run has ended with an error, or was killed.
         """
         busy = f"another command is at work in {self._folder}: wait for its end, or give another --folder"
-        with alone_in(self._folder, otherwise=busy):
+        with alone_in(self._folder, otherwise=busy), terminable():
             return self._continued(self._found() or self._prepare())
 
     def _continued(self, outcome: ImproveState) -> ImproveState:
@@ -368,7 +369,11 @@ class Improving:
             made = self._client.create_release(outcome.wish.release.partition("@")[0], self._folder / _SET)
             self._tell(outcome, new_release=made.release)
         assert outcome.new_release is not None
-        if self._client.release(outcome.new_release).state is ReleaseState.READY:
+        state = self._client.release(outcome.new_release).state
+        if state in (ReleaseState.ROLLED_BACK, ReleaseState.STOPPED):
+            self._tell(outcome, state="refused", reason=f"{outcome.new_release} has the same networks, and is {state}")
+            return
+        if state is ReleaseState.READY:
             self._check_free(self._number(outcome))
             self._goal.say(f"starting the trial of {outcome.new_release}")
             self._client.start_release(outcome.new_release, **self._goal.trial)

@@ -36,6 +36,7 @@ from tierkit.atomic import alone_in, made_folder, write_atomically
 from tierkit.client import Client
 from tierkit.documents import Frozen, read_json
 from tierkit.errors import DataError, SetupError, WeightsError
+from training.messages import SPEC, RunSpec
 
 __all__ = ["Base", "MadeSet", "base_of", "check_run", "make_set"]
 
@@ -111,7 +112,12 @@ def check_run(run: Path, *, may_be_unfinished: bool) -> TrainingRecord:
         ranks = sorted(path.parent.name for path in run.glob(f"rank-*/{CHECKPOINT}"))
         if ranks:
             raise WeightsError(f"{run} has a network for each rank: name one of them, such as {run / ranks[0]}")
-        if (run / "run.json").is_file():
+        if (run / SPEC).is_file():
+            if read_json(run / SPEC, RunSpec, what="run", error=WeightsError).own is not None:
+                raise WeightsError(
+                    f"{run} is the run of an improvement, whose release `terrace train improve` makes: give that "
+                    "command again"
+                )
             raise WeightsError(
                 f"the run in {run} has not finished: start its host again with this --folder, and let it end"
             )
@@ -119,7 +125,7 @@ def check_run(run: Path, *, may_be_unfinished: bool) -> TrainingRecord:
     if not (run / _RECORD).is_file():
         how = (
             "move result.json away and start the host again with this --folder: it writes the record and ends"
-            if (run / "run.json").is_file()
+            if (run / SPEC).is_file()
             else "start the command that trained it again with the same options: it continues from the checkpoint and "
             "writes the record"
         )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from terrace.console import screen
 from tierkit.atomic import finish_writing
 
-__all__ = ["interruptible", "run_stoppable"]
+__all__ = ["interruptible", "run_stoppable", "terminable"]
 
 T = TypeVar("T")
 
@@ -65,3 +66,22 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
             raise
 
     return in_thread
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP do in this block what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # no other gets signals
+        yield
+        return
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: lambda number, frame: signal.raise_signal(signal.SIGINT),
+        signal.SIGHUP: lambda number, frame: signal.raise_signal(signal.SIGINT),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

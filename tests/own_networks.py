@@ -18,9 +18,11 @@ from models.training.config import TrainConfig
 from tests.shapes import SHAPES, shape_images
 from tierkit.tensors import Array
 from tierkit.types import Tier
+from training.messages import RunSpec
 from training.own_data import OwnData
+from training.strategies.config import OuterConfig
 
-__all__ = ["CONFIG", "SIDE", "entry_of", "keep", "kept_picture", "network", "own"]
+__all__ = ["CONFIG", "SIDE", "entry_of", "keep", "kept_picture", "network", "own", "run_on_kept_pictures"]
 
 SIDE = 8
 CONFIG = TrainConfig.model_validate(
@@ -112,6 +114,24 @@ def own(content: bytes, layers: int = 1, side: int = SIDE) -> OwnData:
         hierarchy=SHAPES.content(),
         height=side,
         width=side,
+    )
+
+
+def run_on_kept_pictures() -> RunSpec:
+    """The description of a run that trains this network."""
+    content = network()
+    return RunSpec(
+        id="a" * 32,
+        network=CONFIG,
+        choice="improve",
+        strategy=OuterConfig(),
+        workers=3,
+        wire="fp32",
+        values=21,
+        buffers=0,
+        data_sha256=own(content).sha256,
+        lease_s=30.0,
+        own=own(content),
     )
 
 

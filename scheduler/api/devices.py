@@ -31,7 +31,16 @@ from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, OtherNetworks
 from tierkit.wire.api import Device, DeviceList
 from tierkit.wire.copies import CopyAnswer, CopyReport
-from tierkit.wire.messages import RELEASES_HEADER, ROUTE_HEADER, DeviceRoute, Heartbeat, Lease, NodeId, Registration
+from tierkit.wire.messages import (
+    LABELS_HEADER,
+    RELEASES_HEADER,
+    ROUTE_HEADER,
+    DeviceRoute,
+    Heartbeat,
+    Lease,
+    NodeId,
+    Registration,
+)
 
 __all__ = ["devices"]
 
@@ -97,13 +106,16 @@ async def register(
 
 
 def _told(scheduler: Scheduler, node_id: str) -> dict[str, str]:
-    """Headers of each answer to a node: the releases to hold, and the version of the route of its sources."""
+    """Headers of each answer to a node: the releases to hold, the version of the route of its sources, and the number
+    of the newest label of its pictures."""
     device = scheduler.devices.get(node_id)
     headers = {}
     if device.registration.follows:
         headers[RELEASES_HEADER] = scheduler.releases.header(device)
     if device.registration.sources:
         headers[ROUTE_HEADER] = scheduler.route_of_sources(node_id).version
+        if last_label := scheduler.learning.last_number(node_id):
+            headers[LABELS_HEADER] = str(last_label)
     return headers
 
 

@@ -131,8 +131,8 @@ async def list_pictures(
 async def list_labels(
     scheduler: Service, node_id: OwnName, after: Annotated[int, Query(ge=0, le=2**53)] = 0
 ) -> LabelNews:
-    """Those that were set or taken back after a number; each picture once. Answers to observations have the last number
-    in `Terrace-Labels`."""
+    """Those that were set or taken back after a number; each picture once. Answers to heartbeats and observations have
+    the last number in `Terrace-Labels`."""
     return await scheduler.learning.news(node_id, after)
 
 

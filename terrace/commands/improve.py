@@ -14,9 +14,10 @@ from terrace.commands.training import say
 from terrace.console import percent, print_json, screen
 from terrace.options import DEFAULT_URL, Credentials, Data, Json, Scheduler, check_tls_ca, with_options
 from tierkit.client import Client
-from tierkit.errors import InvalidInput, SetupError
+from tierkit.errors import InvalidInput, NotFound, SetupError
 from tierkit.extras import training_extra
 from tierkit.plaintext import one_line
+from tierkit.wire.releases import ReleaseState
 
 __all__ = ["improve"]
 
@@ -167,10 +168,11 @@ def improve(
             told=lambda outcome: _tell(client, outcome),
         )
         outcome = Improving(client, improvement.folder, wish, goal).run()
+        now = "" if outcome.new_release is None else _now(client, outcome.new_release)
     if improvement.json:
         print_json(outcome.model_dump(mode="json"))
     else:
-        screen().print(one_line(_said(outcome, improvement.folder)), soft_wrap=True, markup=False)
+        screen().print(one_line(_said(outcome, improvement.folder, now)), soft_wrap=True, markup=False)
     if outcome.state == "refused":
         raise typer.Exit(1)
 
@@ -190,9 +192,18 @@ def _no_need(client: Client, least: float) -> str:
     return ""
 
 
-def _said(outcome: Any, folder: Path) -> str:
+def _now(client: Client, release: str) -> str:
+    """The state of a release in words: that of an old improvement may have been rolled back."""
+    try:
+        state = client.release(release).state
+    except NotFound:
+        return "was made, and has been removed"
+    return "is tried now" if state is ReleaseState.CANARY else f"is {state.value} now"
+
+
+def _said(outcome: Any, folder: Path, now: str) -> str:
     if outcome.state == "refused":
         return f"no release was made: {outcome.reason}"
     if outcome.new_release is None:
         return f"the improved model set is in {folder / 'set'}: {outcome.verdict}"
-    return f"{outcome.new_release} is tried now: {outcome.reason}"
+    return f"{outcome.new_release} {now}: {outcome.reason}"

@@ -100,7 +100,7 @@ ROUTE_HEADER = "Terrace-Route"
 """Version of the `DeviceRoute` of a node with sources, in the answer to its heartbeat."""
 
 LABELS_HEADER = "Terrace-Labels"
-"""Number of the last change to the labels of the node's pictures. In answers to its observations."""
+"""Number of the last change to the labels of the node's pictures. In answers to its heartbeats and observations."""
 
 RELEASES_HEADER = "Terrace-Releases"
 """Numbers of the releases that a node is to hold, in the answer to its registration and to each heartbeat: "8,7". It

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -100,6 +101,9 @@ class Gathering:
 
     def add(self, key: int, picture: KeptPicture, content: bytes) -> None:
         """Take a picture, or count it as left out."""
+        if hashlib.sha256(content).hexdigest() != picture.sha256:
+            self.leave_out("another file than its digest says")
+            return
         label = label_of(picture, self.classes, self._target, self._own.least_confidence)
         if isinstance(label, str):
             self.leave_out(label)

@@ -107,6 +107,8 @@ async def test_the_last_label_counts_and_the_device_hears_of_it(either: Camera) 
     line = (await either.lines())[0]
     assert (line["person"], line["person_by"], line["label"]) == (FINE[4], None, FINE[7])
     assert line["person_at"] is not None
+    beat = await either.running.beat("end-0", either.incarnation)
+    assert int(beat.headers["terrace-labels"]) == found[-1]["number"], "a device without new pictures hears of it, too"
     told = await either.try_send(seen(3))
     assert int(told.headers["terrace-labels"]) == found[-1]["number"]
     path = "/v1/observations/end-0/gate/{}/label".format

@@ -11,9 +11,11 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from models.manifest import load_manifest
 from terrace.cli import run
 from tests.integration.training.conftest import CONFIG
+from tests.own_networks import run_on_kept_pictures
 from tierkit.client import Client
 from tierkit.http.address import free_port
 from tierkit.testing import service_process
+from training.messages import SPEC
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -83,3 +85,6 @@ def test_runs_that_cannot_be_released_say_what_to_do(
     (filled / "rank-1").mkdir()
     (filled / "rank-1" / "checkpoint.pt").touch()
     assert str(filled / "rank-1") in refused(str(filled))
+    (filled / "rank-1" / "checkpoint.pt").unlink()
+    (filled / SPEC).write_text(run_on_kept_pictures().model_dump_json())
+    assert "train improve" in refused(str(filled))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +15,16 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from terrace import improving
+from terrace.cli import run as terrace
 from terrace.improve_progress import ProgressLines, progress_line
 from terrace.improve_state import ImproveState, ImproveWish
 from terrace.improving import STATE, Goal, Improving
-from tests.own_networks import CONFIG, network, own
+from tests.own_networks import run_on_kept_pictures
+from tests.release_stub import a_release, stubbed
 from tierkit.client import Client, Run, RunWorker
 from tierkit.errors import Conflict, DataError, InvalidInput, NotFound, ServiceFailed, Unavailable
-from training.messages import SPEC, RunSpec
-from training.strategies.config import OuterConfig
+from tierkit.wire.releases import ReleaseNow, ReleaseState
+from training.messages import SPEC
 
 pytestmark = pytest.mark.train
 
@@ -84,6 +89,16 @@ def test_an_improvement_that_was_paused_is_under_way_while_its_command_runs(tmp_
     assert told[0][1] == "better"
 
 
+def test_a_command_that_is_terminated_pauses_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = f"import os, signal; os.kill({os.getpid()}, signal.SIGTERM); signal.pause()"
+    monkeypatch.setattr(improving, "_HOST", (sys.executable, "-c", waiting))
+    told: list[tuple[str, str]] = []
+    with pytest.raises(KeyboardInterrupt):
+        improvement(tmp_path, Failing(Conflict("")), telling(told)).run()
+    assert [now for now, _ in told] == ["training", "paused"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_host_that_is_killed_pauses_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suicide = "import os, signal; print('all is well', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     monkeypatch.setattr(improving, "_HOST", (sys.executable, "-c", suicide))
@@ -135,21 +150,48 @@ def run_of(done: int, steps: int, workers: int = 2) -> Run:
 
 def write_spec(folder: Path) -> None:
     folder.mkdir(parents=True)
-    content = network()
-    spec = RunSpec(
-        id="a" * 32,
-        network=CONFIG,
-        choice="improve",
-        strategy=OuterConfig(),
-        workers=3,
-        wire="fp32",
-        values=21,
-        buffers=0,
-        data_sha256=own(content).sha256,
-        lease_s=30.0,
-        own=own(content),
-    )
-    (folder / SPEC).write_text(spec.model_dump_json())
+    (folder / SPEC).write_text(run_on_kept_pictures().model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (ReleaseState.CANARY, "flowers@8 is tried now: better"),
+        (ReleaseState.ROLLED_BACK, "flowers@8 is rolled back now: better"),
+        (None, "flowers@8 was made, and has been removed: better"),
+    ],
+)
+async def test_a_command_that_finds_its_work_done_says_what_the_release_is_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: ReleaseState | None, says: str
+) -> None:
+    facts = {"state": "released", "passes": True, "reason": "better", "new_release": "flowers@8", "started": True}
+    improvement(tmp_path, Failing(NotFound("")), Goal(), **facts)
+    async with stubbed() as stub:
+        if state is not None:
+            stub.add(a_release("flowers", 8, state))
+        words = ["--scheduler", stub.url, "--release", "flowers@7", "--folder", str(tmp_path)]
+        assert await asyncio.to_thread(terrace, ["train", "improve", *words]) == 0
+    assert capsys.readouterr().out.strip() == says
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (ReleaseState.ROLLED_BACK, "refused"),
+        (ReleaseState.STOPPED, "refused"),
+        (ReleaseState.CANARY, "released"),
+        (ReleaseState.IN_FORCE, "released"),
+    ],
+)
+def test_a_release_that_was_taken_back_is_not_called_released(tmp_path: Path, found: ReleaseState, state: str) -> None:
+    class Having:
+        def release(self, ref: str) -> ReleaseNow:
+            return a_release("flowers", 8, found)
+
+    facts = {"state": "evaluating", "passes": True, "verdict": "better", "new_release": "flowers@8"}
+    outcome = improvement(tmp_path, Having(), Goal(), **facts).run()
+    assert outcome.state == state
+    assert ("flowers@8 has the same networks" in outcome.reason) is (state == "refused")
 
 
 def test_a_line_says_how_far_the_training_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from dataclasses import replace
 from typing import Any
@@ -77,11 +78,16 @@ def test_a_person_is_believed_before_a_sure_answer_from_above(changes: dict[str,
     assert label_of(picture, SHAPES, "coarse", 0.5) == coarse
 
 
+def kept(key: int, content: bytes, **changes: Any) -> tuple[int, KeptPicture, bytes]:
+    """A row of a kept sample."""
+    return key, replace(PICTURE, sequence=key, sha256=hashlib.sha256(content).hexdigest(), **changes), content
+
+
 def test_pictures_become_the_pixels_of_the_network():
-    kept = [(key, replace(PICTURE, sequence=key), file(key * 20)) for key in range(1, FEWEST_PICTURES + 1)]
-    damaged = [(100, PICTURE, b"no picture"), (101, PICTURE, file()[:60]), (102, PICTURE, b"")]
-    others = [(103, replace(PICTURE, classes=""), file()), (104, replace(PICTURE, person=0), file(form="JPEG"))]
-    found = images_of([*kept, *damaged, *others], OWN, "fine")
+    sound = [kept(key, file(key * 20)) for key in range(1, FEWEST_PICTURES + 1)]
+    damaged = [kept(100, b"no picture"), kept(101, file()[:60]), kept(102, b"")]
+    others = [kept(103, file(), classes=""), kept(104, file(form="JPEG"), person=0)]
+    found = images_of([*sound, *damaged, *others], OWN, "fine")
     assert found.images.images.shape == (FEWEST_PICTURES + 1, 8, 6, 3)
     assert found.images.fine is not None
     assert found.images.fine.tolist() == [2] * FEWEST_PICTURES + [0]
@@ -91,14 +97,22 @@ def test_pictures_become_the_pixels_of_the_network():
     assert np.abs(found.images.images[0, 0, 0].astype(int) - [20, 0, 0]).max() <= 1
 
 
+def test_a_picture_whose_bytes_have_changed_on_the_disk_is_left_out():
+    sound = [kept(key, file(key * 20)) for key in range(1, FEWEST_PICTURES + 1)]
+    _, picture, _ = kept(100, file(form="JPEG"))
+    found = images_of([*sound, (100, picture, file(90, "JPEG"))], OWN, "fine")
+    assert found.keys == tuple(range(1, FEWEST_PICTURES + 1))
+    assert found.left_out == {"another file than its digest says": 1}
+
+
 def test_a_superclass_is_learned_with_one_of_its_classes():
-    kept = [(key, replace(PICTURE, coarse_label=key % 2), file()) for key in range(FEWEST_PICTURES)]
-    images = images_of(kept, OWN, "coarse").images
+    rows = [kept(key, file(), coarse_label=key % 2) for key in range(FEWEST_PICTURES)]
+    images = images_of(rows, OWN, "coarse").images
     assert images.coarse is not None
     assert images.coarse.tolist() == [key % 2 for key in range(FEWEST_PICTURES)]
 
 
 def test_too_few_pictures_are_named_with_the_reasons():
-    kept = [(1, PICTURE, file()), (2, replace(PICTURE, confidence=0.1), file()), (3, PICTURE, b"?")]
+    rows = [kept(1, file()), kept(2, file(), confidence=0.1), kept(3, b"?")]
     with pytest.raises(DataError, match=r"1 kept pictures.*unsure.*damaged"):
-        images_of(kept, OWN, "fine")
+        images_of(rows, OWN, "fine")
