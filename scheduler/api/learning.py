@@ -142,7 +142,7 @@ async def list_labels(
 async def get_learning(scheduler: Service, caller: CallerOf) -> LearningNow:
     """Limited to the sources that the caller may see. A picture counts as audited if its device was sure and sent it up
     all the same (`audit_share`): the latest 1,000 of each source."""
-    return scheduler.learning.now(only_of(caller))
+    return await scheduler.learning.now(only_of(caller))
 
 
 @learning.get(

@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(_Position).decode
 class _Store(Protocol):
     async def last_numbers(self) -> dict[str, int]: ...
 
-    async def count(self) -> int: ...
+    async def count(self, reader: str | None = None) -> int: ...
 
     async def add(self, picture: _Picture, label: Label, *, elapsed: float) -> tuple[int, Label | None]: ...
 
@@ -176,8 +176,9 @@ class Learning:
             if status.kept is not None
         }
 
-    def now(self, reader: str | None) -> LearningNow:
-        """Return the kept pictures and the agreement of the sources that a user may see; None: all."""
+    async def now(self, reader: str | None) -> LearningNow:
+        """Return kept pictures, agreement and number of labels of the sources that a user may see; None: all."""
+        labels = self.labels if reader is None else await self._store.count(reader)
         of_nodes: dict[str, Agreement] = {}
         for (node_id, source), each in self._audits.by_source().items():
             if self._book.may_see(reader, node_id, source):
@@ -198,7 +199,7 @@ class Learning:
             )
             for node_id in sorted(of_nodes.keys() | kept.keys())[:_MOST_NODES]
         )
-        return LearningNow(nodes=nodes, audited=whole.audited, agreement=whole.share, labels=self.labels)
+        return LearningNow(nodes=nodes, audited=whole.audited, agreement=whole.share, labels=labels)
 
     # --- improvements -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import zlib
 
 from models.escalation import Tuning
 from scheduler.core.device import Device
-from scheduler.core.escalation import choose_gates, stages_of, upstreams_of
+from scheduler.core.escalation import JobGate, choose_gates, stages_of, upstreams_of
 from scheduler.core.policy import JobRules
 from scheduler.placement.routes import Placement
 from tierkit.errors import InvalidInput, TerraceError
@@ -50,12 +50,9 @@ def _computed(
         return _versioned(DeviceRoute(version=_NO_VERSION, upstreams=(), reason="only end devices have sources"))
     scheme = Scheme.MAPPING if scheme is Scheme.ADAPTIVE else scheme
     sha256, why = placement.node(device, release).sha256, ""
-    try:
-        gates = choose_gates(Escalate.THRESHOLD, scheme, tuning, lowest="end", accuracy=None, budget=None)
-    except InvalidInput as exc:
-        gates = ()
-        if scheme is not Scheme.END:
-            why = f"no thresholds: {tuning if isinstance(tuning, TerraceError) else exc}"
+    scheme, gates, error = _gates(scheme, tuning)
+    if error is not None and scheme is not Scheme.END:
+        why = f"no thresholds: {tuning if isinstance(tuning, TerraceError) else error}"
     if gates and gates[0].lower_sha256 != sha256:
         gates, why = (), f"no thresholds for the network of {device.node_id}"
     # Thresholds were tuned on the answers of the network itself.
@@ -72,6 +69,18 @@ def _computed(
         reason="; ".join(filter(None, (route.reason, why))),
     )
     return _versioned(made)
+
+
+def _gates(scheme: Scheme, tuning: Tuning | TerraceError) -> tuple[Scheme, tuple[JobGate, ...], InvalidInput | None]:
+    """The gates of a scheme. Networks for two tiers have no thresholds for `mapping`, but for one of its parts, which
+    then takes its place."""
+    first: InvalidInput | None = None
+    for each in (scheme, Scheme.END_CLOUD, Scheme.END_EDGE) if scheme is Scheme.MAPPING else (scheme,):
+        try:
+            return each, choose_gates(Escalate.THRESHOLD, each, tuning, lowest="end", accuracy=None, budget=None), None
+        except InvalidInput as error:
+            first = first or error
+    return scheme, (), first
 
 
 def _versioned(route: DeviceRoute) -> DeviceRoute:

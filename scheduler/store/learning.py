@@ -6,7 +6,7 @@ from collections.abc import Collection
 from itertools import count
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from scheduler.core.learning import MOST_AUDITED, MOST_IMPROVEMENTS, MOST_SOURCES, SoughtPictures
@@ -46,9 +46,12 @@ class LearningStore:
         rows = await self._reader.rows(select(labels.c.node_id, newest).group_by(labels.c.node_id))
         return {row.node_id: row.newest for row in rows}
 
-    async def count(self) -> int:
-        """Pictures with a label."""
-        (row,) = await self._reader.rows(select(func.count()).select_from(labels).where(IS_LABELLED))
+    async def count(self, reader: str | None = None) -> int:
+        """Pictures with a label, of the sources that this user may see; None: of all."""
+        query = select(func.count()).select_from(labels).where(IS_LABELLED)
+        if reader is not None:
+            query = query.where(_may_see(reader, labels))
+        (row,) = await self._reader.rows(query)
         return int(row[0])
 
     async def add(self, picture: _Picture, label: Label, *, elapsed: float) -> tuple[int, Label | None]:
@@ -160,9 +163,7 @@ class LearningStore:
             observations.c[name] == value for name, value in where.items() if value is not None
         ]
         if reader is not None:
-            rights = source_rights.c
-            its = and_(rights.node_id == pictures.node_id, rights.source == pictures.source)
-            conditions.append(exists().where(rights.name == reader, its))
+            conditions.append(_may_see(reader, observation_pictures))
         use: ColumnElement[Any] = pictures.useful if which == "disagree" else literal(0.0)
         if which == "labelled":
             conditions.append(labels.c.label.is_not(None))
@@ -256,3 +257,10 @@ async def _write(connection: AsyncConnection, picture: _Picture, values: dict[st
 
 def _no_picture(picture: _Picture) -> str:
     return f"no picture of observation {picture[2]} of {picture[1]!r} on {picture[0]!r} is here"
+
+
+def _may_see(reader: str, table: Table) -> ColumnElement[bool]:
+    """True for rows of sources that a user may see."""
+    rights = source_rights.c
+    its = and_(rights.node_id == table.c.node_id, rights.source == table.c.source)
+    return exists().where(rights.name == reader, its)

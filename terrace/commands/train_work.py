@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import SecretStr, ValidationError
 
+from models.kept.store import KeptStore
 from terrace.commands.personal import train_head
 from terrace.commands.processors import Processor
 from terrace.commands.training import TeacherFile, TorchThreads
@@ -194,6 +195,8 @@ def work(
             _device(enlisting, credentials, options), Path(options.kept), lambda: stand_back(may_work), json=json
         )
         return
+    if options.kept is not None and options.kept_url is None:  # before the worker gets a seat
+        KeptStore.reading(Path(options.kept)).close()
     token = token_from(credentials.token_file)
     name = enlisting.name
     invited = None if token is None else invitation_of(token())

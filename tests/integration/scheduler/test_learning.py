@@ -240,9 +240,13 @@ async def test_each_labels_what_they_may_see(closed: Any) -> None:
     assert [await call("PUT", token) for token in (EVE, LAPTOP, ANY)] == [404, 403, 403]
     assert await call("PUT", ALICE, "hall") == 404
     assert [await call("PUT", ALICE), await call("PUT", BOB, name=FINE[1])] == [204, 204], "the last one counts"
+    assert await call("PUT", OLGA, "hall") == 204
+    learned = [(await http.get("/v1/learning", headers=bearer(token))).json() for token in (OLGA, ALICE, BOB, EVE)]
+    assert [each["labels"] for each in learned] == [2, 1, 1, 0]
+    assert await call("DELETE", OLGA, "hall") == 204
     assert [await call("DELETE", ALICE), await call("DELETE", EVE)] == [403, 404], "it is Bob's"
     news = (await http.get("/v1/devices/any-1/labels", headers=own)).json()["labels"]
-    assert [(each["label"], each["by"]) for each in news] == [(1, "bob")]
+    assert [(each["label"], each["by"]) for each in news if each["source"] == "gate"] == [(1, "bob")]
     assert [await call("DELETE", BOB), await call("PUT", ALICE), await call("DELETE", OLGA)] == [204] * 3
     assert (await http.get("/v1/devices/any-1/labels", headers=bearer(ALICE))).status_code == 403
     for token, code in ((ALICE, 403), (OLGA, 200)):

@@ -125,6 +125,21 @@ def test_schemes(scheme: Scheme, tuned: bool, upstreams: list[str], stages: list
     assert reason in route.reason
 
 
+def test_networks_for_two_tiers_send_pictures_from_one_to_the_other() -> None:
+    """Without a network for the edge tier, `mapping` has no thresholds."""
+    fleet = Fleet()
+    fleet.add("cloud-0")
+    fleet.add("end-0")
+    gates = tuple(gate for gate in tuning().gates if (gate.lower.tier, gate.upper.tier) == (Tier.END, Tier.CLOUD))
+    assert len(gates) == 1
+    of_two = Tuning.model_validate({**tuning().model_dump(exclude={"gates"}), "gates": gates})
+    route = fleet.route("end-0", of_two)
+    assert names(route) == ["cloud-0"]
+    assert [stage.tier for stage in route.stages] == [Tier.CLOUD]
+    assert route.stages[0].below is not None
+    assert "no thresholds" not in route.reason
+
+
 def test_thresholds_are_those_of_the_network_that_answers() -> None:
     fleet = Fleet()
     fleet.add("cloud-0")
