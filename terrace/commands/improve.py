@@ -193,7 +193,7 @@ def _no_need(client: Client, least: float) -> str:
 
 
 def _now(client: Client, release: str) -> str:
-    """The state of a release in words: that of an old improvement may have been rolled back."""
+    """The state of a release in words. The release of an old improvement may have been rolled back."""
     try:
         state = client.release(release).state
     except NotFound:

@@ -29,5 +29,5 @@ def test_a_folder_without_kept_pictures_is_refused_before_a_run_gives_a_seat(
     pytest.importorskip("torch", reason="needs the extra 'learn' (torch)")
     # Nobody listens there: an error about the connection would come from asking for a run.
     words = ["train", "work", "--scheduler", "http://127.0.0.1:1", "--kept", str(tmp_path), "--patience-s", "0"]
-    assert terrace(words) == 1
+    assert terrace(words) == 2
     assert "holds no kept pictures" in capsys.readouterr().err
