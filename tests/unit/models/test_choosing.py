@@ -114,7 +114,6 @@ async def test_the_least_is_served_with_a_warning_if_none_suits(
 
 
 async def test_without_a_choice_nothing_is_measured(models: Path, machine: Machine) -> None:
-    machine.free_bytes = 1
     bundled = load_manifest()
     assert await with_choice(EndSettings(), Tier.END, bundled) is bundled
     # --model overrides it.
