@@ -39,6 +39,7 @@ class MachineOptions:
         typer.Option(
             "--memory-mb",
             min=1,
+            max=1e9,
             help="Memory for a network. Default: what is free here, limits of containers included.",
         ),
     ] = None
@@ -47,6 +48,7 @@ class MachineOptions:
         typer.Option(
             "--within-ms",
             min=0.001,
+            max=1e9,
             help="Milliseconds for an image. Default: 100 for end and edge, any for the cloud.",
         ),
     ] = None
@@ -150,24 +152,29 @@ class Devices:
 
     device_ms: Annotated[
         float | None,
-        typer.Option("--device-ms", min=0.001, help="Milliseconds of the whole network on the end device."),
+        typer.Option("--device-ms", min=0.001, max=1e9, help="Milliseconds of the whole network on the end device."),
     ] = None
     device_factor: Annotated[
         float | None,
-        typer.Option("--device-factor", min=0.001, help="Or its time as a multiple of this machine's; 1 by default."),
+        typer.Option(
+            "--device-factor", min=0.001, max=1e9, help="Or its time as a multiple of this machine's; 1 by default."
+        ),
     ] = None
     upstream_ms: Annotated[
-        float | None, typer.Option("--upstream-ms", min=0.001, help="The same of the upstream node.")
+        float | None, typer.Option("--upstream-ms", min=0.001, max=1e9, help="The same of the upstream node.")
     ] = None
     upstream_factor: Annotated[
-        float | None, typer.Option("--upstream-factor", min=0.001, help="The same of the upstream node.")
+        float | None, typer.Option("--upstream-factor", min=0.001, max=1e9, help="The same of the upstream node.")
     ] = None
     most_bytes: Annotated[
-        int | None, typer.Option("--most-bytes", min=1, help="Limit of the bytes that are sent for one image.")
+        int | None,
+        typer.Option("--most-bytes", min=1, max=2**31, help="Limit of the bytes that are sent for one image."),
     ] = None
     link_mbps: Annotated[
         float | None,
-        typer.Option("--link-mbps", min=0.000001, help="Speed of the link, Mbit/s. Default: sending takes no time."),
+        typer.Option(
+            "--link-mbps", min=0.000001, max=1e9, help="Speed of the link, Mbit/s. Default: sending takes no time."
+        ),
     ] = None
 
     def check(self) -> None:
@@ -227,7 +234,8 @@ def place_layers(
         print_json({"network": name, **asdict(costing), "cuts": [asdict(each) for each in placements]})
         return
     _print_placements(placements, linked=costing.link_mbps is not None)
-    below = "nothing" if not chosen.layers else f"the first {chosen.layers} of {placements[-1].layers} layers"
+    layers = "layer" if chosen.layers == 1 else f"{chosen.layers} layers"
+    below = f"the first {layers}" if chosen.layers else "nothing"
     screen().print(f"on the device: {below}; sent: {chosen.size_bytes:,} bytes of {chosen.tensor}", markup=False)
 
 

@@ -1,5 +1,6 @@
 """A fleet whose model set has several networks for a tier: each node chooses one, and all answers are right."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from models.importing.run import Wish, import_network
 from models.manifest import load_manifest
+from terrace.cli import run
 from tests.acceptance.fleets import running
 from tests.model_sets import COLOURS, colour_network, colour_set, coloured
 from tierkit.client import Client
@@ -49,6 +51,15 @@ def test_each_node_serves_the_network_that_it_chooses_and_says_why(fleet: tuple[
     assert "of-end or large" in log
     assert re.search(r"network chosen .*network=large", log)
     assert "of-end: the chosen one is better" in log
+
+
+def test_the_list_shows_how_fast_the_networks_are_on_the_nodes(
+    fleet: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["models", "list", "--wide", "--json", "--scheduler", fleet[0]]) == 0
+    speeds = {entry["name"]: entry["ms_per_image"] for entry in json.loads(capsys.readouterr().out)["models"]}
+    assert {name for name, speed in speeds.items() if speed is not None} == {"large", "huge"}
+    assert all(speed is None or speed > 0 for speed in speeds.values())
 
 
 async def test_nodes_of_one_tier_with_other_networks_answer_rightly(

@@ -56,6 +56,10 @@ def tune(weights: Path, images: Path, *arguments: str, out: Path | None = None):
 
 def test_it_stores_thresholds_and_draws_the_curves(weights: Path, images: Path):
     said = json.loads(tune(weights, images, "--json", "--relative-accuracy", "0.95", "--budget", "0.4").stdout)
+    # A node that may choose among networks takes those that the thresholds are for.
+    tuned = load_manifest(weights)
+    assert set(tuned.tuned) == {entry.name for entry in tuned.models}
+    assert tuned.models == load_manifest().models
     assert [row["gate"] for row in said["thresholds"]][::2] == ["edge-cloud", "end-edge", "end-cloud"]
     assert {(row["escalate"], row["escalate_from"]) for row in said["test"]} == {
         (escalate, lowest) for escalate in ("threshold", "budget") for lowest in ("edge", "end")

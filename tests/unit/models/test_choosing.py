@@ -1,6 +1,7 @@
 """A node's choice among the networks of its tier."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from models.choosing import with_choice
 from models.importing.run import Wish, import_network
 from models.manifest import Manifest, load_manifest, save_manifest
 from tests.model_sets import COLOURS, colour_network, colour_set
+from tierkit.inference.served import Loaded
 from tierkit.types import Tier
 
 MB = 10**6
@@ -112,7 +114,6 @@ async def test_the_least_is_served_with_a_warning_if_none_suits(
 
 
 async def test_without_a_choice_nothing_is_measured(models: Path, machine: Machine) -> None:
-    machine.free_bytes = 1
     bundled = load_manifest()
     assert await with_choice(EndSettings(), Tier.END, bundled) is bundled
     # --model overrides it.
@@ -124,6 +125,43 @@ async def test_without_a_choice_nothing_is_measured(models: Path, machine: Machi
     # A tier without networks is for those to report who load them.
     assert await with_choice(EndSettings(models=models), Tier.CLOUD, manifest) is manifest
     assert machine.measured == []
+
+
+async def test_a_node_that_serves_meanwhile_chooses_in_the_background(
+    models: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later release may bring the choice."""
+    manifest, threads = load_manifest(models), []
+
+    async def noted(work: Any) -> Any:
+        threads.append(work)
+        return work()
+
+    monkeypatch.setattr(choosing, "in_background", noted)
+    machine.ms["large"] = 101
+    after = await with_choice(EndSettings(models=models), Tier.END, manifest, Loaded(serving=True))
+    assert after.default_for(Tier.END).name == "of-end"
+    assert len(threads) == len(machine.measured) == 1
+
+
+def test_thresholds_bind_the_choice_until_their_network_is_replaced(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models, tmp_path / "set")
+    shutil.copy(models.parent / "set.txt", tmp_path / "labels.txt")
+    manifest = load_manifest(models)
+    assert "tuned" not in manifest.content()
+    save_manifest(manifest.model_copy(update={"tuned": ("of-end", "large")}), tmp_path / "set")
+
+    def imported(name: str, tier: Tier) -> tuple[str, ...]:
+        file = colour_network(tmp_path / f"{name}.onnx", factor=3.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("models.importing.run.least_ms_per_image", lambda *_: 1.0)
+            wish = Wish(file=file, models=tmp_path / "set", tier=tier, labels=tmp_path / "labels.txt", name=name)
+            import_network(wish)
+        return load_manifest(tmp_path / "set").tuned
+
+    assert imported("another", Tier.END) == ("of-end", "large")
+    assert [entry.name for entry in load_manifest(tmp_path / "set").candidates("end")] == ["of-end", "large"]
+    assert imported("large", Tier.END) == ()
 
 
 async def test_a_choice_changes_the_order_only(models: Path, machine: Machine) -> None:
