@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import zstandard
@@ -274,14 +275,27 @@ async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplo
         assert (job.answered_fine, set(job.sent), job.sent["bottleneck"].tasks) == (12, {"bottleneck"}, 12)
         relayed = job.sent["bottleneck"].relay_tasks
         assert 0 < relayed < 12
-        reasons = [each.why for each in (await fleet.client.explain(job)).decisions]
-        assert [" encoded on e" in why for why in reasons] == [True] * 12
-        assert sum("encoded on edge-own" in why and why.endswith("by edge-own") for why in reasons) == relayed
+        decisions = (await fleet.client.explain(job)).decisions
+        assert all(" encoded on e" in each.why for each in decisions)
+        on_edge = [each for each in decisions if "encoded on edge-own: " in each.why]
+        assert len(on_edge) >= relayed
+        assert all(each.why.endswith("by edge-own") for each in on_edge)
+        for name in ("end-0", "end-1"):
+            first, second = [each.why for each in decisions if (each.node, each.attempt) == (name, 1)][:2]
+            assert f"encoded on {name}: not measured yet" in first
+            assert "encoded on edge-own: not measured yet" in second
+        async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as http:
+            measured = (await http.get("/v1/mapping")).json()["encoding"]
+        assert {each["node_id"] for each in measured} == {"end-0", "end-1", "edge-own"}
+        assert all(each["ms_per_image"] > 0 and each["samples"] > 0 for each in measured)
         # The cloud fails: the attempts are made again, and in the end the coarse answer stands.
         cloud.refuses = True
         job = await fleet.run(images[:6], scheme="end-cloud")
         assert job.fallback == 6
         assert len((await fleet.client.attempts(job)).attempts) > 1
+        failed = await fleet.run(images[:6], scheme="end-cloud", encode_on="auto", batch_size=1)
+        assert failed.fallback == 6
+        assert any("no way is measured yet" in each.why for each in (await fleet.client.explain(failed)).decisions)
         # The job waits for it.
         waits = await fleet.client.submit(images[:6], scheme="end-cloud", on_upstream_loss="wait")
         asked = cloud.requests
