@@ -296,7 +296,7 @@ def _row(
 
 
 def _choice(point: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The choices of `auto`, and its time over that of the better fixed place; None in other rows."""
+    """The choices of `auto`, and its time over the time of the better fixed place; None in other rows."""
     if point["encode_on"] != EncodeOn.AUTO or not fixed:
         return {"encoded_on_edge": None, "of_better": None}
     best_ms, on_edge = min(spread(each["stage_ms"]).mean for each in fixed), _ENCODE[EncodeOn.EDGE]

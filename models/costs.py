@@ -89,7 +89,7 @@ def with_costs(manifest: Manifest, folder: Path) -> Manifest:
 def graph_costs(graph: Graph) -> Costs:
     """Costs of one picture.
 
-    Multiply-adds are those of convolutions and matrix products; what works value by value is not counted. They are
+    Multiply-adds count convolutions and matrix products, and nothing that works value by value. They are
     unknown if an operator multiplies in a way that is not known here.
 
     The peak is the largest sum of the tensors that live at once, plus all weights as they are stored. It comes from the

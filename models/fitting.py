@@ -35,7 +35,7 @@ Outcome = Literal["chosen", "fits", "too large", "too slow", "left out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a machine has for one network."""
+    """Memory and time that a machine has for one network."""
 
     free_bytes: int | None
     """None if the system does not report it: then any network fits."""

@@ -150,7 +150,7 @@ class Fit(NamedTuple):
 
 
 class Costs(Frozen):
-    """What one picture costs; see `models.costs`."""
+    """The cost of one picture; see `models.costs`."""
 
     macs: NonNegativeInt | None
     """Multiply-adds of convolutions and matrix products; None if an operator multiplies in an unknown way."""

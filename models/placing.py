@@ -194,7 +194,7 @@ def measure_cuts(
         model: The network's ONNX file.
         source: names it in messages.
         image_shape: Height, width and colours of its pictures.
-        report: Gets the number of cuts that are measured, and that of all.
+        report: Gets the number of cuts that are measured, and of all cuts.
 
     Raises:
         WeightsError: the network cannot be run or cut.

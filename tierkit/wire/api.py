@@ -166,7 +166,7 @@ class SentShare(_Value):
     upload_bytes: int
     """Bodies of the requests to the upstream nodes."""
     relay_tasks: int = 0
-    """Those of them for which an edge node encoded."""
+    """Answers for which an edge node encoded."""
     relay_bytes: int = 0
     """Bodies of the requests to edge nodes that encoded."""
     encode_ms: float = 0.0
