@@ -12,6 +12,7 @@ from models.hierarchy import Hierarchy
 from models.training.config import NetworkConfig, find_config
 from models.training.data import TrainingData
 from models.training.networks import build_network, count_parameters
+from training.learner import FlatLearner
 from training.strategies.config import ExchangeConfig
 from training.virtual import Link
 
@@ -23,13 +24,18 @@ _HELD_OUT = 120
 
 
 def predicted(
-    case: Case, images: tuple[ImageSet, ImageSet, Hierarchy], seed: int, watch: Callable[[], None]
+    case: Case,
+    images: tuple[ImageSet, ImageSet, Hierarchy],
+    seed: int,
+    watch: Callable[[], None],
+    step_s: Callable[[FlatLearner], float],
 ) -> dict[str, Any]:
     """Run one line, by one process.
 
     Args:
         images: training images, test images, and their classes.
         watch: called now and then; what it raises ends the run.
+        step_s: returns the processor seconds of a step.
     """
     assert isinstance(case.strategy, ExchangeConfig)
     train, test, hierarchy = images
@@ -43,7 +49,9 @@ def predicted(
     }
     config = plain.model_copy(update=changes)
     data = TrainingData(config, train, hierarchy)
-    alone = RankMachines(ranks=1, step_s=None, link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S))
+    alone = RankMachines(
+        ranks=1, step_s=step_s(FlatLearner(config, data)), link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S)
+    )
     found = simulate_ranks(config, case.strategy, (data, test), alone, lambda done, steps, now: watch())
     return {
         **found,

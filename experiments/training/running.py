@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -100,7 +101,7 @@ class Bench:
         if case.table == "volunteers":
             return volunteers(case, images, seed, watch)
         if case.table == "predicted":
-            return predicted(case, images, seed, watch)
+            return predicted(case, images, seed, watch, partial(_step_s, sends="gradient"))
         step_s = case.step_s or self.step_s[case.strategy.sends]
         if case.ranks:
             return self._run_ranks(case, seed, step_s, watch)
