@@ -49,9 +49,8 @@ def predicted(
     }
     config = plain.model_copy(update=changes)
     data = TrainingData(config, train, hierarchy)
-    alone = RankMachines(
-        ranks=1, step_s=step_s(FlatLearner(config, data)), link=Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S)
-    )
+    link = Link(delay_s=LINK_DELAY_S, bytes_per_s=LINK_BYTES_PER_S)
+    alone = RankMachines(ranks=1, step_s=step_s(FlatLearner(config, data)), link=link)
     found = simulate_ranks(config, case.strategy, (data, test), alone, lambda done, steps, now: watch())
     return {
         **found,
