@@ -29,6 +29,12 @@ _MOST_SEEDS = 20
 """The exact test looks at all signs of so many differences."""
 
 
+_HEADINGS = (
+    *("table", "strategy", "workers", "n", "accuracy, %", "loss", "virtual s an epoch", "source, s"),
+    *("updates", "MB sent", "targets"),
+)
+
+
 class _Stopped(Exception):
     """The run is to end."""
 
@@ -172,25 +178,12 @@ class Training(Experiment):
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in self.rows(record):
             lines.setdefault(key({**row, "slow": tuple(row["slow"])}), []).append(row)
-        headings = [
-            "table",
-            "strategy",
-            "workers",
-            "n",
-            "accuracy, %",
-            "loss",
-            "virtual s an epoch",
-            "source, s",
-            "updates",
-            "MB sent",
-            "targets",
-        ]
         rows = [_shown(line) for line in lines.values()]
         # Older records have no loss, and the source has no times of most tables.
-        empty = {name for name, column in zip(headings, zip(*rows, strict=True), strict=True) if set(column) == {"-"}}
-        used = [number for number, name in enumerate(headings) if name not in empty & {"loss", "source, s"}]
+        empty = {name for name, column in zip(_HEADINGS, zip(*rows, strict=True), strict=True) if set(column) == {"-"}}
+        used = [number for number, name in enumerate(_HEADINGS) if name not in empty & {"loss", "source, s"}]
         return Table(
-            headings=" | ".join(headings[number] for number in used),
+            headings=" | ".join(_HEADINGS[number] for number in used),
             rows=[[row[number] for number in used] for row in rows],
             spare=("MB sent", "updates"),
         )
