@@ -386,7 +386,7 @@ def open_session(network: bytes, source: str, *, provider: str = "cpu") -> Any:
         raise ProviderUnavailable(f"no execution provider {provider!r}; there is: {', '.join(_PROVIDERS)}")
     if wanted not in runtime.get_available_providers():
         raise ProviderUnavailable(
-            f"the installed ONNX Runtime has no {wanted}; provider {provider!r} needs the extra "
+            f"the installed ONNX Runtime has no {wanted}; provider {str(provider)!r} needs the extra "
             f"'{'gpu' if provider == 'cuda' else 'cpu'}' and its drivers"
         )
     options = runtime.SessionOptions()
