@@ -81,6 +81,8 @@ class Mlp(nn.Module):
             raise ValueError(f"activation is one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if predicted is not None and not hidden:
+            raise ValueError("predicted needs a hidden layer: the last layer learns all its weights")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             dense: nn.Module = nn.Linear(before, after)

@@ -175,6 +175,11 @@ def test_predicted_weights_that_cannot_be_are_refused(inputs: int, share: float)
         build_network("mlp", 10, {"inputs": inputs, "predicted": share})
 
 
+def test_predicted_weights_without_a_hidden_layer_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="predicted needs a hidden layer"):
+        build_network("mlp", 10, {"hidden": [], "predicted": 0.25})
+
+
 def test_a_layer_with_all_its_weights_answers_the_same() -> None:
     layer, values = PredictedLinear(784, 5, 0.25), torch.randn(3, 784)
     with torch.inference_mode():
