@@ -468,9 +468,14 @@ def import_runtime() -> Any:
 
     Raises:
         MissingExtra: it is not installed.
+        SetupError: it is installed, and does not start here.
     """
     try:
         import onnxruntime
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtra("cpu", "running a network with ONNX Runtime") from error
+    except ImportError as error:
+        raise SetupError(
+            f"ONNX Runtime is installed, but does not start: {error}. Too little memory is a usual reason"
+        ) from error
     return onnxruntime
