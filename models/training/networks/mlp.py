@@ -85,9 +85,10 @@ class Mlp(nn.Module):
             raise ValueError("predicted needs a hidden layer: the last layer learns all its weights")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            dense: nn.Module = nn.Linear(before, after)
-            if predicted is not None and not layers:
-                dense = PredictedLinear(before, after, predicted)
+            # Only the layer that stays is built: a worker counts all values as they are made.
+            dense: nn.Module = (
+                nn.Linear(before, after) if predicted is None or layers else PredictedLinear(before, after, predicted)
+            )
             layers += [dense, _ACTIVATIONS[activation](), Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)
