@@ -29,6 +29,8 @@ _RUNTIME_BYTES = 30_000_000
 _COPIES = 4
 """The bundled networks, at peaks of 0.9, 21.5 and 3.0 MB, took 23, 88 and 41 MB once they were loaded and had answered
 50 images (ONNX Runtime 1.32). The runtime holds the file while it packs the weights."""
+_IMAGES = 50
+"""A node computes the images of a task at once, and the intermediate values of each live at the same time."""
 
 Outcome = Literal["chosen", "fits", "too large", "too slow", "left out"]
 
@@ -57,9 +59,11 @@ class Suitability:
 
 
 def needs_bytes(entry: ModelEntry) -> int:
-    """Memory that a node takes for a network, estimated: a fixed part, and four times the peak of its graph. If that is
-    unknown, the size of its file counts instead."""
-    return _RUNTIME_BYTES + _COPIES * (entry.size_bytes if entry.costs is None else entry.costs.peak_bytes)
+    """Memory that a node takes for a network, estimated: a fixed part, four times its weights, and the intermediate
+    values of 50 images, by the peak of its graph. If that is unknown, the file alone counts."""
+    peak = entry.size_bytes if entry.costs is None else entry.costs.peak_bytes
+    intermediate = max(0, peak - entry.size_bytes)
+    return _RUNTIME_BYTES + _COPIES * (peak - intermediate) + _IMAGES * intermediate
 
 
 def judge(candidates: Sequence[ModelEntry], capacity: Capacity, ms_per_image: Mapping[str, float]) -> list[Suitability]:

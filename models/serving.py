@@ -12,7 +12,7 @@ from models.manifest import Manifest, ModelEntry, WeightsFile, weights_folder
 from models.session import OnnxModel, load_model
 from models.source import chosen_entries, fetch_from, from_scheduler, pause
 from models.store import ModelStore
-from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError
+from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError
 from tierkit.inference.background import in_background
 from tierkit.inference.copies import NetworkCopies
 from tierkit.inference.runner import examine
@@ -36,13 +36,20 @@ async def load_models(
     cache. At the start of a node, this waits for the scheduler and logs that once.
 
     Raises:
-        SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
-            scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
+        SetupError: a name that the manifest does not have; only superclasses where the scheduler asks for classes;
+            weights that are missing with no scheduler to ask, that the scheduler does not have either, or that are not
+            those of the manifest; or what `load_model` finds missing.
         WeightsError: a network that the scheduler gave answers with NaN.
     """
     store = open_store(settings)
     models = []
-    for entry in chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda"):
+    entries = chosen_entries(manifest, settings.model, tier, gpu=settings.provider == "cuda")
+    if settings.scheduler is not None and tier is not Tier.END and all(entry.target == "coarse" for entry in entries):
+        raise SetupError(
+            f"{', '.join(entry.name for entry in entries)} answers only superclasses, and a scheduler asks the {tier} "
+            "tier for classes: name a network with classes with --model, or leave --model out"
+        )
+    for entry in entries:
         if key_of(entry) in loaded.models:
             continue
         path = await obtain_weights(store, entry, settings, patient=not loaded.serving, copies=loaded.copies)

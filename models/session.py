@@ -386,7 +386,7 @@ def open_session(network: bytes, source: str, *, provider: str = "cpu") -> Any:
         raise ProviderUnavailable(f"no execution provider {provider!r}; there is: {', '.join(_PROVIDERS)}")
     if wanted not in runtime.get_available_providers():
         raise ProviderUnavailable(
-            f"the installed ONNX Runtime has no {wanted}; provider {provider!r} needs the extra "
+            f"the installed ONNX Runtime has no {wanted}; provider {str(provider)!r} needs the extra "
             f"'{'gpu' if provider == 'cuda' else 'cpu'}' and its drivers"
         )
     options = runtime.SessionOptions()
@@ -468,9 +468,14 @@ def import_runtime() -> Any:
 
     Raises:
         MissingExtra: it is not installed.
+        SetupError: it is installed, and does not start here.
     """
     try:
         import onnxruntime
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtra("cpu", "running a network with ONNX Runtime") from error
+    except ImportError as error:
+        raise SetupError(
+            f"ONNX Runtime is installed, but does not start: {error}. Too little memory is a usual reason"
+        ) from error
     return onnxruntime

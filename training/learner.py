@@ -23,6 +23,7 @@ from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import BatchAnswers, NetworkLearner, groups_of, load_weights, predict, set_rate
+from models.training.networks import running_statistics
 from models.training.record import FleetFacts, TrainingRecord, make_record, save_record
 from tierkit.errors import InvalidAnswer, InvalidInput, WeightsError
 from training.measuring import free_bytes
@@ -73,7 +74,7 @@ class FlatLearner:
         whole = self._learner.network
         self._parameters = [each for each in whole.parameters() if each.requires_grad]
         # Counters of batches are whole numbers, and matter to nothing that is computed here.
-        self._buffers = [buffer for buffer in whole.buffers() if buffer.is_floating_point()]
+        self._buffers = running_statistics(whole)
         self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
         self._answered: BatchAnswers | None = None
         self.moments: Any = None
@@ -127,7 +128,7 @@ class FlatLearner:
         """Take weights, buffers, gradients and momentum from these parts of the network only."""
         held = torch.nn.ModuleList(parts)
         self._parameters = list(held.parameters())
-        self._buffers = [buffer for buffer in held.buffers() if buffer.is_floating_point()]
+        self._buffers = running_statistics(held)
 
     def freeze(self) -> None:
         """Measure the running statistics over the first batch. From then on training does not change them."""

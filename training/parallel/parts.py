@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from models.training.networks import running_statistics
 from training.learner import FlatLearner
 from training.parallel.group import Group
 
@@ -57,4 +58,4 @@ class NetworkParts:
 def _tensors(blocks: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and running statistics."""
     held = nn.ModuleList(blocks)
-    return [*held.parameters(), *(each for each in held.buffers() if each.is_floating_point())]
+    return [*held.parameters(), *running_statistics(held)]

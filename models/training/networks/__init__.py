@@ -15,7 +15,7 @@ from models.training.networks.resnet import ResNet34
 from models.training.networks.wideresnet import WideResNet
 from tierkit.errors import InvalidInput
 
-__all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "leaves_out", "reseed"]
+__all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "leaves_out", "reseed", "running_statistics"]
 
 _MOST_REASON = 300
 """Characters of what is wrong: it may repeat the options."""
@@ -56,3 +56,9 @@ def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Mod
 def count_parameters(network: nn.Module) -> int:
     """Number of trained values; running statistics do not count."""
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+def running_statistics(network: nn.Module) -> list[Tensor]:
+    """Buffers with decimals that belong to the state of a network, without those that follow from its plan."""
+    state = network.state_dict().keys()
+    return [each for name, each in network.named_buffers() if name in state and each.is_floating_point()]

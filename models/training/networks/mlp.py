@@ -81,11 +81,14 @@ class Mlp(nn.Module):
             raise ValueError(f"activation is one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if predicted is not None and not hidden:
+            raise ValueError("predicted needs a hidden layer: the last layer learns all its weights")
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            dense: nn.Module = nn.Linear(before, after)
-            if predicted is not None and not layers:
-                dense = PredictedLinear(before, after, predicted)
+            # Only the layer that stays is built: a worker counts all values as they are made.
+            dense: nn.Module = (
+                nn.Linear(before, after) if predicted is None or layers else PredictedLinear(before, after, predicted)
+            )
             layers += [dense, _ACTIVATIONS[activation](), Dropout(dropout)]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], classes)

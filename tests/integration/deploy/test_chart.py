@@ -99,7 +99,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "training": {
             "enabled": True,
             "image": "registry.example/terrace-learn:1",
-            "data": {"existingClaim": "pictures"},
+            "data": {"existingClaim": "2026"},
             "host": {"settings": {"epochs": 3, "drain_s": 5}},
             "worker": {"replicas": 3, "nodeSelector": {"example.com/idle": "yes"}},
         },

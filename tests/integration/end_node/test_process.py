@@ -112,4 +112,5 @@ async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> N
     async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert service.log.startswith("terrace end: the installed ONNX Runtime has no CUDAExecutionProvider")
+    assert "provider 'cuda' needs" in service.log
     assert service.log.count("\n") == 1

@@ -252,7 +252,7 @@ def test_fit_proposes_a_network_for_each_tier(quick: None):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["--memory-mb", "100"], "too large  needs 116 MB of memory, 100 MB are free"),
+        (["--memory-mb", "100"], "too large  needs 117 MB of memory, 100 MB are free"),
         (["--within-ms", "1"], "too slow"),
     ],
 )

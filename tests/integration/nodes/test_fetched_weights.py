@@ -273,6 +273,17 @@ async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(en
         await load_models(EdgeSettings(model=("xyz",)), Tier.EDGE, load_manifest())
 
 
+async def test_a_node_above_the_end_devices_refuses_a_scheduler_if_it_answers_only_superclasses() -> None:
+    manifest = load_manifest()
+    settings = EdgeSettings(model=("mobilenet-v1-0.5",), models=weights_folder())
+    assert len(await load_models(settings, Tier.EDGE, manifest)) == 1
+    with_scheduler = settings.model_copy(update={"scheduler": ("http://127.0.0.1:9",)})
+    with pytest.raises(SetupError, match="asks the edge tier for classes: name a network with classes"):
+        await load_models(with_scheduler, Tier.EDGE, manifest)
+    both = with_scheduler.model_copy(update={"model": ("mobilenet-v1-0.5", "resnet-34")})
+    assert len(await load_models(both, Tier.EDGE, manifest)) == 2
+
+
 async def test_what_a_standby_does_not_give_the_scheduler_that_leads_gives(
     server: FileServer, tmp_path: Path, entry: ModelEntry, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ def entry(name: str, *, mb: float = 1, accuracy: float | None = 0.5, **changes: 
         "tier": "end",
         "file": f"{name}.onnx",
         "sha256": "0" * 64,
-        "size_bytes": 1,
+        "size_bytes": int(mb * 1e6),
         "costs": Costs(macs=1, peak_bytes=int(mb * 1e6)),
         "target": "fine",
         "classes": 3,
@@ -84,6 +84,14 @@ def test_only_speeds_that_decide_are_measured() -> None:
     assert to_measure(ALL, limited, {"l": 150, "m": 150}) is None
     assert to_measure(ALL, Capacity(free_bytes=free(1000), within_ms=None), {}) is None
     assert to_measure(ALL, Capacity(free_bytes=free(35), within_ms=100), {}) is None
+
+
+def test_intermediate_values_count_for_each_image_of_a_task() -> None:
+    wide = entry("wide", accuracy=0.9, size_bytes=8_000_000, costs=Costs(macs=1, peak_bytes=142_000_000))
+    assert needs_bytes(wide) == 30_000_000 + 4 * 8_000_000 + 50 * 134_000_000
+    judged = judge((LARGE, wide), Capacity(free_bytes=free(1000), within_ms=None), {})
+    assert [each.outcome for each in judged] == ["chosen", "too large"]
+    assert needs_bytes(entry("unknown", mb=10, costs=None)) == 30_000_000 + 4 * 10_000_000
 
 
 def test_the_least_is_served_where_none_suits() -> None:

@@ -10,7 +10,7 @@ from tierkit.errors import InvalidInput
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.training.gemm_conv import use_matrix_products  # noqa: E402
-from models.training.networks import build_network, count_parameters, reseed  # noqa: E402
+from models.training.networks import build_network, count_parameters, reseed, running_statistics  # noqa: E402
 from models.training.networks.predicted import PredictedLinear  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -175,10 +175,31 @@ def test_predicted_weights_that_cannot_be_are_refused(inputs: int, share: float)
         build_network("mlp", 10, {"inputs": inputs, "predicted": share})
 
 
+def test_predicted_weights_without_a_hidden_layer_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="predicted needs a hidden layer"):
+        build_network("mlp", 10, {"hidden": [], "predicted": 0.25})
+
+
 def test_a_layer_with_all_its_weights_answers_the_same() -> None:
     layer, values = PredictedLinear(784, 5, 0.25), torch.randn(3, 784)
     with torch.inference_mode():
         torch.testing.assert_close(layer.as_linear()(values), layer(values), rtol=1e-4, atol=1e-4)
+
+
+def test_a_predicted_layer_makes_and_exchanges_only_the_values_that_it_learns() -> None:
+    made = []
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
+        made.append(0 if parameter is None else parameter.numel())
+
+    counting = torch.nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        network = build_network("mlp", 10, {"predicted": 0.25})
+    finally:
+        counting.remove()
+    assert sum(made) == count_parameters(network) == 196 * 100 + 100 + 100 * 10 + 10
+    assert running_statistics(network) == []
+    assert len(running_statistics(build_network("resnet-34", 10, {}))) > 0
 
 
 def test_only_the_first_layer_predicts() -> None:

@@ -239,16 +239,23 @@ def test_cuda_needs_its_extra():
         load_model(load_manifest().models[0], provider="cuda")
 
 
-def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("failure", "error", "says"),
+    [
+        (ModuleNotFoundError("onnxruntime"), MissingExtra, r"\[cpu\]"),
+        (ImportError("cannot allocate memory"), SetupError, "does not start: cannot allocate memory"),
+    ],
+)
+def test_without_onnx_runtime_the_reason_is_named(monkeypatch: pytest.MonkeyPatch, failure, error, says):
     real = builtins.__import__
 
     def without(name: str, *rest, **more):
         if name == "onnxruntime":
-            raise ImportError(name)
+            raise failure
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"\[cpu\]"):
+    with pytest.raises(error, match=says):
         load_model(load_manifest().models[0])
 
 
