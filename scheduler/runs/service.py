@@ -264,6 +264,7 @@ class Runs:
             loss=row.loss if said.loss is None else said.loss,
             accuracy=row.accuracy if said.accuracy is None else said.accuracy,
             worker_count=sum(worker.standing not in TOLD_TO_GO and not worker.left for worker in said.workers),
+            missing=said.missing,
         )
         curve = details.curve
         if said.loss is not None or said.accuracy is not None:

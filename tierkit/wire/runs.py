@@ -106,6 +106,8 @@ class RunWants(_Message):
     """That each must have free at least."""
     kept: bool = False
     """True if they train on pictures that they have kept themselves."""
+    start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """No work is handed out before so many are ready; null for no waiting."""
 
 
 class RunStart(_Message):
@@ -192,6 +194,8 @@ class RunReport(_Message):
     """Of the weights."""
     loss: Finite | None = None
     accuracy: Share | None = None
+    missing: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    """Workers that must still be ready before the first work is handed out; null once it was."""
     tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
     """Ids of the tokens whose tickets were shown to it."""
     workers: Annotated[
@@ -329,6 +333,8 @@ class RunSummary(_Value):
     """The latest that the host has told; so is `accuracy`."""
     accuracy: float | None = None
     worker_count: int = 0
+    missing: int | None = None
+    """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime
     heard_at: datetime
     """When its host last reported; of a run under way, to within some seconds after a change of the scheduler."""

@@ -114,6 +114,7 @@ def open_host(settings: HostSettings) -> Host:
             max_lease_wait_s=settings.max_lease_wait_s,
             sharing=sharing,
             until=settings.until,
+            start_at=settings.start_at,
         )
     )
 

@@ -196,6 +196,7 @@ class HostReports:
                 min_gflops=settings.min_gflops,
                 min_memory_bytes=None if settings.min_memory_mb is None else round(1e6 * settings.min_memory_mb),
                 kept=spec.own is not None,
+                start_at=settings.start_at,
             ),
             steps=self._host.steps,
             incarnation=incarnation,
@@ -211,6 +212,7 @@ class HostReports:
             done=status.done,
             version=status.version,
             tickets=self._tickets.seen,
+            missing=status.missing,
         )
         try:
             known = set(WorkerReport.model_fields)

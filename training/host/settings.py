@@ -52,6 +52,10 @@ class HostSettings(ServiceSettings):
     workers: Annotated[int, Field(ge=1, le=1_000_000)] = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""
 
+    start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """Hand out no work before so many workers have joined and have their images: a group starts together. At most
+    `workers`. Default: work from the first worker on."""
+
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
     """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
 
@@ -138,4 +142,10 @@ class HostSettings(ServiceSettings):
             raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
         if self.parent is not None and self.until is not None:
             raise ValueError("--until is for a host without --parent: that one measures the accuracy")
+        if self.parent is not None and self.start_at is not None:
+            raise ValueError("--start-at is for a host without --parent: give it to that one")
+        if self.start_at is not None and self.start_at > self.workers:
+            raise ValueError(
+                f"--start-at {self.start_at} is more than --workers {self.workers}: so many are never sent"
+            )
         return self

@@ -6,7 +6,7 @@ import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
 import { jobState } from "./jobparts.js";
 import { axisStyle, colour } from "./plots.js";
-import { over, stepsBar } from "./runparts.js";
+import { over, stepsBar, waitsFor } from "./runparts.js";
 import { attempt, begin, main } from "./shell.js";
 import { Table } from "./table.js";
 
@@ -119,7 +119,7 @@ function show() {
   document.title = `${title} · Terrace`;
   jobState(head, run);
   stepsBar(bar, run);
-  text(counts, `${number(run.done)} of ${number(run.steps)} steps (${percent(run.done / run.steps)}) · version ${number(run.version)} of the weights`);
+  text(counts, waitsFor(run) || `${number(run.done)} of ${number(run.steps)} steps (${percent(run.done / run.steps)}) · version ${number(run.version)} of the weights`);
   const took = (Date.parse(run.finished_at ?? run.heard_at) - Date.parse(run.created_at)) / 1000;
   text(figures.loss.value, number(run.loss));
   text(figures.accuracy.value, percent(run.accuracy));

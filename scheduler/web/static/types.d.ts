@@ -276,6 +276,7 @@ export interface RunSummary {
   loss: number | null;
   accuracy: number | null;
   worker_count: number;
+  missing: number | null;
   created_at: string;
   heard_at: string;
   finished_at: string | null;
@@ -298,6 +299,7 @@ export interface CurvePoint {
 
 export interface Run extends RunProgress {
   url: string;
+  wants: { workers: number | null; start_at: number | null };
   config: Record<string, unknown>;
   curve: CurvePoint[];
   result: Record<string, unknown> | null;
