@@ -24,6 +24,8 @@ __all__ = [
     "CurvePoint",
     "Invitation",
     "InvitationWish",
+    "Label",
+    "Message",
     "Run",
     "RunMatch",
     "RunOrders",
@@ -34,6 +36,7 @@ __all__ = [
     "RunSummary",
     "RunWants",
     "RunWorker",
+    "Value",
     "WorkerCopies",
     "WorkerOffer",
     "WorkerReport",
@@ -87,15 +90,19 @@ TokenId = Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
+    """Base of what hosts, workers and people send."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class _Value(BaseModel):
+class Value(BaseModel):
+    """Base of what the scheduler answers."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
-class RunWants(_Message):
+class RunWants(Message):
     """The workers that a run is for."""
 
     workers: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -110,7 +117,7 @@ class RunWants(_Message):
     """No work is handed out before so many are ready; null for no waiting."""
 
 
-class RunStart(_Message):
+class RunStart(Message):
     """POST /v1/runs: a host begins a run, or goes on with it after a restart. Answered by a `Run`."""
 
     id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
@@ -130,7 +137,7 @@ class RunStart(_Message):
     """Fresh at each start of the host; reports of an older one are refused."""
 
 
-class WorkerCopies(_Message):
+class WorkerCopies(Message):
     """The training images of a worker that gets them from the run, in segments. Few bytes, for a host may have a
     thousand such workers."""
 
@@ -150,7 +157,7 @@ class WorkerCopies(_Message):
     """How much of that copy is there."""
 
 
-class WorkerReport(_Message):
+class WorkerReport(Message):
     """One worker, as its host sees it. Counts are totals of the run."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
@@ -171,7 +178,7 @@ class WorkerReport(_Message):
     """Null for a worker that does not get its training images from the run."""
 
 
-class WorkerWish(_Message):
+class WorkerWish(Message):
     """PUT /v1/runs/{id}/workers/{name}: what an operator wants with a worker. Answered by the `Run`."""
 
     order: WorkerOrder
@@ -183,7 +190,7 @@ def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport
     return workers
 
 
-class RunReport(_Message):
+class RunReport(Message):
     """PUT /v1/runs/{id}/report, every second. Answered by `RunOrders`."""
 
     incarnation: Incarnation
@@ -207,7 +214,7 @@ class RunReport(_Message):
     """Why it failed."""
 
 
-class RunOrders(_Value):
+class RunOrders(Value):
     """What the host of a run is to do."""
 
     stop: bool
@@ -220,7 +227,7 @@ class RunOrders(_Value):
     """Of the `tickets` in the report, those whose tokens are valid no more."""
 
 
-class WorkerOffer(_Message):
+class WorkerOffer(Message):
     """POST /v1/matches: a worker asks for a run. Answered by a `RunMatch`."""
 
     name: NodeId
@@ -238,7 +245,7 @@ class WorkerOffer(_Message):
 LONGEST_INVITATION_S = 366 * 86_400
 
 
-class InvitationWish(_Message):
+class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
@@ -247,7 +254,7 @@ class InvitationWish(_Message):
     """Valid for so long."""
 
 
-class Invitation(_Value):
+class Invitation(Value):
     """A token of workers for one run; it is told this once."""
 
     name: NodeId
@@ -258,7 +265,7 @@ class Invitation(_Value):
     expires: datetime
 
 
-class RunMatch(_Value):
+class RunMatch(Value):
     """The run that a worker is sent to. From then on it talks to the host alone."""
 
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
@@ -275,7 +282,7 @@ class RunMatch(_Value):
     """For how long it is valid."""
 
 
-class RunWorker(_Value):
+class RunWorker(Value):
     """One worker of a run, as its host last told of it; counts are totals of the run."""
 
     name: str
@@ -298,7 +305,7 @@ class RunWorker(_Value):
     """Null for a worker that does not get its training images from the run."""
 
 
-class CurvePoint(_Value):
+class CurvePoint(Value):
     """Loss and accuracy at a moment of the run; null where the host has not measured since the point before. Counts are
     totals of its workers; null where the report had no workers."""
 
@@ -313,7 +320,7 @@ class CurvePoint(_Value):
     """Mean over the updates."""
 
 
-class RunSummary(_Value):
+class RunSummary(Value):
     """A training run as the list shows it."""
 
     id: str
@@ -371,7 +378,7 @@ class BegunRun(Run):
     """By which the host knows the tickets of its workers; null where the scheduler asks for no tokens."""
 
 
-class RunPage(_Value):
+class RunPage(Value):
     """One page of the list of runs, newest first."""
 
     runs: tuple[RunSummary, ...]

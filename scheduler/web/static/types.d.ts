@@ -305,6 +305,23 @@ export interface Run extends RunProgress {
   result: Record<string, unknown> | null;
 }
 
+export interface Limits {
+  lowest: number;
+  highest: number;
+  default: number;
+}
+
+export interface Offer {
+  id: string;
+  owner: string | null;
+  host: string;
+  networks: { name: string; rate: Limits; epochs: Limits; batch: Limits }[];
+  strategies: string[];
+  workers: number;
+  latest: { start: string; run: string | null; over: boolean; error: string | null } | null;
+  waiting: { id: string }[];
+}
+
 export interface RunPage {
   runs: RunSummary[];
   next_cursor: string | null;
