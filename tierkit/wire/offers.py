@@ -76,7 +76,7 @@ class StartedRun(Message):
     """`OfferedStart.id`."""
     run: Id | None = None
     """Null until the host has its images."""
-    over: bool = False
+    over: Annotated[bool, Field(strict=True)] = False
     """True if the host is free again."""
     error: Annotated[str, Field(max_length=2000)] | None = None
     """Why there is no run, or why it ended."""

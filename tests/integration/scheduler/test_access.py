@@ -133,6 +133,7 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("DELETE", "/v1/jobs/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/runs", 200, 200, 200, 403, 200),
+    ("GET", "/v1/offers", 200, 200, 200, 403, 403),
     ("POST", "/v1/matches", 422, 422, 422, 403, 422),
     ("GET", "/v1/devices", 200, 200, 200, 403, 403),
     ("GET", "/v1/mapping", 200, 200, 200, 403, 403),
