@@ -56,9 +56,9 @@ from training.improve.base import WEIGHTS, read_weights
 from training.improve.blend import SHARES, best
 from training.improve.plan import Plan, fitted_to, training_of, write_plan
 from training.improve.successor import answers_of, entry_to_improve, successor, write_set
-from training.local import Started, flags_of, started_processes
 from training.messages import RESULT, SPEC, RunSpec
 from training.own_data import OwnData
+from training.processes import Started, flags_of, started_processes
 
 __all__ = ["IMPROVED", "STATE", "Goal", "Improving"]
 

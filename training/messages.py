@@ -316,3 +316,5 @@ class RunStatus(Frozen):
     """Why it has failed."""
     computed: bool = False
     """True if nothing is left to compute, though the result may not be there yet."""
+    missing: int | None = None
+    """Workers that must still be ready before the first unit is handed out; None once it was, or without waiting."""

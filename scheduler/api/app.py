@@ -19,6 +19,7 @@ from scheduler.api.learning import learning
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
 from scheduler.api.observations import observations, post_observations_directly
+from scheduler.api.offers import offers
 from scheduler.api.own_address import OwnAddress
 from scheduler.api.pages import pages
 from scheduler.api.privacy import privacy
@@ -72,7 +73,7 @@ def create_app(
     )
     app.state.authenticator = lifecycle.authenticator
     of_the_fleet = (devices, sites, sources, observations, learning, mapping, history, privacy)
-    routers = (jobs, runs, *of_the_fleet, tokens, releases, networks, about, sessions, pages)
+    routers = (jobs, runs, offers, *of_the_fleet, tokens, releases, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 

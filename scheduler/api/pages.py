@@ -30,6 +30,7 @@ PAGES = {
     "releases": "Releases",
     "privacy": "Privacy",
     "training": "Training",
+    "hosts": "Hosts",
 }
 """Names in the navigation by the names of their modules. The first one is what `/ui` shows."""
 

@@ -38,6 +38,8 @@ class RunRow:
     loss: float | None = None
     accuracy: float | None = None
     worker_count: int = 0
+    missing: int | None = None
+    """Workers that it waits for before it hands out the first work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from scheduler.core.curve import extended
 from scheduler.core.run import RunDetails, RunRow
 from scheduler.keyed_events import KeyedEvents
 from scheduler.runs.matching import THERE_S, Matchmaker, Wanting, chosen
+from scheduler.runs.offers import Offers
 from scheduler.runs.state import SILENT_S, point_of, state_after, state_now
 from scheduler.runs.views import brief, summary, whole
 from scheduler.runs.workers import may_work, wishes_of, with_wishes
@@ -144,6 +145,7 @@ class Runs:
         self._news = KeyedEvents()
         self._stopping = False
         self._matchmaker = Matchmaker()
+        self.offers = Offers(clock)
 
     def is_under_way(self, run_id: str) -> bool:
         return run_id in self._under_way
@@ -264,6 +266,7 @@ class Runs:
             loss=row.loss if said.loss is None else said.loss,
             accuracy=row.accuracy if said.accuracy is None else said.accuracy,
             worker_count=sum(worker.standing not in TOLD_TO_GO and not worker.left for worker in said.workers),
+            missing=said.missing,
         )
         curve = details.curve
         if said.loss is not None or said.accuracy is not None:

@@ -50,6 +50,7 @@ def _short(row: RunRow, state: RunState) -> dict[str, Any]:
     return {
         **asdict(row),
         "state": state,
+        "missing": None if state.final else row.missing,
         "reason": row.reason or _REASONS.get(state, ""),
         "created_at": _time(row.created_at),
         "heard_at": _time(row.heard_at),

@@ -54,7 +54,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0010"
+SCHEMA = "0011"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -269,6 +269,7 @@ runs = Table(
     Column("loss", Float(53)),
     Column("accuracy", Float(53)),
     Column("worker_count", Integer, nullable=False),
+    Column("missing", Integer),  # workers that must come before it begins
     Column("config", Text, nullable=False),  # JSON object
     Column("workers", Text, nullable=False),  # JSON list of tierkit.wire.runs.WorkerReport
     Column("curve", Text, nullable=False),  # JSON list of the fields of scheduler.core.curve.Point

@@ -74,6 +74,10 @@ class LocalTraining:
             help="End as soon as the accuracy on held-out training images is this high, such as 0.96.",
         ),
     ] = None
+    start_at: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Hand out no work before N workers have joined; at most --workers."),
+    ] = None
     answers: TeacherFile = None
     runs: Annotated[
         Path | None,
@@ -122,6 +126,11 @@ def run_local(
         raise typer.BadParameter(f"--wire is for a host; the ranks of {options.strategy} exchange in fp32.")
     if ranks and options.until is not None:
         raise typer.BadParameter(f"--until is for a host; the ranks of {options.strategy} measure only at the end.")
+    if options.start_at is not None:
+        if ranks:
+            raise typer.BadParameter(f"--start-at is for a host; the ranks of {options.strategy} start together.")
+        if options.start_at > options.workers:
+            raise typer.BadParameter(f"--start-at is at most --workers, which is {options.workers}.")
     common = {"strategy": options.strategy, "epochs": options.epochs, "seed": options.seed, "folder": options.folder}
     common |= {"scheduler": options.scheduler, "token_file": credentials.token_file, "tls_ca": credentials.tls_ca}
     images = {"data": options.data, "dataset": options.dataset}
@@ -138,7 +147,7 @@ def run_local(
             notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
 
     host: dict[str, Any] = {"network": config, **common, "wire": options.wire, "workers": options.workers}
-    host |= {"until": options.until, "runs": options.runs}
+    host |= {"until": options.until, "runs": options.runs, "start_at": options.start_at}
     ranked = {**common, **worker, "patience_s": options.patience_s}
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)

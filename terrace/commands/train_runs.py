@@ -18,7 +18,7 @@ from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
 from tierkit.plaintext import harmless, one_line
 from tierkit.wire.runs import LONGEST_INVITATION_S
 
-__all__ = ["app"]
+__all__ = ["app", "how_far"]
 
 app = typer.Typer(add_completion=False)
 
@@ -81,7 +81,7 @@ def list_runs(
 def watch(client: Client, run: RunId, json: Json = False) -> None:
     """Follow a training run until it ends, with --json one object per line; exit code 1 unless it finished."""
     # No such run, or no scheduler, is told at once; one that goes away later may come back.
-    last: RunProgress = client.run(run)
+    last: RunProgress = (whole := client.run(run))
     with progress_bars("step") as progress:
         bar = progress.add_task(last.network, total=last.steps)
         for last in client.run_events(run):
@@ -89,7 +89,8 @@ def watch(client: Client, run: RunId, json: Json = False) -> None:
                 kind = "state" if isinstance(last, Run) else "report"
                 sys.stdout.write(harmless(to_json({"event": kind, "data": last}).decode()) + "\n")
                 sys.stdout.flush()
-            said = one_line(f"{last.network}, {last.state}, loss {_loss(last)}, {_workers(last)}")
+            whole = last if isinstance(last, Run) else whole
+            said = one_line(f"{last.network}, {last.state}, {how_far(last, whole.wants.start_at)}")
             progress.update(bar, completed=last.done, description=said)
     if not json:
         _print_run(last)
@@ -233,6 +234,13 @@ def _print_workers(run: RunProgress) -> None:
         screen().print(table, crop=False)
     if len(found) > _MOST_SHOWN:
         screen().print(f"and {len(found) - _MOST_SHOWN:,} more", style="dim", markup=False)
+
+
+def how_far(run: RunProgress, start_at: int | None) -> str:
+    """Words about a run that has not ended: its loss and workers, or the group that it waits for."""
+    if run.missing is not None and start_at is not None:
+        return f"waits for workers: {start_at - run.missing} of {start_at} ready"
+    return f"loss {_loss(run)}, {_workers(run)}"
 
 
 def _loss(run: RunSummary) -> str:

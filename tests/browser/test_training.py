@@ -93,6 +93,16 @@ def test_a_run_is_seen_live_until_its_end(fleet: Fleet, open_page: OpenPage) -> 
     expect(page.get_by_test_id("curves")).to_have_attribute("data-points", "4")
 
 
+def test_a_run_shows_how_many_of_its_group_are_ready(fleet: Fleet, open_page: OpenPage) -> None:
+    run = begun(fleet, wants={"workers": 4, "start_at": 3})
+    reported(fleet, run, done=0, missing=2)
+    page = open_page(f"{fleet.url}/ui/training/{run}")
+    expect(page.get_by_test_id("counts")).to_have_text("Waits for workers: 1 of 3 ready")
+    reported(fleet, run, done=10)
+    expect(page.get_by_test_id("counts")).to_contain_text("10 of 1,000 steps")
+    reported(fleet, run, state="finished", done=1000)
+
+
 def test_a_run_is_stopped_after_a_question(fleet: Fleet, open_page: OpenPage) -> None:
     run = begun(fleet)
     page = open_page(f"{fleet.url}/ui/training/{run}")

@@ -43,6 +43,7 @@ from tierkit.wire.api import (
     parse,
 )
 from tierkit.wire.learning import Improvement, ImprovementList, LearningNow, NewLabel
+from tierkit.wire.offers import HostOffer, OfferOrders
 from tierkit.wire.releases import (
     GuardName,
     NewRelease,
@@ -423,6 +424,11 @@ class AsyncClient(SchedulerConnection):
         """For hosts: begin a training run, or go on with it."""
         answer = await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))
         return parse(BegunRun, answer.content)
+
+    async def offer_runs(self, offer_id: str, offer: HostOffer) -> OfferOrders:
+        """For hosts that wait: the runs that they would train, and the one to start."""
+        path, upload = f"/v1/offers/{offer_id}", json_upload(offer)
+        return parse(OfferOrders, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
     async def report_run(self, run: str, report: RunReport) -> RunOrders:
         """For hosts: what the run has come to, and what its host is to do."""

@@ -169,6 +169,7 @@ class Client:
     uninvite = _blocking(AsyncClient.uninvite)
     begin_run = _blocking(AsyncClient.begin_run)
     report_run = _blocking(AsyncClient.report_run)
+    offer_runs = _blocking(AsyncClient.offer_runs)
     devices = _blocking(AsyncClient.devices)
     drain = _blocking(AsyncClient.drain)
     resume = _blocking(AsyncClient.resume)

@@ -24,6 +24,8 @@ __all__ = [
     "CurvePoint",
     "Invitation",
     "InvitationWish",
+    "Label",
+    "Message",
     "Run",
     "RunMatch",
     "RunOrders",
@@ -34,6 +36,7 @@ __all__ = [
     "RunSummary",
     "RunWants",
     "RunWorker",
+    "Value",
     "WorkerCopies",
     "WorkerOffer",
     "WorkerReport",
@@ -87,15 +90,19 @@ TokenId = Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
+    """Base of what hosts, workers and people send."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class _Value(BaseModel):
+class Value(BaseModel):
+    """Base of what the scheduler answers."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
-class RunWants(_Message):
+class RunWants(Message):
     """The workers that a run is for."""
 
     workers: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -106,9 +113,11 @@ class RunWants(_Message):
     """That each must have free at least."""
     kept: bool = False
     """True if they train on pictures that they have kept themselves."""
+    start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """No work is handed out before so many are ready; null for no waiting."""
 
 
-class RunStart(_Message):
+class RunStart(Message):
     """POST /v1/runs: a host begins a run, or goes on with it after a restart. Answered by a `Run`."""
 
     id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
@@ -128,7 +137,7 @@ class RunStart(_Message):
     """Fresh at each start of the host; reports of an older one are refused."""
 
 
-class WorkerCopies(_Message):
+class WorkerCopies(Message):
     """The training images of a worker that gets them from the run, in segments. Few bytes, for a host may have a
     thousand such workers."""
 
@@ -148,7 +157,7 @@ class WorkerCopies(_Message):
     """How much of that copy is there."""
 
 
-class WorkerReport(_Message):
+class WorkerReport(Message):
     """One worker, as its host sees it. Counts are totals of the run."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
@@ -169,7 +178,7 @@ class WorkerReport(_Message):
     """Null for a worker that does not get its training images from the run."""
 
 
-class WorkerWish(_Message):
+class WorkerWish(Message):
     """PUT /v1/runs/{id}/workers/{name}: what an operator wants with a worker. Answered by the `Run`."""
 
     order: WorkerOrder
@@ -181,7 +190,7 @@ def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport
     return workers
 
 
-class RunReport(_Message):
+class RunReport(Message):
     """PUT /v1/runs/{id}/report, every second. Answered by `RunOrders`."""
 
     incarnation: Incarnation
@@ -192,6 +201,8 @@ class RunReport(_Message):
     """Of the weights."""
     loss: Finite | None = None
     accuracy: Share | None = None
+    missing: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    """Workers that must still be ready before the first work is handed out; null once it was."""
     tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
     """Ids of the tokens whose tickets were shown to it."""
     workers: Annotated[
@@ -203,7 +214,7 @@ class RunReport(_Message):
     """Why it failed."""
 
 
-class RunOrders(_Value):
+class RunOrders(Value):
     """What the host of a run is to do."""
 
     stop: bool
@@ -216,7 +227,7 @@ class RunOrders(_Value):
     """Of the `tickets` in the report, those whose tokens are valid no more."""
 
 
-class WorkerOffer(_Message):
+class WorkerOffer(Message):
     """POST /v1/matches: a worker asks for a run. Answered by a `RunMatch`."""
 
     name: NodeId
@@ -234,7 +245,7 @@ class WorkerOffer(_Message):
 LONGEST_INVITATION_S = 366 * 86_400
 
 
-class InvitationWish(_Message):
+class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
@@ -243,7 +254,7 @@ class InvitationWish(_Message):
     """Valid for so long."""
 
 
-class Invitation(_Value):
+class Invitation(Value):
     """A token of workers for one run; it is told this once."""
 
     name: NodeId
@@ -254,7 +265,7 @@ class Invitation(_Value):
     expires: datetime
 
 
-class RunMatch(_Value):
+class RunMatch(Value):
     """The run that a worker is sent to. From then on it talks to the host alone."""
 
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
@@ -271,7 +282,7 @@ class RunMatch(_Value):
     """For how long it is valid."""
 
 
-class RunWorker(_Value):
+class RunWorker(Value):
     """One worker of a run, as its host last told of it; counts are totals of the run."""
 
     name: str
@@ -294,7 +305,7 @@ class RunWorker(_Value):
     """Null for a worker that does not get its training images from the run."""
 
 
-class CurvePoint(_Value):
+class CurvePoint(Value):
     """Loss and accuracy at a moment of the run; null where the host has not measured since the point before. Counts are
     totals of its workers; null where the report had no workers."""
 
@@ -309,7 +320,7 @@ class CurvePoint(_Value):
     """Mean over the updates."""
 
 
-class RunSummary(_Value):
+class RunSummary(Value):
     """A training run as the list shows it."""
 
     id: str
@@ -329,6 +340,8 @@ class RunSummary(_Value):
     """The latest that the host has told; so is `accuracy`."""
     accuracy: float | None = None
     worker_count: int = 0
+    missing: int | None = None
+    """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime
     heard_at: datetime
     """When its host last reported; of a run under way, to within some seconds after a change of the scheduler."""
@@ -365,7 +378,7 @@ class BegunRun(Run):
     """By which the host knows the tickets of its workers; null where the scheduler asks for no tokens."""
 
 
-class RunPage(_Value):
+class RunPage(Value):
     """One page of the list of runs, newest first."""
 
     runs: tuple[RunSummary, ...]

@@ -27,6 +27,7 @@ def start(settings: HostSettings) -> int:
         from training.host.aggregator import open_aggregator
         from training.host.app import create_app, largest_body
         from training.host.chief import compute_as_chief
+        from training.host.offering import offer_runs
         from training.host.opening import open_host
         from training.host.own import open_own_host
         from training.host.reporting import HostReports, report_to_scheduler
@@ -34,6 +35,8 @@ def start(settings: HostSettings) -> int:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
         raise MissingExtra("learn", "training on the fleet") from error
+    if settings.offer:
+        return offer_runs(settings)
     if settings.base is not None:
         host = open_own_host(settings)
     else:

@@ -114,6 +114,8 @@ class HostParts:
     """File of the network from which workers with kept pictures start; None in other runs."""
     until: float | None = None
     """Accuracy on the held-out images that ends the run; None for a run of all its steps."""
+    start_at: int | None = None
+    """Workers that must be ready before the first unit is handed out; None for no waiting."""
 
 
 class Host:
@@ -143,6 +145,8 @@ class Host:
         self._reached: tuple[_Moment, float] | None = None
         """The moment whose weights were good enough, and their accuracy on the held-out images."""
         self._curves = Curves(self._journal.folder, parts.run.totals.updates)
+        if parts.start_at is not None or self._run.missing(self._now()) is not None:
+            self._gather(parts.start_at or 0)
         self._stopped = self._draining = False
         self.error = ""
         """Why the run cannot go on; "" while it can."""
@@ -155,6 +159,14 @@ class Host:
         self.beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         """Loops that run as long as the host does, by their names."""
         self.result: dict[str, Any] | None = _read_result(self._journal.folder)
+
+    def _gather(self, workers: int) -> None:
+        """Hand out nothing before so many workers are ready. A worker that waits asks within `_wait_s`."""
+        now, silent_s = self._now(), self.spec.lease_s + self._wait_s
+        self._run.gather(workers, silent_s, now)
+        self._note("gather", now, workers=workers, silent_s=silent_s)
+        if (missing := self._run.missing(now)) is not None:
+            log.info("the first unit is handed out when %d more workers are ready", missing)
 
     @property
     def images(self) -> TrainingData:
@@ -412,6 +424,7 @@ class Host:
                 result=self.result,
                 error=self.error or None,
                 computed=self.finished,
+                missing=run.missing(self._now()),
                 **run.counted(),
             )
 

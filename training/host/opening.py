@@ -52,7 +52,8 @@ def open_host(settings: HostSettings) -> Host:
         network, strategy = find_network(settings.network or ""), find_hosted(settings.strategy)
     except InvalidInput as error:
         raise SetupError(str(error)) from error
-    changes = {"epochs": settings.epochs, "seed": settings.seed}
+    changes: dict[str, float | None] = {"epochs": settings.epochs, "seed": settings.seed}
+    changes |= {"peak_rate": settings.rate, "batch_size": settings.batch_size}
     network = network.model_copy(update={name: value for name, value in changes.items() if value is not None})
     if isinstance(strategy, BatchConfig):
         try:
@@ -114,6 +115,7 @@ def open_host(settings: HostSettings) -> Host:
             max_lease_wait_s=settings.max_lease_wait_s,
             sharing=sharing,
             until=settings.until,
+            start_at=settings.start_at,
         )
     )
 

@@ -76,6 +76,7 @@ def open_own_host(settings: HostSettings) -> Host:
             started_at=started_at,
             max_lease_wait_s=settings.max_lease_wait_s,
             base=content,
+            start_at=settings.start_at,
         )
     )
 

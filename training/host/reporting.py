@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,14 +25,23 @@ from training.host.host import Host
 from training.host.settings import HostSettings
 from training.messages import WorkerData
 
-__all__ = ["HostReports", "Reported", "copies_of", "report_to_scheduler", "spans"]
+__all__ = [
+    "MOST_ERROR",
+    "PERIOD_S",
+    "HostReports",
+    "Reported",
+    "copies_of",
+    "report_to_scheduler",
+    "scheduler_client",
+    "spans",
+]
 
 log = logging.getLogger(__name__)
 
-_PERIOD_S = 1.0
+PERIOD_S = 1.0
 _BUDGET_S = 5.0
 _MOST_WORKERS = 1_000
-_MOST_ERROR = 2_000
+MOST_ERROR = 2_000
 """Characters of why a run has failed."""
 _MOST_SPANS = 8
 """Of the numbers of segments that a worker has."""
@@ -62,6 +72,19 @@ class Reported(Protocol):
         """End the run in its present state."""
 
 
+def scheduler_client(
+    urls: Sequence[str], token: Callable[[], str] | None, tls_ca: Path | None
+) -> AbstractAsyncContextManager[AsyncClient]:
+    """Asks once each time, because the next report comes in a second."""
+    return AsyncClient(
+        ",".join(urls),
+        timeout_s=_BUDGET_S,
+        backoff=Backoff(attempts=1, failover_s=0.0),
+        token=token,
+        tls_ca=tls_ca,
+    )
+
+
 async def report_to_scheduler(
     run: Reported,
     urls: Sequence[str],
@@ -76,20 +99,14 @@ async def report_to_scheduler(
         urls: of the scheduler and its standbys.
         tickets: of workers, by which the host authenticates them.
     """
-    async with AsyncClient(
-        ",".join(urls),
-        timeout_s=_BUDGET_S,
-        backoff=Backoff(attempts=1, failover_s=0.0),
-        token=token,
-        tls_ca=tls_ca,
-    ) as client:
+    async with scheduler_client(urls, token, tls_ca) as client:
         reporter = _Reporter(run, client, tickets)
         while not await reporter.said_all():
             if run.over.is_set():
-                await asyncio.sleep(_PERIOD_S)
+                await asyncio.sleep(PERIOD_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PERIOD_S):
+                async with asyncio.timeout(PERIOD_S):
                     await run.over.wait()
 
 
@@ -126,7 +143,7 @@ class _Reporter:
             self._tell(f"the scheduler is away: {error}")
             return False
         except ValidationError as error:
-            self._tell(f"the scheduler is told nothing of this run: {faults(error, RunStart)[:_MOST_ERROR]}")
+            self._tell(f"the scheduler is told nothing of this run: {faults(error, RunStart)[:MOST_ERROR]}")
             return ended
         self._tell("")
         self._tickets.revoked = frozenset(orders.revoked)
@@ -196,6 +213,7 @@ class HostReports:
                 min_gflops=settings.min_gflops,
                 min_memory_bytes=None if settings.min_memory_mb is None else round(1e6 * settings.min_memory_mb),
                 kept=spec.own is not None,
+                start_at=settings.start_at,
             ),
             steps=self._host.steps,
             incarnation=incarnation,
@@ -211,6 +229,7 @@ class HostReports:
             done=status.done,
             version=status.version,
             tickets=self._tickets.seen,
+            missing=status.missing,
         )
         try:
             known = set(WorkerReport.model_fields)
@@ -219,9 +238,9 @@ class HostReports:
                 for each in status.workers[:_MOST_WORKERS]
             )
             more = {"loss": status.loss, "accuracy": status.accuracy, "workers": workers, "result": status.result}
-            return RunReport(**{**dict(least), **more, "error": status.error and status.error[:_MOST_ERROR]})
+            return RunReport(**{**dict(least), **more, "error": status.error and status.error[:MOST_ERROR]})
         except ValidationError as error:
-            log.warning("the scheduler is told only how far the run is: %s", faults(error, RunReport)[:_MOST_ERROR])
+            log.warning("the scheduler is told only how far the run is: %s", faults(error, RunReport)[:MOST_ERROR])
             return least
 
 

@@ -79,6 +79,8 @@ class TrainingRun:
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._refused = 0
         """Updates in a row."""
+        self._start_at, self._silent_s = 0, 0.0
+        """Set by `gather`."""
         self.rechecks = Rechecks(None, lambda: 1.0)
         """The host's; a run that is repeated from its journal chooses nothing."""
 
@@ -94,6 +96,28 @@ class TrainingRun:
     @property
     def finished(self) -> bool:
         return self.strategy.finished
+
+    def gather(self, workers: int, silent_s: float, now: float) -> None:
+        """Grant no unit before so many workers are ready; 0 for no waiting.
+
+        Args:
+            silent_s: a worker that was not heard for so long does not count. One that waits asks more often than that.
+        """
+        self._start_at, self._silent_s = workers, silent_s
+
+    def missing(self, now: float) -> int | None:
+        """Workers that must still be ready before the first unit is granted; None once it was, or without waiting."""
+        if not self._start_at or self.totals.began_at is not None:
+            return None
+        standing = self.strategy.scores.standing
+        ready = sum(
+            each.incarnation != _GONE
+            and each.segments != []
+            and now - each.heard_at <= self._silent_s
+            and standing(name) in ("active", "trusted")
+            for name, each in self._workers.items()
+        )
+        return max(0, self._start_at - ready)
 
     def join(self, name: str, incarnation: str, now: float, fetches: bool = False, caller: str = "") -> None:
         """A worker has come, or has come again: what a former process of its name had is given back.
@@ -203,7 +227,8 @@ class TrainingRun:
         worker, totals = self._workers[name], self.totals
         worker.heard_at = now
         totals.faults += self.strategy.expire(now)
-        lease = None if worker.segments == [] else self.strategy.grant(name, now)
+        waits = worker.segments == [] or self.missing(now)
+        lease = None if waits else self.strategy.grant(name, now)
         if lease is not None:
             totals.began_at = now if totals.began_at is None else totals.began_at
             totals.bytes_received += size
@@ -371,6 +396,7 @@ class TrainingRun:
             self.take(head.incarnation, decoded(head, body, spec), given["size"], head.times, given["now"])
         else:
             known: dict[str, Callable[..., object]] = {
+                "gather": self.gather,
                 "join": self.join,
                 "hold": self.hold,
                 "leave": self.leave,
@@ -392,6 +418,7 @@ class TrainingRun:
             "workers": {name: asdict(each) for name, each in self._workers.items()},
             "losses": list(self._losses),
             "refused": self._refused,
+            "gather": [self._start_at, self._silent_s],
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
@@ -403,6 +430,7 @@ class TrainingRun:
         for name, each in self._workers.items():
             self._draw_from(name, each.segments)
         self._losses = deque(figures["losses"], maxlen=_LOSSES)
+        self._start_at, self._silent_s = figures.get("gather", (0, 0.0))
 
 
 def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:

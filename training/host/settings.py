@@ -6,13 +6,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from tierkit.access import Role, TokenFile
-from tierkit.settings import CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
+from tierkit.settings import CommaSeparated, CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
 from tierkit.wire.messages import NodeId
 
 __all__ = ["HostSettings"]
+
+
+def _read_range(value: object) -> object:
+    """Two numbers from LOWEST:HIGHEST."""
+    if isinstance(value, str):
+        lowest, colon, highest = value.partition(":")
+        return (lowest, highest) if colon else value
+    return value
+
+
+def _rising(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("must be LOWEST:HIGHEST")
+    return value
+
+
+Range = Annotated[
+    Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_rising)] | None, BeforeValidator(_read_range)
+]
 
 
 class HostSettings(ServiceSettings):
@@ -51,6 +70,33 @@ class HostSettings(ServiceSettings):
 
     workers: Annotated[int, Field(ge=1, le=1_000_000)] = 4
     """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""
+
+    rate: PositiveFloat | None = None
+    """Learning rate at its highest. A strategy that has one takes its own. Default: the configuration's."""
+
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Images per step. Default: the configuration's."""
+
+    offer: CommaSeparated = ()
+    """Networks that people may train on this host, comma-separated: it waits until one is started on the page
+    *Hosts* of the scheduler. Each is what `network` may be. Default: none."""
+
+    offer_strategies: CommaSeparated = ()
+    """Strategies that they may choose, comma-separated. Default: `strategy`."""
+
+    offer_rate: Range = None
+    """Learning rates that they may choose, as LOWEST:HIGHEST, such as 0.01:0.5. Default: a tenth to ten times the
+    network's."""
+
+    offer_epochs: Range = None
+    """The same of epochs. Default: 1 to twice the network's."""
+
+    offer_batch: Range = None
+    """The same of images per step. Default: a quarter to four times the network's."""
+
+    start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """Hand out no work before so many workers have joined and have their images: a group starts together. At most
+    `workers`. Default: work from the first worker on."""
 
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
     """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
@@ -125,17 +171,30 @@ class HostSettings(ServiceSettings):
     @property
     def run_folder(self) -> Path:
         """The folder, the default filled in."""
+        if self.offer:
+            return self.folder or Path("runs") / "offered"
         name = "improve" if self.base is not None else Path(self.network or "aggregator").stem
         return self.folder or Path("runs") / name
 
     @model_validator(mode="after")
     def _trains_something(self) -> HostSettings:
-        if [self.network, self.parent, self.base].count(None) != 2:
-            raise ValueError("give one of --network, --parent and --base")
+        if [self.network, self.parent, self.base, self.offer or None].count(None) != 3:
+            raise ValueError("give one of --network, --parent, --base and --offer")
+        if self.offer and self.scheduler is None:
+            raise ValueError("--offer needs --scheduler: its page shows what is offered")
+        given = (self.epochs, self.rate, self.batch_size, self.start_at, self.answers, self.until)
+        if self.offer and given.count(None) != len(given):
+            raise ValueError("--offer takes no --epochs, --rate, --batch-size, --start-at, --answers and --until")
         if self.base is not None and (self.share_data or self.work):
             raise ValueError("--share-data and --work need a data set, and a run of --base has none")
         if self.parent is not None and self.share_data:
             raise ValueError("--share-data is for a host without --parent: the others of a run have the images")
         if self.parent is not None and self.until is not None:
             raise ValueError("--until is for a host without --parent: that one measures the accuracy")
+        if self.parent is not None and self.start_at is not None:
+            raise ValueError("--start-at is for a host without --parent: give it to that one")
+        if self.start_at is not None and self.start_at > self.workers:
+            raise ValueError(
+                f"--start-at {self.start_at} is more than --workers {self.workers}: so many are never sent"
+            )
         return self

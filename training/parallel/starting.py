@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierkit.http.address import free_port
-from training.local import Started, flags_of, started_processes
 from training.parallel.elastic import LIGHTHOUSE_VARIABLE, lighthouse
+from training.processes import Started, flags_of, started_processes
 from training.strategies.config import ExchangeConfig, find_strategy
 
 __all__ = ["LocalRanks", "run_ranks_here"]

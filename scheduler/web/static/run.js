@@ -5,8 +5,9 @@ import { element as ofCopies, showCopies } from "./copies.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { clock, day, number, percent, size, span } from "./format.js";
 import { jobState } from "./jobparts.js";
+import { Joining } from "./joining.js";
 import { axisStyle, colour } from "./plots.js";
-import { over, stepsBar } from "./runparts.js";
+import { over, stepsBar, waitsFor } from "./runparts.js";
 import { attempt, begin, main } from "./shell.js";
 import { Table } from "./table.js";
 
@@ -49,15 +50,9 @@ const stop = el("button", { type: "button", "data-testid": "stop", click: () => 
 const curves = el("div", { class: "curves", "data-testid": "curves" });
 const overUpdates = /** @type {HTMLInputElement} */ (el("input", { type: "checkbox", "data-testid": "over-updates", change: () => (build(), draw()) }));
 const axis = el("p", { class: "filters" }, el("label", {}, overUpdates, "Curves over updates"));
-const command = el("code", { "data-testid": "join" });
-const copied = el("span", { class: "muted", role: "status" });
-const join = el(
-  "section",
-  {},
-  el("h2", {}, "Join"),
-  el("p", { class: "join" }, command, el("button", { type: "button", click: () => attempt(copy) }, "Copy"), copied),
-  el("p", { class: "muted" }, "On any machine that reaches the scheduler and the host. Where tokens are asked for, with a token of the role worker: ", el("code", {}, "terrace token create --name NAME --role worker"), "."),
-);
+const joining = new Joining();
+const invite = el("button", { type: "button", "data-testid": "work", click: () => attempt(() => joining.invite()) }, "Invite one machine");
+const join = el("section", {}, el("h2", {}, "Join"), joining.element, el("p", { class: "buttons" }, invite));
 const noWorkers = el("p", { class: "muted" });
 const config = el("pre", { tabindex: "0", "aria-label": "Configuration" });
 const result = el("pre", { tabindex: "0", "aria-label": "Result", "data-testid": "result" });
@@ -119,7 +114,7 @@ function show() {
   document.title = `${title} · Terrace`;
   jobState(head, run);
   stepsBar(bar, run);
-  text(counts, `${number(run.done)} of ${number(run.steps)} steps (${percent(run.done / run.steps)}) · version ${number(run.version)} of the weights`);
+  text(counts, waitsFor(run) || `${number(run.done)} of ${number(run.steps)} steps (${percent(run.done / run.steps)}) · version ${number(run.version)} of the weights`);
   const took = (Date.parse(run.finished_at ?? run.heard_at) - Date.parse(run.created_at)) / 1000;
   text(figures.loss.value, number(run.loss));
   text(figures.accuracy.value, percent(run.accuracy));
@@ -149,8 +144,8 @@ function judged() {
 
 /** What changes with the state alone. */
 function showRest() {
-  const fetch = run.config.share_data === true ? " --fetch own" : "";
-  text(command, `terrace train work --scheduler ${location.origin}${root} --run ${run.id}${fetch}`);
+  joining.show(run);
+  invite.hidden = run.owner === null;
   text(config, JSON.stringify(run.config, null, 2));
   ofResult.hidden = run.result === null;
   text(result, JSON.stringify(run.result, null, 2));
@@ -229,17 +224,6 @@ function take(news) {
 async function askStop() {
   const question = `Stop this run? Its host ends it with its next report; what it has learned stays there.`;
   if (await confirmed(question, "Stop the run", "Let it run")) await send("DELETE", path);
-}
-
-async function copy() {
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(command.textContent ?? "");
-    text(copied, "Copied.");
-  } else {
-    // Browsers lend the clipboard to pages by TLS, or of this machine, alone.
-    window.getSelection()?.selectAllChildren(command);
-    text(copied, "Selected: copy it with the keyboard.");
-  }
 }
 
 /** Until the run ends. */

@@ -276,6 +276,7 @@ export interface RunSummary {
   loss: number | null;
   accuracy: number | null;
   worker_count: number;
+  missing: number | null;
   created_at: string;
   heard_at: string;
   finished_at: string | null;
@@ -298,9 +299,27 @@ export interface CurvePoint {
 
 export interface Run extends RunProgress {
   url: string;
+  wants: { workers: number | null; start_at: number | null };
   config: Record<string, unknown>;
   curve: CurvePoint[];
   result: Record<string, unknown> | null;
+}
+
+export interface Limits {
+  lowest: number;
+  highest: number;
+  default: number;
+}
+
+export interface Offer {
+  id: string;
+  owner: string | null;
+  host: string;
+  networks: { name: string; rate: Limits; epochs: Limits; batch: Limits }[];
+  strategies: string[];
+  workers: number;
+  latest: { start: string; run: string | null; over: boolean; error: string | null } | null;
+  waiting: { id: string }[];
 }
 
 export interface RunPage {

@@ -19,6 +19,7 @@ from scheduler.api.history import history
 from scheduler.api.jobs import jobs
 from scheduler.api.mapping import mapping
 from scheduler.api.networks import networks
+from scheduler.api.offers import offers
 from scheduler.api.privacy import privacy
 from scheduler.api.routing import (
     for_admins,
@@ -133,6 +134,7 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("DELETE", "/v1/jobs/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/runs", 200, 200, 200, 403, 200),
+    ("GET", "/v1/offers", 200, 200, 200, 403, 403),
     ("POST", "/v1/matches", 422, 422, 422, 403, 422),
     ("GET", "/v1/devices", 200, 200, 200, 403, 403),
     ("GET", "/v1/mapping", 200, 200, 200, 403, 403),
@@ -452,7 +454,7 @@ def test_every_route_has_said_whose_it_is() -> None:
     """A route that is added later is not open to nodes because nobody has thought of it."""
     routes = [
         route
-        for router in (jobs, runs, devices, mapping, history, privacy, tokens_routes, networks, about, sessions)
+        for router in (jobs, runs, offers, devices, mapping, history, privacy, tokens_routes, networks, about, sessions)
         for route in router.routes
         if isinstance(route, APIRoute)
     ]

@@ -43,6 +43,11 @@ include-name = ["POST /v1/runs", "PUT /v1/runs/{run_id}/report"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "413", "422", "503"]
 
 [[operations]]
+include-name = ["PUT /v1/offers/{offer_id}", "POST /v1/offers/{offer_id}/runs"]
+# Nor which of three numbers is the largest, or what a host offers.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422", "503"]
+
+[[operations]]
 include-name = ["POST /v1/matches"]
 # Nor whether a run wants workers at present: 503 with Retry-After while none does.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422", "503"]

@@ -600,6 +600,17 @@ async def test_train_watch(alice: Caller, command: Any, said: str, code: int) ->
     assert (exit_code, said in out, "97.0 %" in out, "no disk" in out) == (code, True, True, said == "failed")
 
 
+async def test_train_watch_shows_who_is_missing(alice: Caller, command: Any) -> None:
+    run = await alice.begin(wants={"workers": 4, "start_at": 3})
+    await alice.report(run, done=0, missing=2)
+    assert (await alice.run(run))["missing"] == 2
+    watching = asyncio.create_task(command("watch", run, "--json"))
+    await alice.report(run, state="finished", done=0, missing=2)
+    _, out, _ = await watching
+    last = json.loads(out.splitlines()[-1])["data"]
+    assert (last["wants"]["start_at"], last["missing"]) == (3, None)  # it waits no longer
+
+
 async def test_train_worker(alice: Caller, command: Any) -> None:
     run = await alice.begin()
     await alice.report(run, workers=[worker("a")])

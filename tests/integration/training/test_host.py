@@ -26,6 +26,7 @@ from tierkit.testing import wait_for
 from training.host.curves import Curves
 from training.host.journal import Journal
 from training.host.run import TrainingRun
+from training.host.settings import HostSettings
 from training.learner import FlatLearner
 from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.payloads import compress, pack, packed_bytes, unpack
@@ -388,6 +389,51 @@ async def test_a_run_that_is_stopped_lets_its_workers_go_and_goes_on_later(start
     async with start_host(epochs=2_000, strategy="sgd") as running:
         found = await status(running.http)
         assert (found["state"], found["done"]) == ("running", done)
+
+
+async def test_a_group_starts_together_also_after_a_restart_of_the_host(start_host: StartHost, shapes: Path) -> None:
+    async def missing(number: int | None) -> None:
+        async def so() -> bool:
+            return (await running.host.status()).missing == number
+
+        await wait_for(so, what="the group")
+
+    async def asked(name: str) -> int:
+        return (await running.http.post("/v1/leases", params={"worker": name, "incarnation": A})).status_code
+
+    given = {"strategy": "sgd", "workers": 3, "start_at": 3, "max_lease_wait_s": 0.2, "epochs": 8}
+    async with start_host(**given) as running:
+        for name in ("w1", "w2"):
+            await joined(running, name)
+        await missing(1)
+        assert await asked("w1") == 202
+        (await running.http.delete("/v1/workers/w2", params={"incarnation": A})).raise_for_status()
+        await missing(2)
+    async with start_host(**given) as running:
+        await missing(2)
+        assert await asked("w1") == 202
+        (await running.http.delete("/v1/workers/w1", params={"incarnation": A})).raise_for_status()
+        done = await asyncio.gather(*(work(options(running, shapes, name)) for name in ("a", "b", "c")))
+        assert min(each.updates for each in done) > 0
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+    assert running.host.result is not None
+    assert running.host.result["updates"] == 40
+
+
+async def test_a_group_that_never_comes_is_stopped(start_host: StartHost) -> None:
+    async with start_host(workers=2, start_at=2) as running:
+        await joined(running)
+        assert (await running.http.delete("/v1/run")).json() == {"state": "stopped"}
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        assert (running.host.error, running.host.result) == ("", None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"start_at": 5}, {"start_at": 0}, {"start_at": 1, "network": None, "parent": "http://127.0.0.1:1"}]
+)
+def test_a_group_that_cannot_come_together_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"start.at"):
+        HostSettings(**{"network": "mnist-100", "workers": 4, **wrong})
 
 
 async def test_a_worker_that_joins_in_mid_run_contributes_beside_the_first(start_host: StartHost, shapes: Path) -> None:

@@ -59,9 +59,17 @@ def test_train_run_ends_with_one_object(network: Network, shapes: Path, capsys: 
     assert found["accuracy"] > 1 / 3
 
 
+def test_train_run_with_a_group(network: Network, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--strategy", "sgd", "--workers", "2", "--start-at", "2", "--dataset", str(shapes), "--json"]
+    assert run(["train", "run", str(network(2)), *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["updates"] == 10
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["mnist-100", "--start-at", "5"], "--workers"),
+        (["mnist-100", "--start-at", "2", "--strategy", "allreduce"], "ranks"),
         (["no-such"], "no bundled configuration"),
         (["mnist-100", "--strategy", "no-such"], "no strategy"),
         (["mnist-100", "--workers", "0"], "workers"),

@@ -519,6 +519,7 @@ async def test_observations_of_an_older_terrace_are_found_by_their_classes(datab
     )
     async with opened(database_url) as store, store.engine.begin() as connection:
         for statement in (
+            "ALTER TABLE terrace_runs DROP COLUMN missing",
             *WITHOUT_LEARNING,
             *WITHOUT_SITES,
             *(f"DROP INDEX terrace_observations_by_{name}" for name in ("time", "source", "coarse", "fine")),

@@ -129,6 +129,40 @@ def test_who_was_told_to_go_is_shown_with_what_it_has_done_until_an_operator_has
         assert each.grant("w", B, 0, 15.0) is not None
 
 
+def test_a_group_starts_together_and_who_leaves_or_falls_silent_before_does_not_count() -> None:
+    run = new_run("sgd")
+    run.gather(2, 20.0, 0.0)
+    assert run.missing(0.0) == 2
+    run.join("a", A, 0.0)
+    run.join("fetches", A, 0.0, fetches=True)  # it has no images yet
+    run.join("paused", A, 0.0)
+    run.order("paused", "pause", 0.0)
+    assert (run.missing(1.0), run.grant("a", A, 9, 1.0)) == (1, None)
+    run.hold("fetches", A, [0], 2.0)
+    assert run.missing(2.0) == 0
+    run.leave("fetches", A, 3.0)
+    assert (run.missing(3.0), run.grant("a", A, 9, 3.0)) == (1, None)
+    run.join("late", A, 20.0)
+    assert run.missing(23.1) == 1  # "a" was last heard at 3
+    again = new_run("sgd")
+    again.restore(*run.state())
+    for each in (run, again):
+        assert each.grant("a", A, 9, 24.0) is not None  # it is there after all
+        assert each.missing(24.0) is None
+        each.leave("late", A, 25.0)
+        each.renew("a", A, 1, 1, 26.0)
+        assert each.missing(100.0) is None  # it has begun
+    assert same_state(run, again)
+
+
+def test_a_run_without_a_group_waits_for_nobody() -> None:
+    run = new_run("sgd")
+    run.gather(2, 20.0, 0.0)
+    run.gather(0, 20.0, 0.0)
+    run.join("a", A, 0.0)
+    assert (run.missing(0.0), run.grant("a", A, 9, 0.0) is None) == (None, False)
+
+
 def test_progress_renews_a_lease_and_a_claim_without_progress_does_not() -> None:
     run = new_run("downpour")
     run.join("w", A, 0.0)

@@ -1,0 +1,60 @@
+"""Routes of hosts that wait for a person to start a run on them. docs/volunteers.md describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from fastapi.exceptions import RequestValidationError
+
+from scheduler.api.routing import CHECKS, MISSING, USERS, CallerOf, Service, SmallBody, only_of
+from tierkit.wire.offers import HostOffer, OfferedStart, OfferList, OfferOrders, StartWish
+from tierkit.wire.runs import RUN_ID_PATTERN
+
+__all__ = ["offers"]
+
+OfferId = Annotated[str, Path(pattern=RUN_ID_PATTERN, description="32 hex digits, chosen by the host.")]
+
+offers = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=SmallBody)
+
+
+@offers.put(
+    "/v1/offers/{offer_id}",
+    response_model=OfferOrders,
+    responses={
+        409: {"description": "The id is the offer of somebody else."},
+        429: {"description": "This caller has as many offers as are left for others."},
+    },
+    summary="Offer to train networks, every second",
+    dependencies=USERS,
+)
+async def put_offer(scheduler: Service, caller: CallerOf, offer_id: OfferId, said: HostOffer) -> OfferOrders:
+    """For hosts that wait. An offer ends when its host is not heard for 10 s."""
+    return scheduler.runs.offers.tell(offer_id, said, None if caller is None else caller.name)
+
+
+@offers.get("/v1/offers", response_model=OfferList, summary="Hosts on which a run can be started", dependencies=USERS)
+async def list_offers(scheduler: Service, caller: CallerOf) -> OfferList:
+    """For operators all, for users those that their own hosts make."""
+    return OfferList(offers=scheduler.runs.offers.seen_by(only_of(caller)))
+
+
+@offers.post(
+    "/v1/offers/{offer_id}/runs",
+    status_code=202,
+    response_model=OfferedStart,
+    responses=MISSING,
+    summary="Start a training run on a host that offers it",
+    dependencies=USERS,
+)
+async def start_run(scheduler: Service, caller: CallerOf, offer_id: OfferId, wish: StartWish) -> OfferedStart:
+    """Its host takes it with its next report, or after the runs before it; `latest` of the offer then has the run's id.
+    422: the host does not offer these values. 503: four starts wait for this host."""
+    only = only_of(caller)
+    fault = scheduler.runs.offers.offer_of(offer_id, only).said.fault_of(wish)
+    if fault is not None:
+        field, why = fault
+        raise RequestValidationError(
+            [{"loc": ("body", field), "msg": why, "type": "value_error", "input": getattr(wish, field)}]
+        )
+    return scheduler.runs.offers.start(offer_id, wish, only)
