@@ -60,7 +60,7 @@ class Suitability:
 
 def needs_bytes(entry: ModelEntry) -> int:
     """Memory that a node takes for a network, estimated: a fixed part, four times its weights, and the intermediate
-    values of 50 images, by the peak of its graph. If that is unknown, the file alone counts."""
+    values of 50 images, by the peak of its graph. If that is unknown, only the file counts."""
     peak = entry.size_bytes if entry.costs is None else entry.costs.peak_bytes
     intermediate = max(0, peak - entry.size_bytes)
     return _RUNTIME_BYTES + _COPIES * (peak - intermediate) + _IMAGES * intermediate

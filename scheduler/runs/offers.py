@@ -1,6 +1,6 @@
 """Hosts that wait for a person to start a training run on them, and the starts that they have not taken yet.
 
-In memory alone. Hosts repeat their offers every second, so a scheduler that takes over knows them at once; starts that
+Only in memory. Hosts repeat their offers every second, so a scheduler that takes over knows them at once; starts that
 no host has taken are lost with the scheduler, and with their host.
 """
 
