@@ -407,7 +407,7 @@ class Table4(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "encoding on, for | network | limit | latency, s | without, ms | with, ms | overhead | "
+                "encoding on, answer from | network | limit | latency, s | without, ms | with, ms | overhead | "
                 "of it encoding | communication | of the better place | paper | kB sent | tasks"
             ),
             spare=("tasks", "network", "kB sent", "communication", "of it encoding"),
