@@ -190,7 +190,7 @@ class Training(Experiment):
 
     def draw(self, record: Record, figures: Figures) -> None:
         """Figure 16 of the source, with its table 2: seconds of an epoch against the number of nodes."""
-        rows = [row for row in self.rows(record) if row["table"] == "scaling" and source_s(row) is not None]
+        rows = [row for row in self.rows(record) if row.get("table") == "scaling" and source_s(row) is not None]
         if not rows:
             return
         (axes,) = figures.panels(

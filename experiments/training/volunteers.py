@@ -17,6 +17,8 @@ from models.hierarchy import Hierarchy
 from models.training.config import TrainConfig, find_config
 from models.training.data import DataPart, TrainingData
 from tierkit.tensors import Array
+from training.learner import FlatLearner
+from training.payloads import packed_bytes
 from training.strategies.config import BatchConfig, ExchangeConfig, TournamentConfig
 from training.virtual import Link
 
@@ -73,7 +75,12 @@ def volunteers(
         ),
         lambda done, steps, now: watch(),
     )
-    return {**found, "epoch_seconds": found["virtual_seconds"] / case.epochs, "timed_epochs": case.epochs}
+    return {
+        **found,
+        "epoch_seconds": found["virtual_seconds"] / case.epochs,
+        "timed_epochs": case.epochs,
+        "size_bytes": packed_bytes(*FlatLearner(config, data).lengths, "fp32"),
+    }
 
 
 def _own(case: Case, config: TrainConfig, data: TrainingData, images: tuple[ImageSet, Hierarchy]) -> list[TrainingData]:
