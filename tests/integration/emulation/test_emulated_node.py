@@ -24,7 +24,7 @@ BUSY_S = 0.5
 
 
 async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path) -> None:
-    entry = load_manifest().default_for(Tier.END)
+    entry = load_manifest().default_for(Tier.EDGE)
     images = read_sample().images[:IMAGES]
     model = load_model(entry)
     answers = Answers.compute(model, images)
