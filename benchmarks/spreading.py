@@ -46,7 +46,7 @@ _VIRTUAL = {"median_s": 1, "formula_s": 1, "ratio": 2, "scheduler_only_s": 0}
 """Figures of virtual time only, and the digits that are shown of them."""
 _ALIKE = "all alike"
 _SIZES = (1, 3, 7, 15, 31, 63, 255)
-"""Machines on the curve: a tree of whole copies reaches so many in 1, 2, 3, 4, 5, 6 and 8 turns."""
+"""Machines on the curve. A tree of whole copies reaches them in 1, 2, 3, 4, 5, 6 and 8 turns."""
 _LIMIT = 2.0
 """Most times as long as the formula says."""
 

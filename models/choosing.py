@@ -126,6 +126,6 @@ def _free_at_start() -> int | None:
 def _log_once(judged: tuple[tuple[str, str], ...], chosen: str | None) -> None:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in judged)
     if chosen is None:
-        log.warning("no network of the tier suits this machine, so the least one is served: %s", reasons)
+        log.warning("no network of the tier suits this machine, so the nearest one is served: %s", reasons)
     else:
         log.info("network chosen", extra={"network": chosen, "why": reasons})
