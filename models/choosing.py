@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import anyio
@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 _IMAGES_PER_CORE = 4
 """Fewer images would leave cores without work; see `models.session.OnnxModel`."""
 
+_MOST_MEASURED = 256
 _measured: dict[tuple[str, str, int], float] = {}
-"""Milliseconds per image by sha256, provider and cores: releases share networks."""
+"""Milliseconds per image by sha256, provider and cores, the latest: releases share networks."""
 
 
 async def with_choice(
@@ -104,6 +105,8 @@ async def _chosen(
             labels=manifest.labels(entry),
         )
         run = in_background if loaded.serving else anyio.to_thread.run_sync
+        if len(_measured) >= _MOST_MEASURED:
+            del _measured[next(iter(_measured))]
         _measured[_key(entry, settings)] = await run(measure)
     judged = judge(candidates, capacity, known())
     best = next((each for each in judged if each.outcome == "chosen"), None)
@@ -122,7 +125,7 @@ def _free_at_start() -> int | None:
     return memory.free_bytes()
 
 
-@cache
+@lru_cache(maxsize=_MOST_MEASURED)
 def _log_once(judged: tuple[tuple[str, str], ...], chosen: str | None) -> None:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in judged)
     if chosen is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,15 @@ from models.dataset import Dataset
 from models.escalation import margin
 from models.evaluate import logits_of
 from models.export.pipeline import quantize_run
+from models.manifest import ModelEntry
 from models.session import load_model, softmax
 from models.training.config import find_config
 from models.training.run import RunOptions, train_run
 from tierkit.tensors import Array
 
-__all__ = ["digits_world"]
+__all__ = ["digits_judge", "digits_world"]
 
-_NETWORK, _EPOCHS = "mnist-100", 3
+_NETWORK, _JUDGE, _EPOCHS = "mnist-100", "mnist-64-64", 3
 _MOVED = 2
 """Pixels by which the camera has moved, down and to the right."""
 _WRONG_ABOVE = 0.03
@@ -36,9 +38,7 @@ def digits_world(data: Path | None, folder: Path, seed: int = 0) -> LearningWorl
         DataError: MNIST is missing.
     """
     dataset = Dataset.open("mnist", data)
-    config = find_config(_NETWORK, None).model_copy(update={"epochs": _EPOCHS})
-    train_run(config, dataset, folder, RunOptions(threads=1))
-    entry = quantize_run(folder / _NETWORK, dataset, folder / "set", records=folder / "records")
+    entry = _trained(_NETWORK, dataset, folder)
     test = dataset.read("test")
     draw = np.random.default_rng(seed)
     images, labels = _in_colour(test), test.fine
@@ -65,6 +65,24 @@ def digits_world(data: Path | None, folder: Path, seed: int = 0) -> LearningWorl
         local=local,
         below=float(np.quantile(margin(local), _SHARE_UP)),
     )
+
+
+def digits_judge(data: Path | None, folder: Path) -> Callable[[Array], Array]:
+    """Train another network in a folder, if it is not there; return a function that classifies UINT8 images.
+
+    Raises:
+        DataError: MNIST is missing.
+    """
+    dataset = Dataset.open("mnist", data)
+    entry = _trained(_JUDGE, dataset, folder)
+    network = load_model(entry, folder / "set", labels=dataset.hierarchy.labels(entry.target))
+    return lambda images: np.asarray(logits_of(network, images)[0].argmax(axis=1))
+
+
+def _trained(network: str, dataset: Dataset, folder: Path) -> ModelEntry:
+    config = find_config(network, None).model_copy(update={"epochs": _EPOCHS})
+    train_run(config, dataset, folder, RunOptions(threads=1))
+    return quantize_run(folder / network, dataset, folder / "set", records=folder / "records")
 
 
 def _in_colour(images: ImageSet) -> Array:

@@ -38,7 +38,10 @@ class LeakCase:
     """Number of the last layers that are trained; 0 for all."""
     masking: Masking | None = None
     plain: bool = False
-    """True if the pictures are learned without shifts and mirror images, which is best for an attacker."""
+    """True if the pictures are learned without shifts and mirror images, at the full rate from the first step on. That
+    is best for an attacker."""
+    digits: bool = False
+    """True for a small dense network for digits, which shows what the same search can find."""
 
     @property
     def words(self) -> str:
@@ -46,10 +49,12 @@ class LeakCase:
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         layers = f"last {self.layers} layers" if self.layers else "all layers"
         noise = "" if self.masking is None else f", clip {self.masking.clip:g}, noise {self.masking.noise:g}"
-        return f"{pictures}, {steps}, {layers}{noise}"
+        return f"{'digits: ' if self.digits else ''}{pictures}, {steps}, {layers}{noise}"
 
 
 CASES = (
+    LeakCase(pictures=1, steps=1, layers=0, plain=True, digits=True),
+    LeakCase(pictures=1, steps=1, layers=0, plain=True, digits=True, masking=Masking(clip=1.0, noise=0.001)),
     LeakCase(pictures=1, steps=1, layers=0, plain=True),
     LeakCase(pictures=1, steps=1, layers=0, plain=True, masking=Masking(clip=1.0, noise=0.001)),
     LeakCase(pictures=1, steps=1, layers=8, plain=True),
@@ -81,7 +86,7 @@ def leak_line(
     originals = world.own.take(drawn[: case.pictures])
     changes: dict[str, Any] = {"batch_size": case.pictures, "seed": seed}
     if case.plain:
-        changes |= {"crop_padding": 0, "mirror": False, "contrast": 1.0}
+        changes |= {"crop_padding": 0, "mirror": False, "contrast": 1.0, "warmup": 0.0}
     config = config.model_copy(update=changes)
     own = base_of(world.entry, world.content, world.hierarchy, case.layers)
     labels = originals.above.argmax(axis=1)
@@ -91,7 +96,7 @@ def leak_line(
     learner = own_learner(network, config, data)
     found = learner.compute(range(case.steps), "change")
     sent = masked(found, case.masking, draw)
-    seen = _seen(FileNetwork(OnnxNetwork(world.content), case.layers), -sent.values, labels)
+    seen = _seen(FileNetwork(OnnxNetwork(world.content), case.layers), sent.values, labels)
     read = invert_gradient(seen, originals.images.shape, _PRIOR, steps=attacker.steps, seed=seed)
     read, judge = most_alike(originals.images, read), attacker.judge
     # An attacker without the update has pictures like these as well.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from experiments.improve.digits import digits_world
+from experiments.improve.digits import digits_judge, digits_world
 from experiments.improve.leak import CASES, Attacker, LeakCase, leak_line
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
 from experiments.improve.world import DeviceGroup, LearningWorld, drift_world, upper_judge
@@ -77,9 +77,13 @@ def lines(wanted: Sequence[str], extent: Extent, seed: int, folder: Path) -> lis
     def judge() -> Callable[[Array], Array]:
         return upper_judge()
 
+    @cache
+    def judge_of_digits() -> Callable[[Array], Array]:
+        return digits_judge(extent.data, folder / "judge")
+
     def leak(case: LeakCase, number: int) -> dict[str, Any]:
-        world = pictures()
-        attacker = Attacker(steps=extent.search, judge=judge())
+        world = digits() if case.digits else pictures()
+        attacker = Attacker(steps=extent.search, judge=judge_of_digits() if case.digits else judge())
         return leak_line(world, slow.config(world, number), case, attacker, number)
 
     more = seeds if extent.seeds == 1 else range(seed, seed + extent.seeds + _PERSONAL_SEEDS)

@@ -127,6 +127,7 @@ def test_a_person_starts_a_run_gets_the_command_of_a_worker_and_sees_the_result(
     page.screenshot(path=tmp_path / "hosts.png", full_page=True)
     assert faults(page) == []
     page.set_viewport_size({"width": 360, "height": 900})
+    page.emulate_media(color_scheme="dark")
     page.screenshot(path=tmp_path / "hosts-narrow.png", full_page=True)
     assert faults(page) == []
     host.said = {"done": 1000, "state": "finished", "accuracy": 0.93, "result": {"accuracy": 0.93}}

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from experiments.improve.drift import drifted, standardised
 from experiments.improve.experiment import missed
+from experiments.improve.leak import Attacker, LeakCase, leak_line
 from experiments.improve.learning import Course, base_of, improve
 from experiments.improve.tables import KINDS, Lie, Recipe, drift_line, personal_line, poison_line, teacher_line
 from experiments.improve.world import AnsweredPictures, DeviceGroup, LearningWorld, device_pictures, escalated, owners
@@ -23,6 +24,7 @@ from tests.shapes import SHAPES
 from tierkit.tensors import Array
 from training.improve.base import written
 from training.improve.plan import IMPROVE
+from training.masking import Masking
 
 pytestmark = pytest.mark.train
 
@@ -163,3 +165,22 @@ DRIFT = {
 )
 def test_targets(table: str, point: dict[str, Any], count: int):
     assert len(missed(table, [point])) == count
+
+
+def test_an_attacker_reads_a_picture_from_an_update_and_noise_hides_it(world: LearningWorld):
+    def judge(images: Array) -> Array:
+        return np.asarray(images.mean(axis=(1, 2)).argmax(axis=1))
+
+    # SSIM needs 11 pixels.
+    pictures = replace(world.own, images=world.own.images.repeat(2, axis=1).repeat(2, axis=2))
+    entry = world.entry.model_copy(update={"input_shape": (2 * SIDE, 2 * SIDE, 3)})
+    large = replace(world, own=pictures, entry=entry)
+    read, hidden = (
+        leak_line(large, RECIPE.config(large, 0), case, Attacker(steps=60, judge=judge), 0)
+        for case in (
+            LeakCase(pictures=1, steps=1, layers=0, plain=True),
+            LeakCase(pictures=1, steps=1, layers=0, plain=True, masking=Masking(clip=1.0, noise=1.0)),
+        )
+    )
+    assert read["recognised_originals"] == read["recognised"] == 1.0
+    assert read["ssim"] > hidden["ssim"]
