@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -17,13 +17,22 @@ from tierkit.distribution import DISTRIBUTION
 from tierkit.errors import BrokenExtension, InvalidInput
 from tierkit.plaintext import one_line
 
-__all__ = ["BUILT_IN", "Extension", "broken", "check_name", "load", "names", "others"]
+__all__ = ["BUILT_IN", "Extension", "broken", "check_name", "load", "name_in", "names", "others"]
 
 BUILT_IN: dict[str, dict[str, str]] = {
-    "terrace.engines": {},
+    "terrace.engines": {
+        "onnx": "cloud_node.engines.onnx:ENGINE",
+        "oip": "cloud_node.engines.oip:ENGINE",
+        "ray": "cloud_node.engines.ray:ENGINE",
+    },
     "terrace.strategies": {},
     "terrace.encoders": {},
-    "terrace.sources": {},
+    "terrace.sources": {
+        "stream": "end_node.sources.video:open_stream",
+        "camera": "end_node.sources.video:open_camera",
+        "folder": "end_node.sources.folder:open_folder",
+        "snapshot": "end_node.sources.snapshot:SnapshotSource",
+    },
     "terrace.sinks": {},
     "terrace.networks": {
         "alexnet": "models.training.networks.alexnet:AlexNet",
@@ -77,6 +86,19 @@ def check_name(group: str, name: str) -> None:
         )
     if found[0].fault:
         raise BrokenExtension(_sentence(found[0]))
+
+
+def name_in(group: str) -> Callable[[str], str]:
+    """Return a check for pydantic: it takes a name of the group, and raises ValueError for others."""
+
+    def check(name: str) -> str:
+        try:
+            check_name(group, name)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    return check
 
 
 def load(group: str, name: str) -> object:
