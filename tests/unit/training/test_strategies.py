@@ -9,14 +9,8 @@ import pytest
 from tests.schedules import constant
 from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
-from training.strategies.config import (
-    HOSTED,
-    STRATEGIES,
-    HostedConfig,
-    OuterConfig,
-    ServerConfig,
-    find_strategy,
-)
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig
+from training.strategies.finding import HOSTED, STRATEGIES, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update
@@ -344,7 +338,7 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ('rule = "sg"', "rule is 'sg'"),
+        ('rule = "sg"', "no rule 'sg' of the family server"),
         ('family = "inner"', "family is 'inner'"),
         ('family = ["exchange"]', "family is .'exchange'."),
         ('family = "exchange"\nrule = "allreduce"\napart = 0.3', "apart is for another rule"),
