@@ -6,8 +6,11 @@ are entry points too. Only installed packages count: nothing here reads a name o
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -45,7 +48,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "hybrid": "training.strategies.named:HYBRID",
         "factors": "training.strategies.named:FACTORS",
     },
-    "terrace.encoders": {},
+    "terrace.encoders": {"noise": "encryption.noise:NOISE"},
     "terrace.sources": {
         "stream": "end_node.sources.video:open_stream",
         "camera": "end_node.sources.video:open_camera",
@@ -67,6 +70,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _MOST_REASON = 300
 """Characters of the reason why an import failed."""
+_IMPORT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ def load(group: str, name: str) -> object:
 
 
 def broken() -> list[Extension]:
-    """Import each extension of other packages, and list those that cannot be used."""
+    """Import each extension of other packages in a process, and list those that cannot be used."""
     return [each for each in map(_tried, others()) if each.fault]
 
 
@@ -188,11 +192,31 @@ def _refusal(extension: Extension, adding: Counter[tuple[str, str]]) -> str:
 def _tried(extension: Extension) -> Extension:
     if extension.fault:
         return extension
+    # An import may print, hang, or end the process.
     try:
-        _import(extension)
-    except BrokenExtension as error:
-        return replace(extension, fault=_why(error.__cause__ or error))
-    return extension
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "tierkit.extensions", extension.value],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_IMPORT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return replace(extension, fault=f"its import takes longer than {_IMPORT_S:g} s")
+    ended = f"its import ends the process with the code {child.returncode}"
+    return replace(extension, fault=child.stdout[:_MOST_REASON] or (ended if child.returncode else ""))
+
+
+def _try() -> None:
+    """Import the object that the command line names, and write to standard output why that fails."""
+    answer = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        pkgutil.resolve_name(sys.argv[1])
+    except (Exception, SystemExit) as error:
+        os.write(answer, _why(error).encode(errors="replace"))
 
 
 def _import(extension: Extension) -> object:
@@ -212,3 +236,7 @@ def _sentence(extension: Extension) -> str:
 
 def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(str(error))[:_MOST_REASON]}"
+
+
+if __name__ == "__main__":
+    _try()

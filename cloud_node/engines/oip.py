@@ -285,6 +285,9 @@ class OipEngine:
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
         """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
+        # A server of Terrace would undo once more what this node has undone.
+        if encoder.hiding is not None:
+            return None
         network = self._manifest.entry(encoder.network)
         labels = self._manifest.labels(network)
         if not self._settings.only_features:

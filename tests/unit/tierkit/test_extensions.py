@@ -1,5 +1,6 @@
 """The registry of extensions: names from metadata, imports of one at a time, and packages that cannot be used."""
 
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -30,8 +31,9 @@ class Packages:
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_processes: None) -> Iterator[Packages]:
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     extensions.others.cache_clear()
     before = set(sys.modules)
     yield Packages(tmp_path)
@@ -71,6 +73,7 @@ def test_an_unknown_name_lists_the_known_ones(packages: Packages) -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("", "AttributeError: module 'faulty' has no attribute 'KIND'"),
         ("KIND = (", "SyntaxError"),
+        ("raise RuntimeError('one\\ntwo\\x1b[31m')", r"RuntimeError: one\ntwo\u001b[31m"),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_named(packages: Packages, code: str, reason: str) -> None:
@@ -83,6 +86,20 @@ def test_a_package_that_cannot_be_imported_is_named(packages: Packages, code: st
     assert (trouble.distribution, trouble.version, trouble.name) == ("faulty", "1.2", "faulty")
     assert reason in trouble.fault
     assert extensions.load("terrace.sinks", "sound") == 1
+
+
+def test_an_import_that_prints_or_ends_the_process_disturbs_no_one(packages: Packages) -> None:
+    packages.add("loud", "[terrace.sinks]\nloud = loud:KIND\n", "KIND = print('here I am')")
+    packages.add("rude", "[terrace.sinks]\nrude = rude:KIND\n", "import os\nos._exit(7)")
+    (trouble,) = extensions.broken()
+    assert (trouble.name, trouble.fault) == ("rude", "its import ends the process with the code 7")
+
+
+def test_an_import_that_never_ends_is_given_up(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_IMPORT_S", 0.3)
+    packages.add("slow", "[terrace.sinks]\nslow = slow:KIND\n", "import threading\nthreading.Event().wait()")
+    (trouble,) = extensions.broken()
+    assert trouble.fault == "its import takes longer than 0.3 s"
 
 
 def test_a_built_in_name_stays_built_in(packages: Packages) -> None:
