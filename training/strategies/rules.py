@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tierkit.errors import BrokenExtension, InvalidInput
@@ -110,12 +110,7 @@ def applied(rule: UpdateRule, weights: Flat, update: Flat, kept: Sequence[Flat],
     # What a rule computes on the way stays in the processor's cache, and is three times faster.
     for first in range(0, len(update), _PIECE):
         piece = slice(first, first + _PIECE)
-        here = Moment(
-            version=moment.version,
-            steps=moment.steps,
-            rate=moment.rate,
-            start=None if start is None else start[piece],
-        )
+        here = replace(moment, start=None if start is None else start[piece])
         rule.apply(weights[piece], update[piece], [each[piece] for each in kept], here)
 
 
