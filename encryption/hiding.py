@@ -31,8 +31,8 @@ class Hiding(Protocol):
                 `encoder.noise` is 0.
 
         Returns:
-            FP32 of the shape of `features`. For the same image and key it must be the same each time: whoever gets
-            several copies could average them otherwise.
+            FP32 of the shape of `features`. For the same image and key it must be the same each time. Otherwise, an
+            attacker could average several copies.
         """
         ...
 

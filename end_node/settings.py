@@ -134,10 +134,6 @@ def check_url(kind: str, url: str) -> None:
         )
 
 
-def _check_kind(value: str) -> str:
-    return value if value == "push" else name_in(SOURCES)(value)
-
-
 def _printable(value: str) -> str:
     if not value.isprintable():
         raise ValueError("must have no control characters")
@@ -150,7 +146,7 @@ class SourceSettings(_Table):
     name: Annotated[str, Field(pattern=NODE_ID_PATTERN)]
     """Name of the source, unique on the node: lower-case letters, digits, dots, dashes and underscores."""
 
-    kind: Annotated[str, AfterValidator(_check_kind)] | None = None
+    kind: Annotated[str, AfterValidator(name_in(SOURCES))] | None = None
     """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll), `push` (programs
     post pictures to the node) or a kind of another package. Default: what `url` names."""
 

@@ -333,7 +333,7 @@ class EncoderEntry(Frozen):
     noise: NonNegativeFloat = 0.0
     """Standard deviation of the Gaussian noise that the device adds to the features before it rounds them."""
     hiding: PlainName | None = None
-    """Name of a step in `terrace.encoders` that changes the features before they are rounded, in place of the noise."""
+    """Name of a step in `terrace.encoders` that changes the features before they are rounded. It replaces the noise."""
     temperature: PositiveFloat
     """`softmax(logits / temperature)` is calibrated."""
     fine_accuracy: Share

@@ -37,7 +37,7 @@ def check_engine(kind: EngineKind, settings: CloudSettings | None = None) -> Non
     """Load the bundled networks with an engine, and compare the answers to one image and to a batch.
 
     Args:
-        settings: for the engine. Default: those of `CloudSettings`.
+        settings: for the engine. Default: the defaults of `CloudSettings`.
     """
     asyncio.run(_check_engine(kind, settings))
 
@@ -87,6 +87,7 @@ def check_strategy(kind: StrategyKind | StrategyConfig) -> None:
         assert copy == config, "the configuration is another one after it has been sent"
     if not isinstance(kind, StrategyKind):
         return
+    config = kind.config
     assert not (isinstance(config, OuterConfig) and kind.rule().needs_start), "rounds keep no older weights"
     goal = np.random.default_rng(0).standard_normal(_VALUES, np.float32)
 
@@ -242,7 +243,7 @@ def check_network(
         without = [name for name, each in network.named_parameters() if each.requires_grad and each.grad is None]
         assert not without, f"parameters without a gradient: {', '.join(without)}"
         rule.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert np.isfinite(losses).all(), "the loss is NaN or infinite"
     assert losses[-1] < losses[0], f"the loss of eight images does not fall in 20 steps: {losses[0]} to {losses[-1]}"
     network.eval()

@@ -1,20 +1,20 @@
 """Extensions: what Terrace and other installed packages add to it, by group and name.
 
-A package adds one by an entry point, `name = "module:object"` in a group such as `terrace.sinks`. Terrace's own ones
+A package adds one by an entry point, `name = "module:object"`, in one of the groups of `BUILT_IN`. Terrace's own ones
 are entry points too. Only installed packages count: nothing here reads a name of a module from a message or a setting.
 """
 
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from tierkit.distribution import DISTRIBUTION
 from tierkit.errors import BrokenExtension, InvalidInput
@@ -54,6 +54,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "camera": "end_node.sources.video:open_camera",
         "folder": "end_node.sources.folder:open_folder",
         "snapshot": "end_node.sources.snapshot:SnapshotSource",
+        "push": "end_node.sources.push:open_push",
     },
     "terrace.sinks": {},
     "terrace.networks": {
@@ -73,8 +74,7 @@ _MOST_REASON = 300
 _IMPORT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
+class Extension(NamedTuple):
     """An entry point of another package."""
 
     group: str
@@ -88,7 +88,7 @@ class Extension:
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Names in a group: Terrace's own, then those of other packages. Imports none of them."""
+    """Names in a group: Terrace's own, then the names of other packages. Imports none of them."""
     return (*BUILT_IN[group], *sorted(each.name for each in others() if each.group == group and not each.fault))
 
 
@@ -134,7 +134,7 @@ def load(group: str, name: str) -> object:
     """
     check_name(group, name)
     if (value := BUILT_IN[group].get(name)) is not None:
-        return pkgutil.resolve_name(value)
+        return _resolve(value)
     return _import(next(each for each in others() if (each.group, each.name) == (group, name)))
 
 
@@ -145,10 +145,10 @@ def broken() -> list[Extension]:
 
 @cache
 def others() -> tuple[Extension, ...]:
-    """Entry points of other packages in Terrace's groups, also those with a fault. Read once in a process."""
+    """Entry points of other packages in Terrace's groups, with and without a fault. Read once in a process."""
     found = list(_scan())
     adding = Counter((each.group, each.name) for each in found)
-    return tuple(replace(each, fault=each.fault or _refusal(each, adding)) for each in found)
+    return tuple(each._replace(fault=each.fault or _refusal(each, adding)) for each in found)
 
 
 def _scan() -> Iterator[Extension]:
@@ -204,9 +204,9 @@ def _tried(extension: Extension) -> Extension:
             timeout=_IMPORT_S,
         )
     except subprocess.TimeoutExpired:
-        return replace(extension, fault=f"its import takes longer than {_IMPORT_S:g} s")
+        return extension._replace(fault=f"its import takes longer than {_IMPORT_S:g} s")
     ended = f"its import ends the process with the code {child.returncode}"
-    return replace(extension, fault=child.stdout[:_MOST_REASON] or (ended if child.returncode else ""))
+    return extension._replace(fault=child.stdout[:_MOST_REASON] or (ended if child.returncode else ""))
 
 
 def _try() -> None:
@@ -214,17 +214,25 @@ def _try() -> None:
     answer = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        pkgutil.resolve_name(sys.argv[1])
+        _resolve(sys.argv[1])
     except (Exception, SystemExit) as error:
         os.write(answer, _why(error).encode(errors="replace"))
 
 
+def _resolve(value: str) -> object:
+    module, _, path = value.partition(":")
+    found: Any = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
 def _import(extension: Extension) -> object:
     try:
-        return pkgutil.resolve_name(extension.value)
+        return _resolve(extension.value)
     # Code of others may raise anything, and even try to exit; Terrace continues without it.
     except (Exception, SystemExit) as error:
-        raise BrokenExtension(_sentence(replace(extension, fault=_why(error)))) from error
+        raise BrokenExtension(_sentence(extension._replace(fault=_why(error)))) from error
 
 
 def _sentence(extension: Extension) -> str:

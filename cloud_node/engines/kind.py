@@ -20,10 +20,12 @@ class EngineKind(Protocol):
     """An entry point of `terrace.engines`. A class that derives from it has to write only `load`."""
 
     reads: Collection[str] = ()
-    """Settings of `CloudSettings` that no other engine reads, such as `upstream`. The others must not be set."""
+    """Settings for particular engines, `upstream` and `address` among them, that this one reads. The others must not be
+    set."""
 
     def check(self, settings: CloudSettings) -> None:
         """Raise ValueError if the settings do not fit the engine."""
+        return
 
     def batch_images(self, settings: CloudSettings) -> int:
         """Most images that it computes at a time."""

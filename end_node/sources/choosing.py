@@ -37,8 +37,6 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
         check_url(kind, settings.url)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from exc
-    if kind == "push":
-        raise InvalidInput("programs post the pictures of a push source: there is nothing to open")
     # Each kind is imported when it is used: a device without sources needs none of them. It may take long.
     make = cast(SourceKind, await asyncio.to_thread(load, SOURCES, kind))
     return Opened(kind, make(settings, tls_ca))

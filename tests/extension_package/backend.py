@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: object = None) -> str:
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
     module, version = project["name"].replace("-", "_"), project["version"]
     info = f"{module}-{version}.dist-info"
@@ -33,5 +33,5 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return name
 
 
-def _digest(content):
+def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -106,4 +106,4 @@ STRATEGIES: dict[str, StrategyConfig] = {name: _named(name) for name in BUILT_IN
 HOSTED: dict[str, HostedConfig] = {
     name: found for name, found in STRATEGIES.items() if not isinstance(found, ExchangeConfig)
 }
-"""Those of a host."""
+"""The strategies of a host."""

@@ -1,4 +1,4 @@
-"""Terrace's own strategies. Where the sources leave `period` and rates open, or name several, they are our choice."""
+"""Terrace's own strategies. `period` and rates are our choice if the sources leave them open, or name several."""
 
 from __future__ import annotations
 

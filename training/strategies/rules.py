@@ -25,7 +25,7 @@ class Moment:
     version: int
     """How often the weights of the run have changed before."""
     steps: int = 1
-    """Steps of the workers that the update covers; of a round, those of its longest update."""
+    """Steps of the workers that the update covers; in a round, the steps of its longest update."""
     rate: float = 1.0
     """Learning rate of the run at the first of these steps. In rounds, it is 1: the workers' steps have had theirs."""
     start: Flat | None = None
@@ -88,7 +88,7 @@ def added_rule(config: ServerConfig | OuterConfig) -> UpdateRule:
         ) from error
     found = load(GROUP, config.rule)
     if not isinstance(found, StrategyKind):
-        raise InvalidInput(f"{config.rule!r} is the name of a strategy without a rule of its own")
+        raise InvalidInput(f"{config.rule!r} is the name of a strategy that has no rule")
     if not isinstance(config, type(found.config)):
         raise InvalidInput(f'the rule {config.rule!r} needs family = "{found.config.family}"')
     try:

@@ -39,10 +39,11 @@ class Network(Protocol):
 class NetworkKind(Protocol):
     """An entry point of `terrace.networks`: a module class, or a function that makes a module."""
 
-    def __call__(self, classes: int, **options: Any) -> nn.Module:
+    def __call__(self, classes: int, /, *args: Any, **options: Any) -> nn.Module:
         """A freshly initialised network that maps float images `[n, c, h, w]` to logits `[n, classes]`.
 
         Args:
+            args: none are given.
             options: the table `[network.options]` of the training configuration.
 
         Raises:

@@ -5,51 +5,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_node.engines.kind import EngineKind
-from cloud_node.engines.model import EngineModel
+from cloud_node.engines.model import WholeNetworks
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
-from models.manifest import EncoderEntry, Manifest, ModelEntry
-from models.serving import decode_of
+from models.manifest import Manifest
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.served import ServedModels
-from tierkit.tensors import Array, TensorSpec
+from tierkit.tensors import Array
 from tierkit.types import Tier
 
 
 class _Brightness:
     replicas = 1
 
-    def __init__(self, classes: int) -> None:
-        self._classes = classes
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
 
     def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
-        return [self._logits(piece) for piece in pieces]
-
-    def _logits(self, images: Array) -> Array:
-        place = images.mean(axis=(1, 2, 3)) / 256 * self._classes
-        return 10 * np.eye(self._classes, dtype=np.float32)[place.astype(int)]
-
-
-class _Loader:
-    def __init__(self, settings: CloudSettings, manifest: Manifest) -> None:
-        self._settings, self._manifest = settings, manifest
-
-    async def network(self, entry: ModelEntry) -> EngineModel:
-        labels = self._manifest.labels(entry)
-        decode = decode_of(self._manifest, entry)
-        takes = TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape), decode=decode)
-        most = self._settings.max_batch_size
-        return EngineModel(
-            entry, takes, labels, platform="brightness", engine=_Brightness(len(labels)), most_images=most
-        )
-
-    async def tail(self, encoder: EncoderEntry) -> None:
-        return None  # it takes no features
+        classes = len(self._manifest.labels(self._manifest.entry(model)))
+        places = [(piece.mean(axis=(1, 2, 3)) / 256 * classes).astype(int) for piece in pieces]
+        return [10 * np.eye(classes, dtype=np.float32)[place] for place in places]
 
 
 class _Mean(EngineKind):
     async def load(self, settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
-        return await load_served(settings, Tier.CLOUD, manifest, _Loader(settings, manifest))
+        loader = WholeNetworks(settings, manifest, _Brightness(manifest))
+        return await load_served(settings, Tier.CLOUD, manifest, loader)
 
 
 ENGINE = _Mean()

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 
-class Linear(nn.Module):
+class Linear(nn.Module):  # type: ignore[misc]  # torch's classes are Any here
     def __init__(self, classes: int, *, values: int = 3 * 32 * 32) -> None:
         super().__init__()
         self.feature_width = values

@@ -175,16 +175,18 @@ def test_a_sink_that_takes_any_option_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.train
 def test_networks() -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
+    from torch import nn
+
     from tests.extension_package.terrace_example.networks import Linear
 
     check_network(Linear)
     check_network(load("terrace.networks", "mobilenet-v1"), {"alpha": 0.5})  # type: ignore[arg-type]
 
-    class Flat(torch.nn.Module):  # type: ignore[misc]
+    class Flat(nn.Module):  # type: ignore[misc]
         def __init__(self, classes: int) -> None:
             super().__init__()
-            self.used, self.unused = torch.nn.Linear(3072, classes), torch.nn.Linear(2, 2)
+            self.used, self.unused = nn.Linear(3072, classes), nn.Linear(2, 2)
 
         def forward(self, images: Any) -> Any:
             return self.used(images.flatten(1))

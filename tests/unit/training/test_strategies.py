@@ -72,7 +72,7 @@ def test_delay_compensation_corrects_by_how_far_the_weights_have_moved_meanwhile
     # Zheng et al. 2016: g + lambda g g (w - w_backup), of a worker whose weights are one update old.
     g = flat(1, 2, -1)
     for rule, decay in (("dc-constant", 0.0), ("dc-adaptive", 0.5)):
-        strategy = start(ServerConfig(rule=rule, delay_compensation=0.5, decay=decay))  # type: ignore[arg-type]
+        strategy = start(ServerConfig(rule=rule, delay_compensation=0.5, decay=decay))
         old, other = granted(strategy, "old"), granted(strategy, "other")
         strategy.take(brought(other, flat(1, 1, 1)), 0.0)
         moved = -RATE * flat(1, 1, 1)
