@@ -102,16 +102,23 @@ def added_rule(config: ServerConfig | OuterConfig) -> UpdateRule:
 
 
 def applied(rule: UpdateRule, weights: Flat, update: Flat, kept: Sequence[Flat], moment: Moment) -> None:
-    """Let a rule change the weights, piece by piece if it can."""
-    if not rule.by_value:
-        rule.apply(weights, update, kept, moment)
-        return
-    start = moment.start
-    # What a rule computes on the way stays in the processor's cache, and is three times faster.
-    for first in range(0, len(update), _PIECE):
-        piece = slice(first, first + _PIECE)
-        here = replace(moment, start=None if start is None else start[piece])
-        rule.apply(weights[piece], update[piece], [each[piece] for each in kept], here)
+    """Let a rule change the weights, piece by piece if it can.
+
+    Raises:
+        BrokenExtension: the rule fails. The weights may have changed in part.
+    """
+    try:
+        if not rule.by_value:
+            rule.apply(weights, update, kept, moment)
+            return
+        start = moment.start
+        # What a rule computes on the way stays in the processor's cache, and is three times faster.
+        for first in range(0, len(update), _PIECE):
+            piece = slice(first, first + _PIECE)
+            here = replace(moment, start=None if start is None else start[piece])
+            rule.apply(weights[piece], update[piece], [each[piece] for each in kept], here)
+    except Exception as error:
+        raise BrokenExtension(f"the rule {type(rule).__name__} fails: {type(error).__name__}: {error}") from error
 
 
 def named(name: str, kept: Sequence[Flat]) -> dict[str, Flat]:

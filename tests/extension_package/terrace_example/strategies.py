@@ -1,4 +1,4 @@
-"""Two strategies with rules of their own: one in rounds, one that applies each update when it arrives."""
+"""Strategies with rules: one in rounds, one that applies each update when it arrives, and one that fails."""
 
 from collections.abc import Sequence
 
@@ -41,5 +41,15 @@ class SoftSync(UpdateRule):
         weights += self._share * (moment.start - update - weights)
 
 
+class Brittle(UpdateRule):
+    """Fails at its third update."""
+
+    def apply(self, weights: Flat, update: Flat, kept: Sequence[Flat], moment: Moment) -> None:
+        if moment.version == 2:
+            raise RuntimeError("the third update is too much")
+        weights -= np.float32(moment.rate) * update
+
+
 FEDADAM = StrategyKind(config=OuterConfig(period=5), rule=FedAdam)
 SOFTSYNC = StrategyKind(config=ServerConfig(rule="softsync", pushes="change", period=5), rule=SoftSync)
+BRITTLE = StrategyKind(config=ServerConfig(rule="brittle"), rule=Brittle)

@@ -206,6 +206,24 @@ def test_a_strategy_and_a_network_train_with_two_workers(tmp_path: Path, with_pa
         assert found["updates"] >= 2
 
 
+@pytest.mark.train
+def test_a_rule_that_fails_ends_the_run(tmp_path: Path, with_package: dict[str, str]) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    shapes, network = write_shapes(tmp_path / "shapes"), tmp_path / "net.toml"
+    network.write_text(MLP)
+    flags = ["--strategy", "brittle", "--workers", "1", "--dataset", str(shapes)]
+    done = subprocess.run(
+        [*TERRACE, "train", "run", str(network), *flags],
+        env=with_package,
+        check=False,
+        timeout=110,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "the rule Brittle fails: RuntimeError: the third update is too much" in done.stderr
+
+
 async def worked(url: str, name: str, data: Path) -> tuple[int | None, str]:
     """Exit code and standard error of a worker without the package."""
     flags = [url, "--name", name, "--dataset", str(data), "--threads", "1"]

@@ -16,7 +16,7 @@ from tests.extension_package.terrace_example.engines import ENGINE
 from tests.extension_package.terrace_example.sinks import LINES
 from tests.extension_package.terrace_example.sources import ColourSource
 from tests.extension_package.terrace_example.strategies import FEDADAM, SOFTSYNC, FedAdam
-from tierkit.errors import InvalidInput
+from tierkit.errors import BrokenExtension, InvalidInput
 from tierkit.extensions import BUILT_IN, load
 from training.strategies.config import OuterConfig
 from training.strategies.rules import Moment, StrategyKind, UpdateRule
@@ -77,6 +77,11 @@ class _Scaled(UpdateRule):
         weights -= np.float32(0.1) * update / max(np.float32(1), np.linalg.norm(update))
 
 
+class _Breaks(UpdateRule):
+    def apply(self, weights: Flat, update: Flat, kept: Sequence[Flat], moment: Moment) -> None:
+        raise RuntimeError("no GPU")
+
+
 class _Wild(UpdateRule):
     def apply(self, weights: Flat, update: Flat, kept: Sequence[Flat], moment: Moment) -> None:
         weights -= update / np.float32(0)
@@ -96,6 +101,11 @@ class _Wild(UpdateRule):
 def test_the_fault_of_a_rule_is_named(rule: type[UpdateRule], fault: str) -> None:
     with wrong(fault):
         check_strategy(StrategyKind(config=OuterConfig(), rule=rule))
+
+
+def test_a_rule_that_breaks_is_named() -> None:
+    with pytest.raises(BrokenExtension, match="the rule _Breaks fails: RuntimeError: no GPU"):
+        check_strategy(StrategyKind(config=OuterConfig(), rule=_Breaks))
 
 
 def test_rounds_have_no_weights_to_start_from() -> None:
