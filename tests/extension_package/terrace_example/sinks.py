@@ -21,7 +21,7 @@ class _File:
 
     async def deliver(self, event: Any) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"number": event.number, "type": event.type}) + "\n")
+            file.write(json.dumps({"id": event.id, "type": event.type}) + "\n")
 
 
 class _Lines:

@@ -166,9 +166,9 @@ def test_the_fault_of_a_source_is_named() -> None:
 
 
 def test_sound_sinks_pass(tmp_path: Path) -> None:
-    event = SimpleNamespace(number=7, type="job.completed")
+    event = SimpleNamespace(id="evt_7", type="job.completed")
     check_sink(LINES, {"path": str(tmp_path / "lines")}, events=[event, event])
-    assert (tmp_path / "lines").read_text().count('{"number": 7, "type": "job.completed"}\n') == 2
+    assert (tmp_path / "lines").read_text().count('{"id": "evt_7", "type": "job.completed"}\n') == 2
 
 
 def test_a_sink_that_takes_any_option_is_named(tmp_path: Path) -> None:
