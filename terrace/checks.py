@@ -87,7 +87,10 @@ def check_extensions() -> Iterator[Check]:
         package = f"{each.distribution} {each.version}"
         place = f"{each.group} of {package}" if each.group else package
         name = each.name or each.distribution
-        if fault := faulty.get((each.distribution, each.group, each.name)):
+        fault = faulty.get((each.distribution, each.group, each.name))
+        if fault and fault.startswith(MissingExtra.__name__):
+            yield Check(group, name, CheckVerdict.NOTE, f"{place}: {fault}", "without the extra, do not use it here")
+        elif fault:
             advice = f"update or uninstall {each.distribution}; everything else works without it"
             yield Check(group, name, CheckVerdict.FAIL, f"{place}: {fault}", advice)
         else:

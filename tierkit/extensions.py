@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from tierkit.distribution import DISTRIBUTION
 from tierkit.errors import BrokenExtension, InvalidInput
+from tierkit.extras import training_extra
 from tierkit.plaintext import one_line
 
 __all__ = ["BUILT_IN", "Extension", "broken", "check_name", "load", "name_in", "names", "others"]
@@ -214,7 +215,8 @@ def _try() -> None:
     answer = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        _resolve(sys.argv[1])
+        with training_extra("it"):
+            _resolve(sys.argv[1])
     except (Exception, SystemExit) as error:
         os.write(answer, _why(error).encode(errors="replace"))
 
@@ -229,7 +231,8 @@ def _resolve(value: str) -> object:
 
 def _import(extension: Extension) -> object:
     try:
-        return _resolve(extension.value)
+        with training_extra("it"):
+            return _resolve(extension.value)
     # Code of others may raise anything, and even try to exit; Terrace continues without it.
     except (Exception, SystemExit) as error:
         raise BrokenExtension(_sentence(extension._replace(fault=_why(error)))) from error

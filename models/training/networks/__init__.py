@@ -28,7 +28,7 @@ _MOST_REASON = 300
 
 
 class Network(Protocol):
-    """What the training loop needs of a network beside being a module."""
+    """Parts of a network that a second classifier reads (`auxiliary` of the training configuration)."""
 
     feature_width: int
     classifier: nn.Linear

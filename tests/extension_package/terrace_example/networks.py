@@ -6,14 +6,8 @@ from torch import Tensor, nn
 class Linear(nn.Module):  # type: ignore[misc]  # torch's classes are Any here
     def __init__(self, classes: int, *, values: int = 3 * 32 * 32) -> None:
         super().__init__()
-        self.feature_width = values
-        self.flatten = nn.Flatten()
-        self.classifier = nn.Linear(values, classes)
-
-    def embed(self, images: Tensor) -> Tensor:
-        features: Tensor = self.flatten(images)
-        return features
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(values, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.embed(images))
+        logits: Tensor = self.layers(images)
         return logits

@@ -73,6 +73,7 @@ def test_an_unknown_name_lists_the_known_ones(packages: Packages) -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("", "AttributeError: module 'faulty' has no attribute 'KIND'"),
         ("KIND = (", "SyntaxError"),
+        ("raise ModuleNotFoundError('No module named torch', name='torch')", "it needs the extra 'train': pip install"),
         ("raise RuntimeError('one\\ntwo\\x1b[31m')", r"RuntimeError: one\ntwo\u001b[31m"),
     ],
 )
