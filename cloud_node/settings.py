@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import NonNegativeFloat, field_validator, model_validator
+from pydantic import AfterValidator, NonNegativeFloat, field_validator, model_validator
 
+from tierkit.extensions import load, name_in
 from tierkit.settings import HttpUrl, Port, UpperSettings, UserPath
 
-__all__ = ["CloudSettings"]
+__all__ = ["ENGINES", "CloudSettings"]
 
-_PIECES = 2
-"""Of one batch, that an upstream has at a time: it computes one while the other is under way."""
+ENGINES = "terrace.engines"
+"""Group of the entry points of engines."""
 
 _ENGINE_OF = {
     "upstream": "oip",
@@ -24,7 +25,7 @@ _ENGINE_OF = {
     "replicas": "ray",
     "gpus": "ray",
 }
-"""Settings that one engine alone reads."""
+"""Settings that an engine reads only if it lists them in `EngineKind.reads`, and the engine they were made for."""
 
 _RANGE = re.compile(r"[1-9]\d{0,3}(:[1-9]\d{0,3})?", re.ASCII)
 
@@ -36,9 +37,9 @@ class CloudSettings(UpperSettings):
 
     port: Port = 8073
 
-    engine: Literal["onnx", "oip", "ray"] = "onnx"
+    engine: Annotated[str, AfterValidator(name_in(ENGINES))] = "onnx"
     """What computes the networks: `onnx`, ONNX Runtime in this process; `oip`, a server of the Open Inference Protocol;
-    `ray`, replicas on a Ray cluster, which needs the extra `ray`."""
+    `ray`, replicas on a Ray cluster, which needs the extra `ray`; or an engine of another package."""
 
     upstream: HttpUrl | None = None
     """With `oip`: URL of the server, such as http://10.0.0.9:8000."""
@@ -75,14 +76,18 @@ class CloudSettings(UpperSettings):
 
     @model_validator(mode="after")
     def _settings_fit_the_engine(self) -> Self:
-        if self.engine == "oip" and self.upstream is None:
-            raise ValueError("the engine oip needs the setting upstream: --upstream http://HOST:PORT of the server")
-        for name, engine in _ENGINE_OF.items():
-            if name in self.model_fields_set and engine != self.engine:
+        given = [name for name in _ENGINE_OF if name in self.model_fields_set]
+        # Most cloud nodes: no engine is imported to check that.
+        if self.engine == "onnx" and not given:
+            return self
+        engine = self._kind
+        for name in given:
+            if name not in engine.reads:
                 raise ValueError(
-                    f"the setting {name} (--{name.replace('_', '-')}) is for the engine {engine}, and the engine is "
-                    f"{self.engine}: leave it out, or say --engine {engine}"
+                    f"the setting {name} (--{name.replace('_', '-')}) is for the engine {_ENGINE_OF[name]}, and the "
+                    f"engine is {self.engine}: leave it out, or say --engine {_ENGINE_OF[name]}"
                 )
+        engine.check(self)
         return self
 
     @property
@@ -98,12 +103,12 @@ class CloudSettings(UpperSettings):
     @property
     def batch_images(self) -> int:
         """Most images in one inference."""
-        match self.engine:
-            case "oip":
-                return self.max_batch_size * _PIECES
-            case "ray":
-                return self.max_batch_size * self.replica_cores * self.replica_range[1]
-        return super().batch_images
+        return super().batch_images if self.engine == "onnx" else int(self._kind.batch_images(self))
+
+    @property
+    def _kind(self) -> Any:
+        """The `cloud_node.engines.kind.EngineKind`, which builds on these settings and so is not imported above."""
+        return load(ENGINES, self.engine)
 
 
 def _range(replicas: str) -> tuple[int, int]:

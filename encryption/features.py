@@ -132,7 +132,9 @@ def unpack(encoder: EncoderEntry, values: Array) -> Array:
 
 def facts(encoder: EncoderEntry) -> dict[str, str | int | float]:
     """What travels with features, and what a tail says of itself, by parameter."""
+    hiding = {} if encoder.hiding is None else {"hiding": encoder.hiding}
     return {
+        **hiding,
         "encoder": encoder.name,
         "head": encoder.head.sha256,
         "tail": encoder.tail.sha256,

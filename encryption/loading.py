@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import Protocol
 
 from encryption.features import check_features
+from encryption.hiding import hiding_of
 from encryption.serving import HeadModel, NetworkPart, TailModel, offer_of
 from models.choosing import with_choice
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
 from models.serving import decode_of, key_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
 from models.source import chosen_entries
-from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
+from tierkit.errors import (
+    BrokenExtension,
+    DeadlineExceeded,
+    InvalidInput,
+    SetupError,
+    Unavailable,
+    UpstreamError,
+    WeightsError,
+)
 from tierkit.inference.model import Model
 from tierkit.inference.served import NOTHING_LOADED, Guard, Loaded, ModelKey, ReleaseParts, ServedModels
 from tierkit.settings import NodeSettings, UpperSettings
@@ -47,6 +56,8 @@ async def load_heads(settings: NodeSettings, manifest: Manifest, loaded: Loaded 
             if loaded.serving and not isinstance(exc, WeightsError):
                 raise  # a later try may bring it
             log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
+            continue
+        if not _can_hide(encoder):
             continue
         network = manifest.entry(encoder.network)
         load = _loader(encoder, manifest, "head", path, settings)
@@ -153,6 +164,8 @@ async def load_served(
         if tail_key(encoder) in loaded.models:
             continue
         load: Callable[[], NetworkPart] | None
+        if not _can_hide(encoder):
+            continue
         if loader is None:
             load = await _local_tail(encoder, manifest, settings, loaded)
         else:
@@ -195,6 +208,16 @@ def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required:
 def tail_key(encoder: EncoderEntry) -> ModelKey:
     """Identity of the tail of an encoder as a node serves it."""
     return ModelKey(encoder.name, encoder.tail.sha256)
+
+
+def _can_hide(encoder: EncoderEntry) -> bool:
+    """True if the hiding of an encoder is installed here. Without it, the node neither sends nor takes its features."""
+    try:
+        hiding_of(encoder)
+    except (InvalidInput, BrokenExtension) as exc:
+        log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
+        return False
+    return True
 
 
 async def _local_tail(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from encryption.features import facts, pack, unpack
-from encryption.noise import KEY_BYTES, draw_noise
+from encryption.hiding import hiding_of
+from encryption.noise import KEY_BYTES
 from models.manifest import EncoderEntry, ModelEntry
 from models.split import FEATURES
 from tierkit.tensors import Array, Decode, TensorSpec
@@ -44,11 +45,15 @@ class _Part:
     encoder: what the manifest says of it.
     network: the manifest's entry for its network.
     load: loads the network's part.
+
+    Raises:
+        InvalidInput, BrokenExtension: see `encryption.hiding.hiding_of`.
     """
 
     def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], NetworkPart]) -> None:
         self.encoder = encoder
         self.network = network
+        self._hiding = hiding_of(encoder)
         self._load = load
         self._loading = threading.Lock()
         self._loaded: NetworkPart | None = None
@@ -127,8 +132,8 @@ class HeadModel(_Part):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         images = inputs["images"]
         features = self.load().run({"images": images}, [FEATURES])[FEATURES]
-        if self.encoder.noise:
-            features = features + draw_noise(self.encoder, images, inputs[NOISE_KEYS])
+        if self._hiding is not None:
+            features = self._hiding.hide(self.encoder, images, features, inputs.get(NOISE_KEYS))
         return {name: pack(self.encoder, features, FeatureForm(name)) for name in outputs}
 
 
@@ -180,4 +185,7 @@ class TailModel(_Part):
         }
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        return self.load().run({FEATURES: unpack(self.encoder, inputs[FEATURES])}, outputs)
+        features = unpack(self.encoder, inputs[FEATURES])
+        if self._hiding is not None:
+            features = self._hiding.restore(self.encoder, features)
+        return self.load().run({FEATURES: features}, outputs)

@@ -24,13 +24,14 @@ from pydantic_core import from_json
 
 from models.kept.page import KEPT_PICTURES
 from tierkit.access import Role
+from tierkit.extensions import name_in
 from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port, UserPath
 from tierkit.wire.messages import MAX_ALLOWED_UPSTREAMS, NODE_ID_PATTERN, UpperTier
 
 __all__ = [
+    "SOURCES",
     "EndSettings",
     "LearnSettings",
-    "SourceKind",
     "SourceSettings",
     "SpoolSettings",
     "UplinkSettings",
@@ -38,7 +39,8 @@ __all__ = [
     "scheme_of",
 ]
 
-SourceKind = Literal["stream", "camera", "folder", "snapshot", "push"]
+SOURCES = "terrace.sources"
+"""Group of the entry points of sources."""
 
 Which = Literal["none", "unsure", "all"]
 
@@ -107,9 +109,11 @@ class _Table(BaseModel):
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
     "stream": ("rtsp", "rtsps", "http", "https", ""),
+    "camera": ("",),
+    "folder": ("",),
     "snapshot": ("http", "https"),
 }
-"""Schemes of URLs by the kind of source; "" for a path. Other kinds have a path."""
+"""Schemes of URLs by the kind of source; "" for a path. A kind of another package checks its URL itself."""
 
 
 def scheme_of(url: str) -> str:
@@ -118,11 +122,11 @@ def scheme_of(url: str) -> str:
     return scheme.lower() if found else ""
 
 
-def check_url(kind: SourceKind, url: str) -> None:
+def check_url(kind: str, url: str) -> None:
     """Raise ValueError if a source of this kind cannot have this URL."""
-    if kind == "push":
+    if kind not in _SCHEMES:
         return
-    scheme, allowed = scheme_of(url), _SCHEMES.get(kind, ("",))
+    scheme, allowed = scheme_of(url), _SCHEMES[kind]
     if scheme not in allowed:
         named = [f"{each}://" if each else "a path" for each in allowed]
         raise ValueError(
@@ -142,9 +146,9 @@ class SourceSettings(_Table):
     name: Annotated[str, Field(pattern=NODE_ID_PATTERN)]
     """Name of the source, unique on the node: lower-case letters, digits, dots, dashes and underscores."""
 
-    kind: SourceKind | None = None
-    """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll) or `push` (programs
-    post pictures to the node). Default: what `url` names."""
+    kind: Annotated[str, AfterValidator(name_in(SOURCES))] | None = None
+    """`stream` (RTSP, HTTP or a video file), `camera` (V4L2), `folder`, `snapshot` (a URL to poll), `push` (programs
+    post pictures to the node) or a kind of another package. Default: what `url` names."""
 
     url: Annotated[str, AfterValidator(_printable)] = Field(default="", repr=False, max_length=2000)
     """URL, folder, file or device of the source. A `push` source has none."""

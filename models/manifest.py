@@ -332,6 +332,8 @@ class EncoderEntry(Frozen):
     bits: Annotated[int, Field(ge=1, le=8)] = 8
     noise: NonNegativeFloat = 0.0
     """Standard deviation of the Gaussian noise that the device adds to the features before it rounds them."""
+    hiding: PlainName | None = None
+    """Name of a step in `terrace.encoders` that changes the features before they are rounded. It replaces the noise."""
     temperature: PositiveFloat
     """`softmax(logits / temperature)` is calibrated."""
     fine_accuracy: Share
@@ -345,6 +347,14 @@ class EncoderEntry(Frozen):
     """Trained values of head and tail together."""
     training: TrainingFacts | None = None
     """None where the encoder is the network's own first layer."""
+
+    @model_serializer(mode="wrap")
+    def _without_default_hiding(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # So an older manifest keeps its digest, and older nodes can read it.
+        content: dict[str, Any] = written(self)
+        if content.get("hiding", "") is None:
+            del content["hiding"]
+        return content
 
     @property
     def name(self) -> str:

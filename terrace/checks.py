@@ -36,11 +36,13 @@ from tierkit.errors import (
     Unauthenticated,
     UpstreamUnavailable,
 )
+from tierkit.extensions import broken, others
 from tierkit.inference.upstreams import is_allowed
 from tierkit.types import Health, Share, SiteHealth, Tier
 
 __all__ = [
     "check_data",
+    "check_extensions",
     "check_fleet",
     "check_installation",
     "check_port",
@@ -75,6 +77,24 @@ def check_installation() -> Iterator[Check]:
     else:
         usable = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
         yield Check(group, "onnxruntime", CheckVerdict.OK, f"{onnxruntime.__version__}: {', '.join(usable)}")
+
+
+def check_extensions() -> Iterator[Check]:
+    """Extensions of other packages, and whether they can be imported."""
+    group = "extensions"
+    faulty = {(each.distribution, each.group, each.name): each.fault for each in broken()}
+    for each in others():
+        package = f"{each.distribution} {each.version}"
+        place = f"{each.group} of {package}" if each.group else package
+        name = each.name or each.distribution
+        fault = faulty.get((each.distribution, each.group, each.name))
+        if fault and fault.startswith(MissingExtra.__name__):
+            yield Check(group, name, CheckVerdict.NOTE, f"{place}: {fault}", "without the extra, do not use it here")
+        elif fault:
+            advice = f"update or uninstall {each.distribution}; everything else works without it"
+            yield Check(group, name, CheckVerdict.FAIL, f"{place}: {fault}", advice)
+        else:
+            yield Check(group, name, CheckVerdict.OK, place)
 
 
 def check_weights(models: Path | None = None) -> Iterator[Check]:

@@ -8,12 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from models.manifest import ModelEntry
+from cloud_node.settings import CloudSettings
+from models.manifest import EncoderEntry, Manifest, ModelEntry
+from models.serving import decode_of
 from models.session import facts_of, softmax
 from tierkit.errors import InvalidAnswer
 from tierkit.tensors import Array, TensorSpec
 
-__all__ = ["Computes", "EngineModel", "cut"]
+__all__ = ["Computes", "EngineModel", "WholeNetworks", "cut"]
 
 _LEAST_PIECE = 4
 """Fewer images are not worth a request of their own."""
@@ -108,6 +110,29 @@ class EngineModel:
             raise InvalidAnswer(f"the answer holds no {len(self._labels)} numbers for each of {len(images)} images")
         computed = {"logits": logits, "probabilities": softmax(logits, self._entry.temperature)}
         return {name: computed[name] for name in outputs}
+
+
+class WholeNetworks:
+    """Implements `encryption.loading.Loader` for an engine that computes from images, and takes no features."""
+
+    def __init__(self, settings: CloudSettings, manifest: Manifest, engine: Computes) -> None:
+        self._settings, self._manifest, self._engine = settings, manifest, engine
+
+    async def network(self, entry: ModelEntry) -> EngineModel:
+        """See `encryption.loading.Loader`."""
+        decode = decode_of(self._manifest, entry)
+        takes = TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape), decode=decode)
+        return EngineModel(
+            entry,
+            takes,
+            self._manifest.labels(entry),
+            platform=self._settings.engine,
+            engine=self._engine,
+            most_images=self._settings.max_batch_size,
+        )
+
+    async def tail(self, encoder: EncoderEntry) -> None:
+        """See `encryption.loading.Loader`."""
 
 
 def cut(images: int, *, most: int, ways: int) -> list[int]:

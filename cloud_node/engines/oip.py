@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from cloud_node.engines.kind import EngineKind
 from cloud_node.engines.model import EngineModel
 from cloud_node.settings import CloudSettings
 from encryption.features import Features, features_tensor, unpack
@@ -49,7 +50,7 @@ from tierkit.types import Tier
 from tierkit.wire.oip import InferRequest, Limits, RequestedOutput, Tensor
 from tierkit.wire.oip.datatypes import dtype_of
 
-__all__ = ["Match", "OipEngine", "Wanted", "load_oip", "logits_in", "match"]
+__all__ = ["ENGINE", "Match", "OipEngine", "Wanted", "logits_in", "match"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ _BATCH_BUDGET_S = 30.0
 _JSON_BYTES = 4 * 1024**2
 """Of an answer as JSON, from a server that knows no binary tensors: 64 images of some thousand classes."""
 _PROOF_IMAGES = 50
+_PIECES = 2
+"""Pieces of one batch that an upstream has at a time: it computes one while the other is under way."""
 
 _REFUSES = (400, 413, 415, 422)
 """Statuses that say that a batch will never do."""
@@ -77,19 +80,32 @@ _NUMBERS = ("FP32", "FP64", "FP16")
 _SUM_TOLERANCE = 0.01
 
 
-async def load_oip(settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
-    """The networks of the node, computed by the server at `settings.upstream`. Waits until that is there.
+class _Oip(EngineKind):
+    reads = ("upstream", "upstream_model", "upstream_token_file")
 
-    Raises:
-        SetupError: it serves other networks than these, or refuses this node, or is this node.
-    """
-    engine = OipEngine(settings, manifest)
-    if await asyncio.to_thread(leads_to, engine.url, lifecycle.url):
-        raise SetupError(f"the upstream {engine.url} is this node itself: --upstream says where another server is")
-    show_engine(engine, lifecycle)
-    async with engine.connected():
-        served = await load_served(settings, Tier.CLOUD, manifest, engine)
-    return replace(served, engine=engine)
+    def check(self, settings: CloudSettings) -> None:
+        if settings.upstream is None:
+            raise ValueError("the engine oip needs the setting upstream: --upstream http://HOST:PORT of the server")
+
+    def batch_images(self, settings: CloudSettings) -> int:
+        return settings.max_batch_size * _PIECES
+
+    async def load(self, settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
+        """The networks of the node, computed by the server at `settings.upstream`. Waits until that is there.
+
+        Raises:
+            SetupError: it serves other networks than these, or refuses this node, or is this node.
+        """
+        engine = OipEngine(settings, manifest)
+        if await asyncio.to_thread(leads_to, engine.url, lifecycle.url):
+            raise SetupError(f"the upstream {engine.url} is this node itself: --upstream says where another server is")
+        show_engine(engine, lifecycle)
+        async with engine.connected():
+            served = await load_served(settings, Tier.CLOUD, manifest, engine)
+        return replace(served, engine=engine)
+
+
+ENGINE = _Oip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +285,9 @@ class OipEngine:
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
         """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
+        # A server of Terrace would undo once more what this node has undone.
+        if encoder.hiding is not None:
+            return None
         network = self._manifest.entry(encoder.network)
         labels = self._manifest.labels(network)
         if not self._settings.only_features:

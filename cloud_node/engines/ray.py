@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from cloud_node.engines.kind import EngineKind
 from cloud_node.engines.model import EngineModel
 from cloud_node.engines.replica import Content, Replica
 from cloud_node.settings import CloudSettings
@@ -44,7 +45,7 @@ from tierkit.inference.served import ServedModels, show_engine
 from tierkit.tensors import Array, TensorSpec
 from tierkit.types import Tier
 
-__all__ = ["RayEngine", "load_ray"]
+__all__ = ["ENGINE", "RayEngine"]
 
 log = logging.getLogger(__name__)
 
@@ -69,17 +70,26 @@ _DEPLOYMENT = "networks"
 T = TypeVar("T")
 
 
-async def load_ray(settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
-    """The networks of the node, computed by replicas on the cluster at `settings.address`.
+class _Ray(EngineKind):
+    reads = ("address", "replicas", "gpus")
 
-    Raises:
-        MissingExtra: Ray is not installed.
-        SetupError: as `encryption.loading.load_served`.
-    """
-    import_serve()
-    engine = RayEngine(settings, manifest)
-    show_engine(engine, lifecycle)
-    return replace(await load_served(settings, Tier.CLOUD, manifest, engine), engine=engine)
+    def batch_images(self, settings: CloudSettings) -> int:
+        return settings.max_batch_size * settings.replica_cores * settings.replica_range[1]
+
+    async def load(self, settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
+        """The networks of the node, computed by replicas on the cluster at `settings.address`.
+
+        Raises:
+            MissingExtra: Ray is not installed.
+            SetupError: as `encryption.loading.load_served`.
+        """
+        import_serve()
+        engine = RayEngine(settings, manifest)
+        show_engine(engine, lifecycle)
+        return replace(await load_served(settings, Tier.CLOUD, manifest, engine), engine=engine)
+
+
+ENGINE = _Ray()
 
 
 def import_serve() -> tuple[Any, Any]:

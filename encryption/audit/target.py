@@ -18,6 +18,7 @@ from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
 from models.training.onnx_network import OnnxNetwork, round_through
+from tierkit.errors import InvalidInput
 from tierkit.tensors import Array
 from tierkit.types import FeatureForm
 from tierkit.wire.oip.compression import compress
@@ -42,6 +43,8 @@ class Target:
     _noise: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.encoder.hiding is not None:
+            raise InvalidInput(f"{self.encoder.name} hides by {self.encoder.hiding}, which the audit cannot attack")
         object.__setattr__(self, "_noise", np.random.default_rng(self.seed))
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from end_node.settings import SourceKind, SourceSettings, check_url, scheme_of
-from end_node.sources.picture import PictureSource
+from end_node.settings import SOURCES, SourceSettings, check_url, scheme_of
+from end_node.sources.picture import PictureSource, SourceKind
 from tierkit.errors import InvalidInput, SourceUnavailable
+from tierkit.extensions import load
 from tierkit.picture_files import SUFFIXES
 
 __all__ = ["Opened", "open_source_of"]
@@ -18,7 +19,7 @@ __all__ = ["Opened", "open_source_of"]
 class Opened(NamedTuple):
     """A source and its kind."""
 
-    kind: SourceKind
+    kind: str
     source: PictureSource
 
 
@@ -29,31 +30,19 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
         InvalidInput: Terrace does not read such a URL, or it does not fit the kind.
         SourceUnavailable: it is not there now.
         MissingExtra: a stream or camera, without PyAV.
+        BrokenExtension: the package of the kind cannot be used.
     """
     kind = settings.kind or await _kind_of(settings.url, tls_ca)
     try:
         check_url(kind, settings.url)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from exc
-    # Each kind is imported when it is used: a device without sources needs none of them.
-    match kind:
-        case "folder":
-            from end_node.sources.folder import FolderSource
-
-            return Opened(kind, FolderSource(settings))
-        case "snapshot":
-            from end_node.sources.snapshot import SnapshotSource
-
-            return Opened(kind, SnapshotSource(settings, tls_ca))
-        case "stream" | "camera":
-            from end_node.sources.video import VideoSource
-
-            return Opened(kind, VideoSource(settings, camera=kind == "camera", tls_ca=tls_ca))
-        case "push":
-            raise InvalidInput("programs post the pictures of a push source: there is nothing to open")
+    # Each kind is imported when it is used: a device without sources needs none of them. It may take long.
+    make = cast(SourceKind, await asyncio.to_thread(load, SOURCES, kind))
+    return Opened(kind, make(settings, tls_ca))
 
 
-async def _kind_of(url: str, tls_ca: Path | None) -> SourceKind:
+async def _kind_of(url: str, tls_ca: Path | None) -> str:
     match scheme_of(url):
         case "rtsp" | "rtsps":
             return "stream"
@@ -67,7 +56,7 @@ async def _kind_of(url: str, tls_ca: Path | None) -> SourceKind:
             raise InvalidInput(f"a source is rtsp://, rtsps://, http://, https:// or a path, not {other[:32]}://")
 
 
-def _kind_of_path(url: str) -> SourceKind:
+def _kind_of_path(url: str) -> str:
     path = Path(url).expanduser()
     if str(path).startswith("/dev/video"):
         return "camera"

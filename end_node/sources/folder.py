@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from threading import Event, Thread
 from typing import NamedTuple
 
@@ -81,6 +81,11 @@ class _Wait(NamedTuple):
 
 class _Refusal(NamedTuple):
     why: str
+
+
+def open_folder(settings: SourceSettings, tls_ca: Path | None) -> FolderSource:
+    """The kind `folder`; see `end_node.sources.picture.SourceKind`."""
+    return FolderSource(settings)
 
 
 class FolderSource:

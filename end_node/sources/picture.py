@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Intake", "PictureSource", "TakenPicture"]
+from end_node.settings import SourceSettings
+
+__all__ = ["Intake", "PictureSource", "SourceKind", "TakenPicture"]
 
 
 class TakenPicture(Struct, frozen=True, kw_only=True):
@@ -49,3 +52,20 @@ class PictureSource(Protocol):
         Raises:
             TerraceError: it broke, or the picture was not taken; trying again may help.
         """
+
+
+class SourceKind(Protocol):
+    """An entry point of `terrace.sources`: a class of sources, or a function that makes one."""
+
+    def __call__(self, settings: SourceSettings, tls_ca: Path | None, /) -> PictureSource:
+        """The source that the settings describe. Connect in `PictureSource.run`, not here.
+
+        Args:
+            settings: `url`, `rate` and `changed` are for the source to keep to.
+            tls_ca: file with the certificates to trust, instead of the usual public authorities.
+
+        Raises:
+            InvalidInput: the settings do not fit this kind.
+            MissingExtra: something that it needs is not installed.
+        """
+        ...

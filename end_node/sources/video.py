@@ -36,7 +36,7 @@ from end_node.sources.pipe import (
 from tierkit.errors import MissingExtra, SourceUnavailable
 from tierkit.orphan import PARENT_VARIABLE
 
-__all__ = ["VideoSource"]
+__all__ = ["VideoSource", "open_camera", "open_stream"]
 
 _READER = (sys.executable, "-P", "-m", "end_node.sources.reader")
 _DEFAULT_RATE = 1.0
@@ -46,6 +46,16 @@ _SILENT_S = 10.0
 _INTERVALS = 4.0
 """A reader hangs if it is silent for this many times the longest time between two frames, and for `_SILENT_S`."""
 _MOST_SAID = 300
+
+
+def open_stream(settings: SourceSettings, tls_ca: Path | None) -> VideoSource:
+    """The kind `stream`; see `end_node.sources.picture.SourceKind`."""
+    return VideoSource(settings, camera=False, tls_ca=tls_ca)
+
+
+def open_camera(settings: SourceSettings, tls_ca: Path | None) -> VideoSource:
+    """The kind `camera`."""
+    return VideoSource(settings, camera=True, tls_ca=tls_ca)
 
 
 class VideoSource:

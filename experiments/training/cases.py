@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 
 from training.cheating import Cheat
 from training.strategies.config import (
-    HOSTED,
     BatchConfig,
     ExchangeConfig,
     HostedConfig,
@@ -20,6 +19,7 @@ from training.strategies.config import (
     StrategyConfig,
     TournamentConfig,
 )
+from training.strategies.finding import HOSTED
 from training.trust.config import TrustConfig
 
 __all__ = [

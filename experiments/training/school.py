@@ -22,7 +22,8 @@ from models.training.answers import ask
 from models.training.config import TrainConfig, find_config
 from models.training.data import TrainingData
 from tierkit.errors import DataError
-from training.strategies.config import HOSTED, ExchangeConfig
+from training.strategies.config import ExchangeConfig
+from training.strategies.finding import HOSTED
 from training.virtual import Link
 
 __all__ = ["Classroom", "School", "read_classroom"]

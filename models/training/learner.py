@@ -21,7 +21,7 @@ from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
 from models.training.networks import EarlyExit, build_network, reseed
 from models.training.schedule import learning_rate
-from tierkit.errors import DataError, WeightsError
+from tierkit.errors import DataError, InvalidInput, WeightsError
 from tierkit.tensors import Array
 
 __all__ = [
@@ -164,6 +164,9 @@ class _Student(nn.Module):
     def __init__(self, config: TrainConfig, hierarchy: Hierarchy) -> None:
         super().__init__()
         self.network: Any = _build(config, hierarchy)
+        if config.target == "coarse" and config.auxiliary and not hasattr(self.network, "embed"):
+            kind = config.network.kind
+            raise InvalidInput(f"network {kind!r} has no embed, which a second classifier reads: set auxiliary to 0")
         self.auxiliary = (
             nn.Linear(self.network.feature_width, len(hierarchy.fine))
             if config.target == "coarse" and config.auxiliary
@@ -174,8 +177,10 @@ class _Student(nn.Module):
         if isinstance(self.network, EarlyExit):
             both: tuple[Tensor, Tensor] = self.network.exits(images)
             return both
+        if self.auxiliary is None:
+            return self.network(images), None
         features = self.network.embed(images)
-        return self.network.classifier(features), None if self.auxiliary is None else self.auxiliary(features)
+        return self.network.classifier(features), self.auxiliary(features)
 
 
 class _Given(nn.Module):

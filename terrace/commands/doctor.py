@@ -52,7 +52,8 @@ def doctor(
     answers = any(check.name != "scheduler" for check in fleet)
     running = answers and any(checks.listens_here(url, DEFAULT_PORT) for url in client.urls)
     found = [
-        *chain(checks.check_installation(), checks.check_weights(models), checks.check_data(data)),
+        *chain(checks.check_installation(), checks.check_extensions()),
+        *chain(checks.check_weights(models), checks.check_data(data)),
         *checks.check_port(DEFAULT_PORT, expect_scheduler=running),
         *fleet,
     ]

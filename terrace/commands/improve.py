@@ -74,7 +74,7 @@ class ImproveOptions:
         """Return what `Improving` takes."""
         from terrace.improve_state import ImproveWish
         from training.improve.plan import check_strategy
-        from training.strategies.config import find_hosted
+        from training.strategies.finding import find_hosted
 
         given: dict[str, Any] = {}
         if self.strategy is not None:

@@ -30,8 +30,11 @@ class NewSource:
 
     url: Annotated[str, typer.Argument(metavar="[URL]", help="URL, folder, file or device.", show_default=False)] = ""
     kind: Annotated[
-        Literal["stream", "camera", "folder", "snapshot", "push"] | None,
-        typer.Option(help="Kind of source. Default: by its URL.", show_default=False),
+        str | None,
+        typer.Option(
+            help="stream, camera, folder, snapshot, push or a kind of a package. Default: by its URL.",
+            show_default=False,
+        ),
     ] = None
     rate: Annotated[float | None, typer.Option(min=0.0, help="Most pictures per second.", show_default=False)] = None
     changed: Annotated[

@@ -114,7 +114,8 @@ def run_local(
         from training.host.opening import find_network
         from training.local import LocalRun, run_here
         from training.parallel.starting import LocalRanks, run_ranks_here
-        from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
+        from training.strategies.config import ExchangeConfig, TournamentConfig
+        from training.strategies.finding import find_strategy
     try:
         network, strategy = find_network(config), find_strategy(options.strategy)
     except (InvalidInput, SetupError) as error:
@@ -328,7 +329,8 @@ def simulate_run(
         from experiments.training.simulation import run_simulation
         from models.training.config import find_config
         from training.learner import read_images, read_teacher
-        from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
+        from training.strategies.config import ExchangeConfig, TournamentConfig
+        from training.strategies.finding import find_strategy
     try:
         chosen, network = find_strategy(options.strategy), find_config(name, options.config)
     except (InvalidInput, SetupError) as error:

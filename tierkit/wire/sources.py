@@ -42,7 +42,7 @@ class _Value(BaseModel):
 class SourceFields(TypedDict, total=False):
     """The optional fields of a `[[source]]` table. See the settings of the end node."""
 
-    kind: Literal["stream", "camera", "folder", "snapshot", "push"]
+    kind: str
     rate: float
     changed: float
     keep: Literal["none", "unsure", "all"]
@@ -55,7 +55,7 @@ class SourceState(_Value):
 
     name: str
     kind: str
-    """stream, camera, folder, snapshot or push."""
+    """stream, camera, folder, snapshot, push or a kind of another package."""
     url: str = ""
     """Without a user name or password."""
     state: str

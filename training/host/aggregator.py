@@ -31,7 +31,8 @@ from training.messages import GrantedLease, RunSpec
 from training.own_data import OwnData
 from training.payloads import unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import BatchConfig, TournamentConfig, find_hosted
+from training.strategies.config import BatchConfig, TournamentConfig
+from training.strategies.finding import find_hosted
 from training.strategies.protocol import Strategy
 from training.units import Flat, WorkUnit
 from training.worker.connection import HostConnection

@@ -18,7 +18,7 @@ from models.data import ImageSet
 from models.training.data import TrainingData
 from models.training.record import FleetFacts, Reached
 from tierkit.atomic import write_atomically
-from tierkit.errors import Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
+from tierkit.errors import BrokenExtension, Conflict, NotFound, Overloaded, SetupError, TerraceError, Unavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import WorkerOrder
 from training.host.curves import Curves, RunPoint
@@ -463,7 +463,13 @@ class Host:
             self._calls.put_nowait((call, future))
         except asyncio.QueueFull:
             raise Overloaded("too many requests wait for the run; try again in a second") from None
-        return await future
+        try:
+            return await future
+        except BrokenExtension as error:
+            # A rule has failed. The weights may have changed in part, so the run cannot continue.
+            self.error = self.error or str(error)
+            self._tell()
+            raise
 
     async def _work(self, thread: ThreadPoolExecutor) -> None:
         """Make the calls. While what they have noted is written to disk, the next ones are made."""

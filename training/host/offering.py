@@ -22,7 +22,7 @@ from training.host.reporting import MOST_ERROR, PERIOD_S, scheduler_client
 from training.host.settings import HostSettings
 from training.messages import SPEC, RunSpec
 from training.processes import TERRACE, Started, flags_of, started_processes
-from training.strategies.config import find_hosted
+from training.strategies.finding import find_hosted
 
 __all__ = ["Offering", "limits_of", "offer_runs"]
 

@@ -23,7 +23,8 @@ from training.host.sharing import Sharing
 from training.learner import FlatLearner, read_images, read_teacher
 from training.messages import SPEC, RunSpec
 from training.strategies.build import build_strategy
-from training.strategies.config import BatchConfig, find_hosted
+from training.strategies.config import BatchConfig
+from training.strategies.finding import find_hosted
 from training.strategies.lbfgs import check_lbfgs
 
 __all__ = ["dataset_of", "find_network", "keep_spec", "kept_spec", "open_host", "restored"]

@@ -34,7 +34,8 @@ from training.parallel.meeting import RankPlace
 from training.parallel.pipeline import RankStage
 from training.parallel.programs import check_rule
 from training.parallel.reporting import RankProgress, RankReports, ReportsTo
-from training.strategies.config import ExchangeConfig, TournamentConfig, find_strategy
+from training.strategies.config import ExchangeConfig, TournamentConfig
+from training.strategies.finding import find_strategy
 
 __all__ = ["RankOptions", "RankRun"]
 

@@ -17,7 +17,8 @@ from typing import Any
 from tierkit.http.address import free_port
 from training.parallel.elastic import LIGHTHOUSE_VARIABLE, lighthouse
 from training.processes import Started, flags_of, started_processes
-from training.strategies.config import ExchangeConfig, find_strategy
+from training.strategies.config import ExchangeConfig
+from training.strategies.finding import find_strategy
 
 __all__ = ["LocalRanks", "run_ranks_here"]
 

@@ -1,22 +1,29 @@
-"""Configuration of a strategy: a name, or a TOML file."""
+"""Configuration of a strategy."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from tierkit.documents import Strict, read_document, read_toml
-from tierkit.errors import InvalidInput
+from tierkit.documents import Strict
 from training.masking import Masking
 from training.trust.config import TrustConfig
 from training.units import Sends
 
 __all__ = [
     "BLOCK",
-    "HOSTED",
-    "STRATEGIES",
+    "MOMENTUM",
+    "RULES_WITHOUT_HOST",
+    "SERVER_RULES",
     "BatchConfig",
     "ExchangeConfig",
     "HostedConfig",
@@ -26,12 +33,20 @@ __all__ = [
     "ServerConfig",
     "StrategyConfig",
     "TournamentConfig",
-    "find_hosted",
-    "find_strategy",
 ]
 
 BLOCK = "1 - 1/N"
 """Momentum of a block of N updates."""
+
+SERVER_RULES = ("sgd", "adagrad", "dc-constant", "dc-adaptive", "average")
+"""Terrace's own rules of a `ServerConfig`."""
+MOMENTUM = "momentum"
+"""Terrace's own rule of an `OuterConfig`."""
+
+RuleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+"""A rule of Terrace, or the name of an entry point of a package in `terrace.strategies`."""
+Options = Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], float], Field(max_length=32)]
+"""Numbers by name, which the rule of a package takes."""
 
 Steps = Annotated[int, Field(ge=1, le=10_000)]
 """Of one worker until others hear of them."""
@@ -63,12 +78,34 @@ class _Judged(Strict):
         return self
 
 
-class ServerConfig(_Judged):
+class _Ruled(_Judged):
+    """Has a rule that may be from a package."""
+
+    options: Options = Field(default_factory=dict)
+    """Numbers for the rule of a package, as its documentation names them."""
+
+    @model_serializer(mode="wrap")
+    def _without_a_package(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Workers of an older version can read a run that has no rule of a package.
+        content: dict[str, Any] = written(self)
+        if not content.get("options", True):
+            del content["options"]
+        for name, own in (("rule", MOMENTUM), ("pushes", None)):
+            if content.get(name, "") == own:
+                del content[name]
+        return content
+
+
+class ServerConfig(_Ruled):
     """Asynchronous: each update goes into the weights as it comes."""
 
     inner: ClassVar[Inner] = "sgd"
     family: Literal["server"] = "server"
-    rule: Literal["sgd", "adagrad", "dc-constant", "dc-adaptive", "average"]
+    rule: RuleName
+    """sgd, adagrad, dc-constant, dc-adaptive, average, or the rule of a package."""
+    pushes: Literal["gradient", "change"] | None = None
+    """Content of an update for the rule of a package: the sum of the gradients of its steps, which is the default, or
+    the change of the weights in these steps."""
     period: Steps = 1
     """Steps that a worker computes between fetching the weights and pushing its update."""
     rate: PositiveFloat | None = None
@@ -85,9 +122,14 @@ class ServerConfig(_Judged):
     """An update from weights that have changed more often than this since is refused."""
 
     @property
+    def own_rules(self) -> tuple[str, ...]:
+        """Terrace's own rules of this family. Another one is from a package."""
+        return SERVER_RULES
+
+    @property
     def sends(self) -> Sends:
         """What a worker's update holds."""
-        return "change" if self.rule == "average" else "gradient"
+        return "change" if self.rule == "average" else self.pushes or "gradient"
 
     @property
     def local_rate(self) -> float | None:
@@ -98,10 +140,12 @@ class ServerConfig(_Judged):
     def _fits(self) -> ServerConfig:
         if self.momentum is not None and self.rule != "sgd":
             raise ValueError(f"momentum is for the rule sgd, not for {self.rule}")
+        if self.rule in SERVER_RULES and (self.options or self.pushes):
+            raise ValueError(f"options and pushes are for rules of packages, and {self.rule} is one of Terrace")
         return self
 
 
-class OuterConfig(_Judged):
+class OuterConfig(_Ruled):
     """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
 
     sends: ClassVar[Sends] = "change"
@@ -120,6 +164,8 @@ class OuterConfig(_Judged):
     most_stale: PositiveInt = 4
     """An update that is overdue counts in the round in which it comes. When it is still missing after this many more
     rounds, others get its steps."""
+    rule: RuleName = MOMENTUM
+    """The outer optimiser: momentum, or the rule of a package. `rate`, `momentum` and `nesterov` are for momentum."""
     rate: PositiveFloat = 1.0
     """Of the outer optimiser."""
     momentum: float | str = 0.0
@@ -129,6 +175,11 @@ class OuterConfig(_Judged):
     """What a worker's steps are made by."""
     inner_rate: PositiveFloat | None = None
     """Learning rate of a worker's steps at its highest. Default: the network's own."""
+
+    @property
+    def own_rules(self) -> tuple[str, ...]:
+        """Terrace's own rules of this family. Another one is from a package."""
+        return (MOMENTUM,)
 
     @property
     def local_rate(self) -> float | None:
@@ -141,6 +192,10 @@ class OuterConfig(_Judged):
             raise ValueError(f'momentum is {self.momentum!r}: give a number from 0 to below 1, or "{BLOCK}"')
         if self.trust is not None and self.trust.updates is not None:
             raise ValueError("trust.updates is for a server rule: those of a round are judged together, set workers")
+        if self.rule == MOMENTUM and self.options:
+            raise ValueError("options are for rules of packages: momentum has rate, momentum and nesterov")
+        if self.rule != MOMENTUM and (self.rate, self.momentum, self.nesterov) != (1.0, 0.0, False):
+            raise ValueError(f"rate, momentum and nesterov are for the rule momentum, not for {self.rule}: see options")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov is a kind of momentum: set momentum above 0, and below 1")
         if self.inner == "adamw" and self.inner_rate is None:
@@ -186,7 +241,7 @@ def _without_tables(given: Any, why: str) -> Any:
     return given
 
 
-_OPTIONS = {
+RULES_WITHOUT_HOST = {
     "allreduce": {"scaling", "warmup", "elastic"},
     "gossip": {"period"},
     "ensemble": {"apart"},
@@ -266,7 +321,7 @@ class ExchangeConfig(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> ExchangeConfig:
-        own = _OPTIONS[self.rule]
+        own = RULES_WITHOUT_HOST[self.rule]
         others = self.model_fields_set - own - {"family", "rule"}
         if foreign := sorted(others - ({"period"} if self.period == 1 else set())):
             raise ValueError(f"{', '.join(foreign)} is for another rule than {self.rule}: leave it out")
@@ -278,98 +333,3 @@ HostedConfig = ServerConfig | OuterConfig | TournamentConfig | BatchConfig
 RanksConfig = ExchangeConfig | TournamentConfig
 """Strategies of ranks; see `training.parallel.programs`."""
 StrategyConfig = HostedConfig | ExchangeConfig
-
-HOSTED: dict[str, HostedConfig] = {
-    # McMahan et al. 2017, arXiv:1602.05629.
-    "fedavg": OuterConfig(),
-    "sgd": ServerConfig(rule="sgd"),
-    # Dean et al. 2012, section 4.1: AdaGrad at the server, and a fetch and a push at each step in its experiments.
-    "downpour": ServerConfig(rule="adagrad", rate=0.1),
-    "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
-    "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
-    "average": ServerConfig(rule="average", period=10),
-    # The volunteers' platform of 2018, section 4.3: the host averages after every batch.
-    "crowdsourced": ServerConfig(rule="average"),
-    # Chen and Huo 2016: block momentum 1 - 1/N with rate 1.
-    "bmuf": OuterConfig(momentum=BLOCK, nesterov=True),
-    # Douillard et al. 2023, arXiv:2311.08105: AdamW in the workers; Nesterov, rate 0.7, momentum 0.9 outside.
-    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True, inner="adamw", inner_rate=0.002),
-    # Jacobs et al. 2017, LTFB; variations as in Jaderberg et al. 2017, arXiv:1711.09846.
-    "tournament": TournamentConfig(),
-    # Dean et al. 2012, section 4.2: Sandblaster.
-    "lbfgs": BatchConfig(),
-}
-"""By name; `period` and rates are where these sources leave them open, or name several, our own choice."""
-
-STRATEGIES: dict[str, StrategyConfig] = {
-    **HOSTED,
-    # ChainerMN: forward, backward, all-reduce, step.
-    "allreduce": ExchangeConfig(rule="allreduce"),
-    "elastic": ExchangeConfig(rule="allreduce", elastic=True),
-    # Daily et al. 2018, arXiv:1803.05880.
-    "gossip": ExchangeConfig(rule="gossip"),
-    # Ding et al. 2017.
-    "ensemble": ExchangeConfig(rule="ensemble"),
-    # Huang et al. 2019, arXiv:1811.06965; Narayanan et al. 2019.
-    "pipeline": ExchangeConfig(rule="pipeline"),
-    # Krizhevsky 2014, arXiv:1404.5997.
-    "hybrid": ExchangeConfig(rule="hybrid"),
-    # Chilimbi et al. 2014 (Project Adam).
-    "factors": ExchangeConfig(rule="factors"),
-}
-"""All strategies by name."""
-
-
-def find_strategy(name: str) -> StrategyConfig:
-    """The strategy of this name, or in this TOML file.
-
-    Raises:
-        InvalidInput: there is no such name or family.
-        SetupError: the file cannot be read or contradicts itself; the message says where.
-    """
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    path = Path(name)
-    if path.suffix != ".toml":
-        raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
-    given = read_toml(path, what="strategy")
-    family = given.get("family", "server")
-    if not isinstance(family, str) or family not in _FAMILIES:
-        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are {', '.join(_FAMILIES)}")
-    rule = given.get("rule")
-    if "family" not in given and isinstance(rule, str) and (right := _family_of(rule)) not in (None, family):
-        raise InvalidInput(f'the strategy {path}: the rule {rule} needs family = "{right}"')
-    if family == "exchange" and rule == "tournament":
-        return read_document(path, TournamentConfig, what="strategy")
-    return read_document(path, _FAMILIES[family], what="strategy")
-
-
-def find_hosted(name: str) -> HostedConfig:
-    """The strategy of this name, or in this TOML file, for a host.
-
-    Raises:
-        InvalidInput: there is no such name or family, or it is for ranks.
-        SetupError: see `find_strategy`.
-    """
-    found = find_strategy(name)
-    if isinstance(found, ExchangeConfig):
-        raise InvalidInput(
-            f"the strategy {name!r} is for ranks, which exchange with each other, without a host: start them with "
-            "terrace train run"
-        )
-    return found
-
-
-def _family_of(rule: str) -> str | None:
-    """Family of a rule by this name that no other family has."""
-    if rule in _OPTIONS or rule == "tournament":
-        return "exchange"
-    return "batch" if rule == "lbfgs" else None
-
-
-_FAMILIES: dict[str, type[StrategyConfig]] = {
-    "server": ServerConfig,
-    "outer": OuterConfig,
-    "batch": BatchConfig,
-    "exchange": ExchangeConfig,
-}

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from models.training.networks.alexnet import AlexNet
 from models.training.networks.early_exit import EarlyExit
-from models.training.networks.mlp import Mlp, leaves_out, reseed
-from models.training.networks.mobilenet import MobileNetV1
-from models.training.networks.resnet import ResNet34
-from models.training.networks.wideresnet import WideResNet
+from models.training.networks.mlp import leaves_out, reseed
 from tierkit.errors import InvalidInput
+from tierkit.extensions import load
 
-__all__ = ["EarlyExit", "Network", "build_network", "count_parameters", "leaves_out", "reseed", "running_statistics"]
+__all__ = [
+    "EarlyExit",
+    "Network",
+    "NetworkKind",
+    "build_network",
+    "count_parameters",
+    "leaves_out",
+    "reseed",
+    "running_statistics",
+]
 
 _MOST_REASON = 300
 """Characters of what is wrong: it may repeat the options."""
 
-_KINDS: dict[str, type[nn.Module]] = {
-    "alexnet": AlexNet,
-    "early-exit": EarlyExit,
-    "mlp": Mlp,
-    "mobilenet-v1": MobileNetV1,
-    "resnet-34": ResNet34,
-    "wide-resnet": WideResNet,
-}
-
 
 class Network(Protocol):
-    """What the training loop needs of a network beside being a module."""
+    """Parts of a network that a second classifier reads (`auxiliary` of the training configuration)."""
 
     feature_width: int
     classifier: nn.Linear
@@ -39,16 +36,32 @@ class Network(Protocol):
     def embed(self, images: Tensor) -> Tensor: ...
 
 
+class NetworkKind(Protocol):
+    """An entry point of `terrace.networks`: a module class, or a function that makes a module."""
+
+    def __call__(self, classes: int, /, *args: Any, **options: Any) -> nn.Module:
+        """A freshly initialised network that maps float images `[n, c, h, w]` to logits `[n, classes]`.
+
+        Args:
+            args: none are given.
+            options: the table `[network.options]` of the training configuration.
+
+        Raises:
+            TypeError, ValueError: it does not take these options.
+        """
+        ...
+
+
 def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """A freshly initialised network that maps float images `[n, c, h, w]` to logits `[n, classes]`.
+    """A network of this kind; see `NetworkKind`.
 
     Raises:
         InvalidInput: there is no such kind, or it does not take these options.
+        BrokenExtension: the package of the kind cannot be used.
     """
-    if kind not in _KINDS:
-        raise InvalidInput(f"no network of kind {kind!r}; there is: {', '.join(sorted(_KINDS))}")
+    make = cast(NetworkKind, load("terrace.networks", kind))
     try:
-        return _KINDS[kind](classes, **options)
+        return make(classes, **options)
     except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, for shapes that there cannot be
         raise InvalidInput(f"network {kind!r}: {str(error)[:_MOST_REASON]}") from error
 

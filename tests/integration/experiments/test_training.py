@@ -20,7 +20,7 @@ from models.manifest import load_manifest
 from terrace.commands.experiment import app
 from tests.digits import write_digits
 from tierkit.errors import DataError
-from training.strategies.config import STRATEGIES
+from training.strategies.finding import STRATEGIES
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 

@@ -20,7 +20,7 @@ from models.training.config import TrainConfig
 from tests.integration.training.conftest import CONFIG
 from training.messages import LEASE_HEADER, RunSpec
 from training.payloads import pack
-from training.strategies.config import find_hosted
+from training.strategies.finding import find_hosted
 
 __all__ = ["HIDDEN", "LEASE", "STATUS", "VALUES", "Answer", "Played", "Told", "answer", "played", "told"]
 

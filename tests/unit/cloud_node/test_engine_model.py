@@ -1,5 +1,7 @@
 """Batches in pieces, for what computes several of them side by side; logits, whatever a server gives."""
 
+import subprocess
+import sys
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -105,3 +107,19 @@ async def test_an_engine_holds_a_further_release_only_if_it_has_its_networks_alr
     with pytest.raises(NeedsRestart, match="only when the node starts") as caught:
         await load_next(settings, manifest, Loaded(serving=True))
     assert caught.value.is_trouble
+
+
+def test_a_node_imports_the_engine_that_it_uses_and_no_other() -> None:
+    code = (
+        "import sys, asyncio, cloud_node.__main__, end_node.__main__\n"
+        "from cloud_node.settings import CloudSettings\n"
+        "from end_node.settings import EndSettings\n"
+        "CloudSettings().batch_images, EndSettings(source=['gate=rtsp://10.0.0.9/main'])\n"
+        "kinds = ('cloud_node.engines.', 'end_node.sources.')\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(kinds)), 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.PIPE, text=True)
+    *imported, torch = done.stdout.split()
+    assert not {"cloud_node.engines.oip", "cloud_node.engines.ray", "cloud_node.engines.onnx"} & set(imported)
+    assert not {"end_node.sources.video", "end_node.sources.folder", "end_node.sources.snapshot"} & set(imported)
+    assert torch == "False"

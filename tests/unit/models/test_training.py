@@ -18,6 +18,7 @@ from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from tests.shapes import SHAPES, shape_images
 from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
+from tierkit.extensions import BUILT_IN
 from tierkit.tensors import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
@@ -203,6 +204,14 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero(schedule: str):
     assert rates[:20] == sorted(rates[:20])
     assert rates[20:] == sorted(rates[20:], reverse=True)
     assert rates[-1] < 0.01
+
+
+def test_a_second_classifier_needs_a_network_with_embed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    example = "tests.extension_package.terrace_example.networks:Linear"
+    monkeypatch.setitem(BUILT_IN["terrace.networks"], "linear", example)
+    config = make_config(network={"kind": "linear", "options": {}}, target="coarse", auxiliary=0.5)
+    with pytest.raises(InvalidInput, match=r"network 'linear' has no embed, .* set auxiliary to 0"):
+        started(config, shape_images(8), SHAPES, tmp_path)
 
 
 def test_a_constant_rate_is_the_same_at_each_step():

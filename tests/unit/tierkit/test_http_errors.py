@@ -42,6 +42,7 @@ TABLE = {
     errors.NotTerrace: 502,
     errors.CertificateError: 502,
     errors.SetupError: 500,
+    errors.BrokenExtension: 500,
     errors.ProviderUnavailable: 500,
     errors.WeightsError: 500,
     errors.WeightsMissing: 500,

@@ -22,7 +22,8 @@ from training.parallel.exchange import Seat  # noqa: E402
 from training.parallel.factors import factored  # noqa: E402
 from training.parallel.lockstep import Ranks, Stepped, run_ranks  # noqa: E402
 from training.parallel.programs import check_rule, make_program  # noqa: E402
-from training.strategies.config import ExchangeConfig, find_hosted, find_strategy  # noqa: E402
+from training.strategies.config import ExchangeConfig  # noqa: E402
+from training.strategies.finding import find_hosted, find_strategy  # noqa: E402
 
 pytestmark = pytest.mark.train
 

@@ -15,7 +15,8 @@ from training.host.journal import Journal
 from training.host.run import TrainingRun
 from training.messages import UpdateHead
 from training.strategies.build import build_strategy
-from training.strategies.config import HOSTED, BatchConfig, HostedConfig, OuterConfig, ServerConfig, TournamentConfig
+from training.strategies.config import BatchConfig, HostedConfig, OuterConfig, ServerConfig, TournamentConfig
+from training.strategies.finding import HOSTED
 from training.strategies.tournament import Tournament
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update

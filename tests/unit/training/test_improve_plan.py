@@ -9,7 +9,8 @@ import pytest
 from tests.own_networks import CONFIG, network, own
 from tierkit.errors import InvalidInput, SetupError
 from training.improve.plan import IMPROVE, Plan, fitted_to, read_plan, write_plan
-from training.strategies.config import HOSTED, OuterConfig
+from training.strategies.config import OuterConfig
+from training.strategies.finding import HOSTED
 
 
 @pytest.mark.parametrize(("devices", "together"), [(3, 3), (64, 64), (1_000, 64)])

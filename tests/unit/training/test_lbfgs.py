@@ -17,7 +17,8 @@ from tests.schedules import constant
 from tierkit.errors import InvalidAnswer, InvalidInput, SetupError
 from training.messages import GrantedLease, RunSpec
 from training.strategies.build import build_strategy
-from training.strategies.config import BatchConfig, find_hosted
+from training.strategies.config import BatchConfig
+from training.strategies.finding import find_hosted
 from training.strategies.lbfgs import BatchRules, Coordinator, Shard, check_lbfgs, two_loops
 from training.strategies.leases import Leases
 from training.units import Computed, Flat, UnitLease, Update

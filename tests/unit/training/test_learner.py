@@ -17,7 +17,8 @@ from models.training.data import TrainingData  # noqa: E402
 from models.training.learner import NetworkLearner, groups_of, set_rate  # noqa: E402
 from training.learner import ADAMW_DECAY, FlatLearner  # noqa: E402
 from training.strategies.build import build_strategy  # noqa: E402
-from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig  # noqa: E402
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig  # noqa: E402
+from training.strategies.finding import HOSTED  # noqa: E402
 from training.strategies.protocol import Strategy  # noqa: E402
 from training.trust.config import TrustConfig  # noqa: E402
 from training.virtual import Conditions, SimulatedWorker, simulate  # noqa: E402

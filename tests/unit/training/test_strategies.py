@@ -9,14 +9,8 @@ import pytest
 from tests.schedules import constant
 from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
-from training.strategies.config import (
-    HOSTED,
-    STRATEGIES,
-    HostedConfig,
-    OuterConfig,
-    ServerConfig,
-    find_strategy,
-)
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig
+from training.strategies.finding import HOSTED, STRATEGIES, find_strategy
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, UnitLease, Update
@@ -78,7 +72,7 @@ def test_delay_compensation_corrects_by_how_far_the_weights_have_moved_meanwhile
     # Zheng et al. 2016: g + lambda g g (w - w_backup), of a worker whose weights are one update old.
     g = flat(1, 2, -1)
     for rule, decay in (("dc-constant", 0.0), ("dc-adaptive", 0.5)):
-        strategy = start(ServerConfig(rule=rule, delay_compensation=0.5, decay=decay))  # type: ignore[arg-type]
+        strategy = start(ServerConfig(rule=rule, delay_compensation=0.5, decay=decay))
         old, other = granted(strategy, "old"), granted(strategy, "other")
         strategy.take(brought(other, flat(1, 1, 1)), 0.0)
         moved = -RATE * flat(1, 1, 1)
@@ -344,7 +338,7 @@ def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ('rule = "sg"', "rule is 'sg'"),
+        ('rule = "sg"', "no rule 'sg' of the family server"),
         ('family = "inner"', "family is 'inner'"),
         ('family = ["exchange"]', "family is .'exchange'."),
         ('family = "exchange"\nrule = "allreduce"\napart = 0.3', "apart is for another rule"),

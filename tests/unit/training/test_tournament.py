@@ -11,7 +11,8 @@ import pytest
 from tests.schedules import constant
 from tierkit.errors import InvalidInput, SetupError
 from training.strategies.build import build_strategy
-from training.strategies.config import ExchangeConfig, TournamentConfig, find_hosted, find_strategy
+from training.strategies.config import ExchangeConfig, TournamentConfig
+from training.strategies.finding import find_hosted, find_strategy
 from training.strategies.tournament import Score, Tournament, opponents, rate_after, rates_of, wins
 from training.units import Computed, Flat, UnitLease, Update
 

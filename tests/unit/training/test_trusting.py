@@ -12,7 +12,8 @@ from tests.schedules import constant
 from tierkit.errors import Forbidden, InvalidInput, Overloaded
 from training.cheating import Cheat, Cheater, Plot
 from training.strategies.build import build_strategy
-from training.strategies.config import HostedConfig, OuterConfig, ServerConfig, find_hosted
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig
+from training.strategies.finding import find_hosted
 from training.strategies.protocol import Strategy
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends, UnitLease, Update, Verdict

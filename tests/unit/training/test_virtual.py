@@ -13,7 +13,8 @@ from tierkit.errors import InvalidInput, Unavailable
 from training.masking import Masking
 from training.payloads import Format, pack, packed_bytes, unpack
 from training.strategies.build import build_strategy
-from training.strategies.config import HOSTED, HostedConfig, OuterConfig, ServerConfig
+from training.strategies.config import HostedConfig, OuterConfig, ServerConfig
+from training.strategies.finding import HOSTED
 from training.trust.config import TrustConfig
 from training.units import Computed, Flat, Sends
 from training.virtual import Conditions, FaultKind, Link, Simulated, SimulatedWorker, UpdateFault, draw_faults, simulate
