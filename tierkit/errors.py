@@ -28,6 +28,7 @@
     │   └── CertificateError    TLS does not prove that it is who it should be: a person must act
     └── SetupError              this installation cannot work; a person must act
         ├── MissingExtra        an optional dependency is not installed
+        ├── BrokenExtension     a package that extends Terrace cannot be imported, or two add the same name
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
         │   └── WeightsMissing  the scheduler does not have it (any more): ask for its model set again
@@ -49,6 +50,7 @@ from tierkit.distribution import install_command
 
 __all__ = [
     "AddressUnavailable",
+    "BrokenExtension",
     "CertificateError",
     "ClusterUnavailable",
     "Conflict",
@@ -212,6 +214,10 @@ class MissingExtra(SetupError):
     def __init__(self, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the extra '{extra}': {install_command(extra)}")
         self.extra = extra
+
+
+class BrokenExtension(SetupError):
+    """A package that extends Terrace cannot be used; the message names it. Update or uninstall that package."""
 
 
 class ProviderUnavailable(SetupError):

@@ -1,0 +1,173 @@
+"""Extensions: what Terrace and other installed packages add to it, by group and name.
+
+A package adds one by an entry point, `name = "module:object"` in a group such as `terrace.sinks`. Terrace's own ones
+are entry points too. Only installed packages count: nothing here reads a name of a module from a message or a setting.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from tierkit.distribution import DISTRIBUTION
+from tierkit.errors import BrokenExtension, InvalidInput
+from tierkit.plaintext import one_line
+
+__all__ = ["BUILT_IN", "Extension", "broken", "check_name", "load", "names", "others"]
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "terrace.engines": {},
+    "terrace.strategies": {},
+    "terrace.encoders": {},
+    "terrace.sources": {},
+    "terrace.sinks": {},
+    "terrace.networks": {
+        "alexnet": "models.training.networks.alexnet:AlexNet",
+        "early-exit": "models.training.networks.early_exit:EarlyExit",
+        "mlp": "models.training.networks.mlp:Mlp",
+        "mobilenet-v1": "models.training.networks.mobilenet:MobileNetV1",
+        "resnet-34": "models.training.networks.resnet:ResNet34",
+        "wide-resnet": "models.training.networks.wideresnet:WideResNet",
+    },
+}
+"""Terrace's own entry points: group, name, object. The same as in pyproject.toml; they are found without metadata."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_MOST_REASON = 300
+"""Characters of the reason why an import failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """An entry point of another package."""
+
+    group: str
+    name: str
+    value: str
+    """Its object, `module:attribute`."""
+    distribution: str
+    version: str
+    fault: str = ""
+    """Why it cannot be used; empty if no reason is known."""
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Names in a group: Terrace's own, then those of other packages. Imports none of them."""
+    return (*BUILT_IN[group], *sorted(each.name for each in others() if each.group == group and not each.fault))
+
+
+def check_name(group: str, name: str) -> None:
+    """Check that a group has this name.
+
+    Raises:
+        InvalidInput: it does not; the message lists the names.
+        BrokenExtension: a package adds it in a way that cannot be used.
+    """
+    if name in BUILT_IN[group]:
+        return
+    found = [each for each in others() if (each.group, each.name) == (group, name)]
+    if not found:
+        known = ", ".join(names(group)) or "none"
+        raise InvalidInput(
+            f"{group} has no {name[:64]!r} here; known: {known}. If a package adds it, install that package"
+        )
+    if found[0].fault:
+        raise BrokenExtension(_sentence(found[0]))
+
+
+def load(group: str, name: str) -> object:
+    """Import the object of this name.
+
+    Raises:
+        InvalidInput: there is no such name; the message lists the names.
+        BrokenExtension: the package that adds it cannot be used; the message names it.
+        ImportError: a built-in one needs an extra that is not installed.
+    """
+    check_name(group, name)
+    if (value := BUILT_IN[group].get(name)) is not None:
+        return pkgutil.resolve_name(value)
+    return _import(next(each for each in others() if (each.group, each.name) == (group, name)))
+
+
+def broken() -> list[Extension]:
+    """Import each extension of other packages, and list those that cannot be used."""
+    return [each for each in map(_tried, others()) if each.fault]
+
+
+@cache
+def others() -> tuple[Extension, ...]:
+    """Entry points of other packages in Terrace's groups, also those with a fault. Read once in a process."""
+    found = list(_scan())
+    adding = Counter((each.group, each.name) for each in found)
+    return tuple(replace(each, fault=each.fault or _refusal(each, adding)) for each in found)
+
+
+def _scan() -> Iterator[Extension]:
+    import importlib.metadata  # takes time that a start without it saves
+
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        # Most packages have none: do not parse their metadata.
+        if "terrace." not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        package, version = str(distribution.metadata["Name"]), str(distribution.metadata["Version"])
+        # The first on the path counts, as in imports.
+        if package == DISTRIBUTION or package in seen:
+            continue
+        seen.add(package)
+        try:
+            points = [(each.group, each.name, each.value) for each in distribution.entry_points]
+        # One damaged file must not hide the packages after it.
+        except Exception as error:
+            fault = f"its entry_points.txt cannot be read: {_why(error)}"
+            yield Extension(group="", name="", value="", distribution=package, version=version, fault=fault)
+            continue
+        for group, name, value in points:
+            if group.startswith("terrace."):
+                yield Extension(group=group, name=name, value=value, distribution=package, version=version)
+
+
+def _refusal(extension: Extension, adding: Counter[tuple[str, str]]) -> str:
+    """Why an extension cannot be used, as far as its metadata shows; empty if it can."""
+    if extension.group not in BUILT_IN:
+        return f"Terrace has no group {extension.group}; there are {', '.join(BUILT_IN)}"
+    if extension.name in BUILT_IN[extension.group]:
+        return f"Terrace has its own {extension.name}, and uses that"
+    if not _NAME.fullmatch(extension.name):
+        return "a name has 1 to 63 lower-case letters, digits, - and _, and begins with a letter or digit"
+    if adding[extension.group, extension.name] > 1:
+        return "another package adds the same name: uninstall one of them"
+    return ""
+
+
+def _tried(extension: Extension) -> Extension:
+    if extension.fault:
+        return extension
+    try:
+        _import(extension)
+    except BrokenExtension as error:
+        return replace(extension, fault=_why(error.__cause__ or error))
+    return extension
+
+
+def _import(extension: Extension) -> object:
+    try:
+        return pkgutil.resolve_name(extension.value)
+    # Code of others may raise anything, and even try to exit; Terrace continues without it.
+    except (Exception, SystemExit) as error:
+        raise BrokenExtension(_sentence(replace(extension, fault=_why(error)))) from error
+
+
+def _sentence(extension: Extension) -> str:
+    package = f"{extension.distribution} {extension.version}"
+    return (
+        f"{extension.name} in {extension.group} is from the package {package}, which cannot be used: {extension.fault}"
+    )
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(str(error))[:_MOST_REASON]}"
