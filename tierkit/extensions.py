@@ -24,7 +24,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "terrace.strategies": {},
     "terrace.encoders": {},
     "terrace.sources": {},
-    "terrace.sinks": {},
+    "terrace.sinks": {
+        "webhook": "scheduler.sinks.webhook:WEBHOOK",
+    },
     "terrace.networks": {
         "alexnet": "models.training.networks.alexnet:AlexNet",
         "early-exit": "models.training.networks.early_exit:EarlyExit",

@@ -99,6 +99,8 @@ class SourceBook:
         self.site_of = site_of
         self._fleet_version = fleet_version
         self.elapsed = elapsed
+        self.heard: Callable[[str], None] = lambda _: None
+        """Called with the id of a node that has said how its sources are."""
         self._changes = 0
         self._news = asyncio.Event()
         self._shown: dict[tuple[str | None, str | None, str | None, str | None], bytes] = {}
@@ -163,6 +165,7 @@ class SourceBook:
             entry = self.entries.get((node_id, source))
             if entry is not None and entry.heard_elapsed is None:
                 del self.entries[node_id, source]
+        self.heard(node_id)
 
     def has_picture(self, node_id: str, source: str, sequence: int) -> None:
         """The picture of an observation is stored."""
@@ -263,6 +266,12 @@ class SourceBook:
         """Wait for something newer than a version; a change of health does not end the wait."""
         if self.version == version:
             await self._news.wait()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All sources as they are now: the fields of `SourceNow`."""
+        keys = self.visible(None)
+        healths = {node_id: self._health_of(node_id) for node_id, _ in keys}
+        return [self._fields(key, healths) for key in keys]
 
     def snapshot(
         self, reader: str | None, node_id: str | None = None, source: str | None = None, site: str | None = None

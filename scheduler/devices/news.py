@@ -1,0 +1,88 @@
+"""Events of nodes and of their sources. No transaction makes these true, so they are written by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scheduler.core.fleet import Change, Ledger
+from scheduler.core.outbox import Event, is_online, node_event, source_event
+from tierkit.types import Health
+from tierkit.wire.observations import DeviceStatus
+
+__all__ = ["FleetNews"]
+
+
+class FleetNews:
+    """Makes events of what becomes of nodes and sources, while somebody wants events.
+
+    Args:
+        devices: the device list.
+        status_of: returns the last word of a node about its sources; None without one.
+        used: returns whether somebody wants events.
+        put: takes events.
+    """
+
+    def __init__(
+        self,
+        devices: Ledger,
+        status_of: Callable[[str], DeviceStatus | None],
+        *,
+        used: Callable[[], bool],
+        put: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._devices = devices
+        self._status_of = status_of
+        self._used = used
+        self._put = put
+        self._online: dict[tuple[str, str], bool] = {}
+        """By node and source: whether it gave pictures when that was last told."""
+
+    def node_changed(self, change: Change) -> None:
+        """Something has become of a node."""
+        if not self._used():
+            self._online.clear()
+            return
+        device = self._devices.find(change.node_id)
+        if device is None:
+            self._online = {key: online for key, online in self._online.items() if key[0] != change.node_id}
+            return
+        known = device.left if change.health is not None else not change.to_save
+        event = node_event(
+            device.node_id,
+            tier=device.tier,
+            site=device.registration.site,
+            health=change.health,
+            reason=change.reason,
+            known=known,
+        )
+        # One that has just registered says itself how its sources are.
+        sources = [] if change.health is None else self._of_sources(device.node_id, change.health)
+        self._put([event, *sources])
+
+    def heard(self, node_id: str) -> None:
+        """A node has said how its sources are."""
+        if not self._used():
+            return
+        device = self._devices.find(node_id)
+        health = None if device is None else device.told[0]
+        if events := self._of_sources(node_id, health):
+            self._put(events)
+
+    def _of_sources(self, node_id: str, health: Health | None) -> list[Event]:
+        status, device = self._status_of(node_id), self._devices.find(node_id)
+        events = []
+        for source in () if status is None else status.sources:
+            key, online = (node_id, source.name), is_online(source.state, health)
+            if online is None or self._online.get(key) is online:
+                continue
+            self._online[key] = online
+            fields = {
+                "node": node_id,
+                "source": source.name,
+                "site": None if device is None else device.registration.site,
+                "state": source.state,
+                "reason": source.reason,
+                "health": health,
+            }
+            events.append(source_event(fields, online=online))
+        return events

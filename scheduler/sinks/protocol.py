@@ -1,0 +1,106 @@
+"""The contract between Terrace and a kind of sink: the entry points of the group `terrace.sinks`.
+
+An entry point names an object that is a `SinkKind`. Terrace opens one `Delivery` for each sink of that kind, and calls
+`deliver` with one event after the other. Events of different keys come at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from scheduler.core.outbox import Event
+from scheduler.sinks.addresses import Resolve, resolve
+from tierkit.errors import InvalidInput
+
+__all__ = ["Delivery", "Event", "SinkContext", "SinkKind", "payload", "read_secret"]
+
+_MOST_SECRET_BYTES = 4096
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkContext:
+    """What Terrace gives a sink."""
+
+    name: str
+    """Of the sink."""
+    allow_private: bool = False
+    """True if an admin allows receivers in private networks and on the scheduler's own machine."""
+    tls_ca: Path | None = None
+    """File with the certificates to trust, in place of the public authorities'."""
+    resolve: Resolve = resolve
+    """Finds the addresses of a name."""
+    sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    """Returns all sources as they are now, with the fields of `GET /v1/sources`."""
+    picture: Callable[[str, str, int], Awaitable[tuple[bytes, str]]] | None = None
+    """Returns the picture of an observation (node, source and sequence number) and its media type. Raises NotFound."""
+
+
+class Delivery(Protocol):
+    """An open connection to one receiver."""
+
+    async def deliver(self, event: Event) -> None:
+        """Send an event; returns when the receiver has it. It may be called again with the same event.
+
+        Raises:
+            Rejected: the receiver refuses this event for good; it becomes a dead letter.
+            ReceiverGone: the receiver wants no more events; the sink pauses.
+            ConnectionEnded: the connection must be opened again before another try.
+            TerraceError, OSError, TimeoutError: another try may work.
+        """
+        ...
+
+
+class SinkKind(Protocol):
+    """A kind of sink."""
+
+    @property
+    def Options(self) -> type[BaseModel]:
+        """The options of a sink. They are checked when it is added, and shown to admins: a secret is the path of a file
+        on the scheduler's machine."""
+        ...
+
+    def open(self, options: Any, context: SinkContext) -> AbstractAsyncContextManager[Delivery]:
+        """Connect to a receiver. It may be called while another connection of the same sink is open, for a test.
+
+        Args:
+            options: an instance of `Options`.
+
+        Raises:
+            TerraceError, OSError, TimeoutError: on entering, if the receiver cannot be reached now.
+        """
+        ...
+
+
+def payload(event: Event) -> bytes:
+    """An event as JSON, as every kind of sink sends it."""
+    at = datetime.fromtimestamp(round(event.at, 3), UTC)
+    return _encode({"id": event.id, "type": event.type, "timestamp": at, "data": event.data})
+
+
+def read_secret(path: Path) -> str:
+    """The content of a file with a secret, without white space at its ends. The error never shows it.
+
+    Raises:
+        InvalidInput: the file cannot be read, is empty, or is no text of at most 4 KiB.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_SECRET_BYTES + 1)
+        text = content.decode().strip()
+    except OSError as exc:
+        raise InvalidInput(f"the file {path} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the file {path} is not UTF-8 text") from None
+    if not text or len(content) > _MOST_SECRET_BYTES:
+        raise InvalidInput(f"the file {path} must hold a secret of at most {_MOST_SECRET_BYTES} bytes")
+    return text
