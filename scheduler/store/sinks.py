@@ -113,14 +113,15 @@ class SinkStore:
             before: moment of elapsed time.
             most: events that may stay.
         """
-        (ends,) = await self._reader.rows(select(func.min(_NUMBER), func.max(_NUMBER)))
-        if ends[1] is None:
+        both = select(func.min(_NUMBER).label("first"), func.max(_NUMBER).label("last"))
+        (ends,) = await self._reader.rows(both)
+        if ends.last is None:
             return 0
         young = select(_NUMBER).where(outbox.c.stored_elapsed >= before).order_by(_NUMBER).limit(1)
-        end = next((row[0] - 1 for row in await self._reader.rows(young)), ends[1])
-        if ends[1] - ends[0] >= most:
+        end = next((row.number - 1 for row in await self._reader.rows(young)), ends.last)
+        if ends.last - ends.first >= most:
             many = select(_NUMBER).order_by(_NUMBER.desc()).offset(most).limit(1)
-            end = max([end, *(row[0] for row in await self._reader.rows(many))])
+            end = max([end, *(row.number for row in await self._reader.rows(many))])
         return int(end)
 
     async def purge(self, upto: int, dropped: Callable[[Sequence[Event]], Mapping[str, int]]) -> None:
@@ -193,8 +194,8 @@ class SinkStore:
 
     async def letter_counts(self) -> dict[str, int]:
         """Dead letters by sink."""
-        query = select(dead_letters.c.sink, func.count()).group_by(dead_letters.c.sink)
-        return {row[0]: row[1] for row in await self._reader.rows(query)}
+        query = select(dead_letters.c.sink, func.count().label("letters")).group_by(dead_letters.c.sink)
+        return {row.sink: row.letters for row in await self._reader.rows(query)}
 
     async def want(self, sink: str, numbers: Collection[int] | None) -> int:
         """Mark dead letters for another delivery; returns how many there are.

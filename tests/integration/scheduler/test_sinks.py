@@ -336,8 +336,13 @@ async def test_no_event_is_lost_when_the_scheduler_is_killed_while_the_receiver_
         )
         http.base_url = httpx.URL(process.url)
         running = kit.running(process.url, http, settings)
+
+        async def leads() -> bool:
+            return bool((await http.get("/readyz")).json()["status"] == "ready")
+
         await add(running, "hook", receiver.url, events=["observation.*"])
         for term in range(3):
+            await wait_for(leads, what="the scheduler to lead")
             camera = Camera(running, kit)
             await camera.register()
             first = 1 + 20 * term

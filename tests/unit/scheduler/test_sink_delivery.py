@@ -66,7 +66,7 @@ class Kind:
         self.opened = 0
 
     @asynccontextmanager
-    async def open(self, options: Options, context: SinkContext) -> AsyncIterator[Kind]:
+    async def open(self, options: Any, context: SinkContext) -> AsyncIterator[Kind]:
         self.opened += 1
         yield self
 
