@@ -25,6 +25,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "terrace.encoders": {},
     "terrace.sources": {},
     "terrace.sinks": {
+        "mqtt": "scheduler.sinks.mqtt:MQTT",
         "webhook": "scheduler.sinks.webhook:WEBHOOK",
     },
     "terrace.networks": {

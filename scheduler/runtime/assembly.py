@@ -249,7 +249,7 @@ async def _sinks(
         name="",
         allow_private=settings.sink_allow_private,
         tls_ca=settings.tls_ca,
-        sources=lambda: observations().book.rows(),
+        sources=lambda: observations().book,
         picture=lambda node_id, source, sequence: observations().picture(node_id, source, sequence),
     )
     sinks = Sinks(

@@ -6,7 +6,7 @@ An entry point names an object that is a `SinkKind`. Terrace opens one `Delivery
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import msgspec
 from pydantic import BaseModel
 
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import NO_FILTER, Event, EventFilter
 from scheduler.sinks.addresses import Resolve, resolve
 from tierkit.errors import InvalidInput
 
-__all__ = ["Delivery", "Event", "SinkContext", "SinkKind", "payload", "read_secret"]
+__all__ = ["Delivery", "Event", "SinkContext", "SinkKind", "SourceView", "payload", "read_secret"]
 
 _MOST_SECRET_BYTES = 4096
 
@@ -39,10 +39,37 @@ class SinkContext:
     """File with the certificates to trust, in place of the public authorities'."""
     resolve: Resolve = resolve
     """Finds the addresses of a name."""
-    sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-    """Returns all sources as they are now, with the fields of `GET /v1/sources`."""
+    id: str = ""
+    """Stable and unique: a later sink of the same name has another one."""
+    filter: EventFilter = NO_FILTER
+    """The events that the sink gets."""
+    testing: bool = False
+    """True if the sink is opened for a test, maybe next to its real connection."""
+    sources: Callable[[], SourceView] | None = None
+    """Returns the sources of the fleet."""
     picture: Callable[[str, str, int], Awaitable[tuple[bytes, str]]] | None = None
     """Returns the picture of an observation (node, source and sequence number) and its media type. Raises NotFound."""
+
+
+class SourceView(Protocol):
+    """The sources as the scheduler knows them."""
+
+    @property
+    def version(self) -> Any:
+        """Another value when something has changed."""
+        ...
+
+    async def changed(self, version: Any) -> None:
+        """Wait for something newer than a version. A change of the health of a node does not end the wait."""
+        ...
+
+    def marks(self) -> Mapping[tuple[str, str], Hashable]:
+        """All sources, by node id and name. Each has another value when it has changed."""
+        ...
+
+    def now(self, node_id: str, source: str) -> dict[str, Any]:
+        """A source as it is now, with the fields of `GET /v1/sources`."""
+        ...
 
 
 class Delivery(Protocol):

@@ -191,7 +191,7 @@ class Sinks:
         try:
             kind = self._load_kind(sink.kind)
             options = kind.Options.model_validate(dict(sink.options))
-            async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(name)) as delivery:
+            async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(sink, testing=True)) as delivery:
                 await delivery.deliver(event)
         except TerraceError:
             raise
@@ -255,7 +255,7 @@ class Sinks:
             partial(self._load_kind, sink.kind),
             self._feed,
             self._store,
-            self._context_of(sink.name),
+            self._context_of(sink),
             retry_s=self._retry_s,
             elapsed=self._elapsed,
         )
@@ -265,8 +265,9 @@ class Sinks:
         self._saved.setdefault(sink.name, sink.position)
         self._start(sink.name)
 
-    def _context_of(self, name: str) -> SinkContext:
-        return dataclasses.replace(self._context, name=name)
+    def _context_of(self, sink: Sink, *, testing: bool = False) -> SinkContext:
+        own_id = f"{sink.name}-{int(1000 * sink.created_at):x}"
+        return dataclasses.replace(self._context, name=sink.name, id=own_id, filter=sink.filter, testing=testing)
 
     def _changed(self) -> None:
         self._use([each.sink.filter for each in self._couriers.values()])
