@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import msgspec
 from pydantic import BaseModel
 
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from scheduler.sinks.addresses import Resolve, resolve
 from tierkit.errors import InvalidInput
 
-__all__ = ["Delivery", "Event", "SinkContext", "SinkKind", "payload", "read_secret"]
+__all__ = ["Delivery", "SinkContext", "SinkEvent", "SinkKind", "payload", "read_secret"]
 
 _MOST_SECRET_BYTES = 4096
 
@@ -29,14 +29,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What Terrace gives a sink."""
+    """Terrace's part in a sink: settings, and what a sink may ask."""
 
     name: str
-    """Of the sink."""
+    """The sink's."""
     allow_private: bool = False
     """True if an admin allows receivers in private networks and on the scheduler's own machine."""
     tls_ca: Path | None = None
-    """File with the certificates to trust, in place of the public authorities'."""
+    """File with the certificates to trust. Default: the public authorities count."""
     resolve: Resolve = resolve
     """Finds the addresses of a name."""
     sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple
@@ -48,7 +48,7 @@ class SinkContext:
 class Delivery(Protocol):
     """An open connection to one receiver."""
 
-    async def deliver(self, event: Event) -> None:
+    async def deliver(self, event: SinkEvent) -> None:
         """Send an event; returns when the receiver has it. It may be called again with the same event.
 
         Raises:
@@ -70,7 +70,7 @@ class SinkKind(Protocol):
         ...
 
     def open(self, options: Any, context: SinkContext) -> AbstractAsyncContextManager[Delivery]:
-        """Connect to a receiver. It may be called while another connection of the same sink is open, for a test.
+        """Connect to a receiver. A test opens a second connection of the same sink.
 
         Args:
             options: an instance of `Options`.
@@ -81,7 +81,7 @@ class SinkKind(Protocol):
         ...
 
 
-def payload(event: Event) -> bytes:
+def payload(event: SinkEvent) -> bytes:
     """An event as JSON, as every kind of sink sends it."""
     at = datetime.fromtimestamp(round(event.at, 3), UTC)
     return _encode({"id": event.id, "type": event.type, "timestamp": at, "data": event.data})
@@ -91,7 +91,7 @@ def read_secret(path: Path) -> str:
     """The content of a file with a secret, without white space at its ends. The error never shows it.
 
     Raises:
-        InvalidInput: the file cannot be read, is empty, or is no text of at most 4 KiB.
+        InvalidInput: the file cannot be read, is empty, longer than 4 KiB, or not text.
     """
     try:
         with path.open("rb") as file:

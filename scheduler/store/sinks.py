@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Executable, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from scheduler.core.outbox import DeadLetter, Event, EventFilter, Sink
+from scheduler.core.outbox import DeadLetter, EventFilter, Sink, SinkEvent
 from scheduler.store.commit import GroupCommit
 from scheduler.store.outbox import as_json
 from scheduler.store.reading import Reader
@@ -22,10 +22,10 @@ __all__ = ["MOST_LETTERS", "SinkStore"]
 MOST_LETTERS = 10_000
 """Dead letters of a sink; the oldest go first."""
 _PART = 200
-"""Rows that are deleted in one transaction, for which other writes wait."""
+"""Rows that are deleted in one transaction: other writes wait meanwhile."""
 
 _read_data = msgspec.json.Decoder(dict[str, Any]).decode
-_read_event = msgspec.json.Decoder(Event).decode
+_read_event = msgspec.json.Decoder(SinkEvent).decode
 _read_filter = msgspec.json.Decoder(EventFilter).decode
 
 
@@ -91,11 +91,11 @@ class SinkStore:
         (row,) = await self._reader.rows(_LAST)
         return row[0] or 0
 
-    async def page(self, after: int, most: int) -> list[Event]:
+    async def page(self, after: int, most: int) -> list[SinkEvent]:
         """Up to `most` events with numbers above `after`, in order."""
         rows = await self._reader.rows(select(outbox).where(outbox.c.number > after).order_by(_NUMBER).limit(most))
         return [
-            Event(
+            SinkEvent(
                 number=row.number,
                 type=row.type,
                 key=row.key,
@@ -124,7 +124,7 @@ class SinkStore:
             end = max([end, *(row.number for row in await self._reader.rows(many))])
         return int(end)
 
-    async def purge(self, upto: int, dropped: Callable[[Sequence[Event]], Mapping[str, int]]) -> None:
+    async def purge(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None:
         """Delete the events up to a number, some at a time.
 
         Args:
