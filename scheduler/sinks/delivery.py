@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, lane_of, matches
 from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind
+from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
 from tierkit.pacing import backoff_s
 from tierkit.plaintext import one_line
@@ -171,7 +171,7 @@ class Courier:
     async def _connect(self) -> None:
         """Deliver over one connection until it ends."""
         kind = self._load()
-        options = kind.Options.model_validate(dict(self.sink.options))
+        options = options_of(kind, self.sink.options)
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(_OPEN_S):
                 delivery = await stack.enter_async_context(kind.open(options, self._context))

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from scheduler.core.outbox import SinkEvent
 from scheduler.sinks.addresses import Resolve, resolve
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput
 
-__all__ = ["Delivery", "SinkContext", "SinkEvent", "SinkKind", "payload", "read_secret"]
+__all__ = ["Delivery", "SinkContext", "SinkEvent", "SinkKind", "options_of", "payload", "read_secret"]
 
 _MOST_SECRET_BYTES = 4096
 
@@ -85,6 +86,15 @@ def payload(event: SinkEvent) -> bytes:
     """An event as JSON, as every kind of sink sends it."""
     at = datetime.fromtimestamp(round(event.at, 3), UTC)
     return _encode({"id": event.id, "type": event.type, "timestamp": at, "data": event.data})
+
+
+def options_of(kind: SinkKind, given: Mapping[str, Any]) -> BaseModel:
+    """Options of a sink, checked. Raises InvalidInput."""
+    options = kind.Options
+    try:
+        return options.model_validate(dict(given))
+    except ValidationError as exc:
+        raise InvalidInput(f"options: {faults(exc, options)}") from exc
 
 
 def read_secret(path: Path) -> str:

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ValidationError
 
 from scheduler.core.outbox import EVENT_TYPES, DeadLetter, EventFilter, Sink, SinkEvent, unknown_types
 from scheduler.metrics import forget_sink, show_sink
 from scheduler.sinks.delivery import Courier, Letters, Office
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import SinkContext, SinkKind
-from tierkit.documents import faults
+from scheduler.sinks.protocol import SinkContext, SinkKind, options_of
 from tierkit.errors import Conflict, InvalidInput, NotFound, Standby, TerraceError, Unavailable, UpstreamError
 from tierkit.extensions import load
 
@@ -56,7 +54,9 @@ class _Store(Letters, Protocol):
 
     async def end_of(self, before: float, most: int) -> int: ...
 
-    async def purge(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None: ...
+    async def delete_upto(self, number: int) -> None: ...
+
+    async def delete_needed(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None: ...
 
     async def letter_counts(self) -> dict[str, int]: ...
 
@@ -112,7 +112,8 @@ class Sinks:
 
     def tell(self) -> None:
         """Something may have been stored in the outbox."""
-        self._feed.tell()
+        if self._couriers:
+            self._feed.tell()
 
     async def load(self) -> None:
         """Take what the scheduler before this one has stored."""
@@ -165,7 +166,7 @@ class Sinks:
             await self._stop(name)
             try:
                 await self._store.remove(name)
-            except Unavailable:
+            except BaseException:
                 self._start(name)
                 raise
             del self._couriers[name]
@@ -195,7 +196,7 @@ class Sinks:
         event = SinkEvent(type="sink.test", key=f"sink/{name}", at=time.time(), data=said)
         try:
             kind = self._load_kind(sink.kind)
-            options = kind.Options.model_validate(dict(sink.options))
+            options = options_of(kind, sink.options)
             async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(name)) as delivery:
                 await delivery.deliver(event)
         except TerraceError:
@@ -204,7 +205,7 @@ class Sinks:
             raise UpstreamError(f"the kind {sink.kind!r} cannot be used: {exc}") from exc
         except TimeoutError as exc:
             raise UpstreamError(f"the receiver of {name} did not answer within {_TEST_S:g} s") from exc
-        except (OSError, ValidationError) as exc:
+        except OSError as exc:
             raise UpstreamError(f"the receiver of {name} cannot be reached: {exc}") from exc
         return time.monotonic() - began
 
@@ -236,11 +237,7 @@ class Sinks:
             kind = self._load_kind(kind_name)
         except ImportError as exc:
             raise InvalidInput(f"the kind {kind_name!r} cannot be used here: {exc}") from exc
-        options: type[BaseModel] = kind.Options
-        try:
-            return options.model_validate(dict(given)).model_dump(mode="json", exclude_defaults=True)
-        except ValidationError as exc:
-            raise InvalidInput(f"options: {faults(exc, options)}") from exc
+        return options_of(kind, given).model_dump(mode="json", exclude_defaults=True)
 
     async def _set_paused(self, name: str, paused: bool, reason: str) -> Courier:
         async with self._turn:
@@ -358,7 +355,9 @@ class Sinks:
         """Delete events that no sink needs, and those that are too old or too many. Raises Unavailable."""
         done = min((self._saved[name] for name in self._couriers), default=await self._store.last())
         end = await self._store.end_of(self._elapsed() - self._limits.keep_s, MOST_EVENTS)
-        await self._store.purge(max(done, end), self._drop)
+        await self._store.delete_upto(done)
+        if end > done:
+            await self._store.delete_needed(end, self._drop)
 
     def _drop(self, events: Sequence[SinkEvent]) -> dict[str, int]:
         """Count by sink the events that it has not had, which are deleted now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from scheduler.store.tables import dead_letters, outbox, sinks
 from tierkit.errors import SetupError
 
 __all__ = ["MOST_LETTERS", "SinkStore"]
+
+_log = logging.getLogger(__name__)
 
 MOST_LETTERS = 10_000
 """Dead letters of a sink; the oldest go first."""
@@ -101,7 +104,7 @@ class SinkStore:
                 key=row.key,
                 at=row.at,
                 elapsed=row.stored_elapsed,
-                data=_read_data(row.content),
+                data=_data_of(row.number, row.content),
             )
             for row in rows
         ]
@@ -124,19 +127,27 @@ class SinkStore:
             end = max([end, *(row.number for row in await self._reader.rows(many))])
         return int(end)
 
-    async def purge(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None:
-        """Delete the events up to a number, some at a time.
+    async def delete_upto(self, number: int) -> None:
+        """Delete the events up to a number, some at a time."""
+        while (first := await self._first()) is not None and first <= number:
+            await self._execute(delete(outbox).where(outbox.c.number <= min(number, first + _PART)))
+
+    async def delete_needed(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None:
+        """Delete the events up to a number, some at a time, and count for each sink those that it has not had.
 
         Args:
-            dropped: returns by sink how many of these events it has not had.
+            dropped: returns these counts for some events.
         """
         while page := [each for each in await self.page(0, _PART) if each.number <= upto]:
-            last, counts = page[-1].number, {name: count for name, count in dropped(page).items() if count}
-            statements: list[Executable] = [delete(outbox).where(outbox.c.number <= last)]
-            for name, count in counts.items():
+            statements: list[Executable] = [delete(outbox).where(outbox.c.number <= page[-1].number)]
+            for name, count in dropped(page).items():
                 more = {"dropped": sinks.c.dropped + count}
                 statements.append(update(sinks).where(sinks.c.name == name).values(more))
             await self._execute(*statements)
+
+    async def _first(self) -> int | None:
+        found = await self._reader.rows(select(_NUMBER).order_by(_NUMBER).limit(1))
+        return next((row.number for row in found), None)
 
     # --- dead letters -----------------------------------------------------------------------------------------------
 
@@ -224,6 +235,15 @@ class SinkStore:
 
 _NUMBER = outbox.c.number
 _LAST = select(func.max(_NUMBER))
+
+
+def _data_of(number: int, content: str) -> dict[str, Any]:
+    """What an event says; nothing if its row is damaged."""
+    try:
+        return _read_data(content)
+    except msgspec.DecodeError as exc:
+        _log.error("the event %d in the table terrace_outbox is damaged: %s", number, exc)
+        return {}
 
 
 async def _each(statements: Sequence[Executable], connection: AsyncConnection) -> None:
