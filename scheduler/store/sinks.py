@@ -238,7 +238,7 @@ _LAST = select(func.max(_NUMBER))
 
 
 def _data_of(number: int, content: str) -> dict[str, Any]:
-    """What an event says; nothing if its row is damaged."""
+    """The data of an event; empty if its row is damaged."""
     try:
         return _read_data(content)
     except msgspec.DecodeError as exc:
