@@ -1,4 +1,4 @@
-"""Routes of sinks, for admins: they say where data goes."""
+"""Routes of sinks. Only admins may use them: they say where data goes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tierkit.wire.sinks import (
     NewSink,
     Replayed,
     ReplayRequest,
-    SinkEvent,
+    SentEvent,
     SinkFilter,
     SinkList,
     SinkNow,
@@ -153,7 +153,7 @@ def _letter_now(letter: DeadLetter) -> DeadLetterNow:
         attempts=letter.attempts,
         at=datetime.fromtimestamp(letter.at, UTC),
         replaying=letter.wanted,
-        event=SinkEvent(
+        event=SentEvent(
             id=event.id, type=event.type, timestamp=datetime.fromtimestamp(round(event.at, 3), UTC), data=event.data
         ),
     )

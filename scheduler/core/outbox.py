@@ -12,7 +12,8 @@ from msgspec import Struct
 from scheduler.core.job import JobRow
 from scheduler.core.release import ReleaseChange
 from tierkit.pacing import backoff_s
-from tierkit.types import Health, JobState, Tier
+from tierkit.types import Health, JobState
+from tierkit.wire.messages import Registration
 from tierkit.wire.releases import RolloutState
 
 __all__ = [
@@ -20,9 +21,9 @@ __all__ = [
     "LANES",
     "NO_FILTER",
     "DeadLetter",
-    "Event",
     "EventFilter",
     "Sink",
+    "SinkEvent",
     "after_failure",
     "is_online",
     "job_event",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 LANES = 32
-"""Events of a sink that are on their way at a time. Those of one key go one after the other."""
+"""Events of a sink that are on their way at a time. Events with the same key go one after the other."""
 _FIRST_S = 1.0
 _LONGEST_S = 60.0
 _LEAST_ATTEMPTS = 5
@@ -99,7 +100,7 @@ _FIGURES = (
 _STARTING = "starting"
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class SinkEvent(Struct, frozen=True, kw_only=True):
     """Something that has become true."""
 
     number: int = 0
@@ -124,9 +125,9 @@ class EventFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     meet it."""
 
     events: tuple[str, ...] = ()
-    """Types, such as `job.*`; empty: all."""
+    """Types, such as job.*; empty: all."""
     sources: tuple[str, ...] = ()
-    """Sources as NAME or NODE/NAME, such as `door-*`; empty: also events that belong to no source."""
+    """Sources as NAME or NODE/NAME, such as door-*; empty: all events."""
     labels: tuple[str, ...] = ()
     """Classes or superclasses of the answer in force; empty: any, and none."""
     confidence: float | None = None
@@ -164,7 +165,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     """An event that a receiver refused, or did not take in time."""
 
     sink: str
-    event: Event
+    event: SinkEvent
     reason: str
     attempts: int
     at: float
@@ -176,7 +177,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 # --- who wants what ---------------------------------------------------------------------------------------------------
 
 
-def matches(conditions: EventFilter, event: Event) -> bool:
+def matches(conditions: EventFilter, event: SinkEvent) -> bool:
     """True if an event meets all conditions."""
     if conditions.events and not _any(conditions.events, event.type):
         return False
@@ -239,7 +240,7 @@ def after_failure(attempts: int, *, age_s: float, retry_s: float, chance: float)
 # --- what events say --------------------------------------------------------------------------------------------------
 
 
-def job_event(job: JobRow, state: JobState, *, reason: str = "", summary: Mapping[str, Any] | None = None) -> Event:
+def job_event(job: JobRow, state: JobState, *, reason: str = "", summary: Mapping[str, Any] | None = None) -> SinkEvent:
     """A job has another state.
 
     Args:
@@ -257,12 +258,10 @@ def job_event(job: JobRow, state: JobState, *, reason: str = "", summary: Mappin
     }
     if summary is not None:
         data |= {name: summary.get(name) for name in _FIGURES}
-    return Event(type=_OF_JOBS[state], key=f"job/{job.id}", data=data)
+    return SinkEvent(type=_OF_JOBS[state], key=f"job/{job.id}", data=data)
 
 
-def node_event(
-    node_id: str, *, tier: Tier, site: str | None, health: Health | None, reason: str, known: bool = False
-) -> Event:
+def node_event(registration: Registration, health: Health | None, reason: str, *, known: bool = False) -> SinkEvent:
     """A node has registered, or has another health.
 
     Args:
@@ -273,11 +272,12 @@ def node_event(
         kind, health = "node.alive" if known else "node.joined", Health.ALIVE
     else:
         kind = "node.left" if known and health.gone else _OF_NODES[health]
+    node_id, tier, site = registration.node_id, registration.tier, registration.site
     data = {"id": node_id, "tier": tier, "site": site, "health": health, "reason": reason}
-    return Event(type=kind, key=f"node/{node_id}", data=data)
+    return SinkEvent(type=kind, key=f"node/{node_id}", data=data)
 
 
-def release_event(change: ReleaseChange, before: ReleaseChange | None, *, new: str, old: str) -> Event | None:
+def release_event(change: ReleaseChange, before: ReleaseChange | None, *, new: str, old: str) -> SinkEvent | None:
     """A change from one release to another has another state; None where it has not.
 
     Args:
@@ -298,7 +298,7 @@ def release_event(change: ReleaseChange, before: ReleaseChange | None, *, new: s
         "by": change.by,
         "reason": change.reason,
     }
-    return Event(type=kind, key="release", data=data)
+    return SinkEvent(type=kind, key="release", data=data)
 
 
 def is_online(state: str, health: Health | None) -> bool | None:
@@ -313,21 +313,21 @@ def is_online(state: str, health: Health | None) -> bool | None:
     return None if state == _STARTING else state == "running"
 
 
-def source_event(fields: Mapping[str, Any], *, online: bool) -> Event:
+def source_event(fields: Mapping[str, Any], *, online: bool) -> SinkEvent:
     """A source begins or stops giving pictures.
 
     Args:
         fields: node, source, site, state, reason and health.
     """
     key = f"source/{fields['node']}/{fields['source']}"
-    return Event(type="source.online" if online else "source.offline", key=key, data=fields)
+    return SinkEvent(type="source.online" if online else "source.offline", key=key, data=fields)
 
 
-def observation_event(fields: Mapping[str, Any], *, amended: bool) -> Event:
+def observation_event(fields: Mapping[str, Any], *, amended: bool) -> SinkEvent:
     """A source has seen something, or the answer to that is another one.
 
     Args:
-        fields: as `GET /v1/observations` shows them.
+        fields: an observation in the API has the same.
     """
     key = f"source/{fields['node']}/{fields['source']}"
-    return Event(type="observation.amended" if amended else "observation.added", key=key, data=fields)
+    return SinkEvent(type="observation.amended" if amended else "observation.added", key=key, data=fields)

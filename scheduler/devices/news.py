@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scheduler.core.fleet import Change, Ledger
-from scheduler.core.outbox import Event, is_online, node_event, source_event
+from scheduler.core.outbox import SinkEvent, is_online, node_event, source_event
 from tierkit.types import Health
 from tierkit.wire.observations import DeviceStatus
 
@@ -13,12 +13,12 @@ __all__ = ["FleetNews"]
 
 
 class FleetNews:
-    """Makes events of what becomes of nodes and sources, while somebody wants events.
+    """Makes events of what becomes of nodes and sources, while there is a sink.
 
     Args:
         devices: the device list.
         status_of: returns the last word of a node about its sources; None without one.
-        used: returns whether somebody wants events.
+        used: returns whether there is a sink.
         put: takes events.
     """
 
@@ -28,7 +28,7 @@ class FleetNews:
         status_of: Callable[[str], DeviceStatus | None],
         *,
         used: Callable[[], bool],
-        put: Callable[[Sequence[Event]], None],
+        put: Callable[[Sequence[SinkEvent]], None],
     ) -> None:
         self._devices = devices
         self._status_of = status_of
@@ -47,14 +47,7 @@ class FleetNews:
             self._online = {key: online for key, online in self._online.items() if key[0] != change.node_id}
             return
         known = device.left if change.health is not None else not change.to_save
-        event = node_event(
-            device.node_id,
-            tier=device.tier,
-            site=device.registration.site,
-            health=change.health,
-            reason=change.reason,
-            known=known,
-        )
+        event = node_event(device.registration, change.health, change.reason, known=known)
         # One that has just registered says itself how its sources are.
         sources = [] if change.health is None else self._of_sources(device.node_id, change.health)
         self._put([event, *sources])
@@ -68,7 +61,7 @@ class FleetNews:
         if events := self._of_sources(node_id, health):
             self._put(events)
 
-    def _of_sources(self, node_id: str, health: Health | None) -> list[Event]:
+    def _of_sources(self, node_id: str, health: Health | None) -> list[SinkEvent]:
         status, device = self._status_of(node_id), self._devices.find(node_id)
         events = []
         for source in () if status is None else status.sources:

@@ -19,7 +19,7 @@ from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, weights_folder
 from scheduler.core import events
 from scheduler.core.fleet import Ledger
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from scheduler.devices.news import FleetNews
 from scheduler.devices.operators import Operators
 from scheduler.devices.sources import RemoteSources
@@ -54,7 +54,7 @@ from scheduler.releases.spreading import Spreading
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.sinks.protocol import SinkContext
-from scheduler.sinks.service import Sinks
+from scheduler.sinks.service import SinkLimits, Sinks
 from scheduler.store.commit import GroupCommit
 from scheduler.store.copies import FileCopies
 from scheduler.store.database import last_seq
@@ -252,19 +252,14 @@ async def _sinks(
         sources=lambda: observations().book,
         picture=lambda node_id, source, sequence: observations().picture(node_id, source, sequence),
     )
-    sinks = Sinks(
-        store,
-        outbox.use,
-        context,
-        retry_s=settings.sink_retry_s,
-        keep_s=settings.sink_keep_s,
-        elapsed=elapsed.now,
-    )
+    limits = SinkLimits(retry_s=settings.sink_retry_s, keep_s=settings.sink_keep_s)
+    sinks = Sinks(store, context, limits, elapsed.now)
+    sinks.use = outbox.use
     await sinks.load()
     return sinks
 
 
-def _announce(commit: GroupCommit, happened: Sequence[Event]) -> None:
+def _announce(commit: GroupCommit, happened: Sequence[SinkEvent]) -> None:
     if rows := commit.outbox.rows(happened):
         commit.put(tuple(rows))
 

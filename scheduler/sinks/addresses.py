@@ -15,7 +15,7 @@ __all__ = ["CheckedResolver", "Resolve", "check_host", "refusal", "resolve"]
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a name, as text, for a port."""
+"""Returns the addresses of a name as text. Takes a name and a port."""
 
 _METADATA = {
     ip_address(each)
@@ -89,7 +89,7 @@ async def check_host(host: str, port: int, *, allow_private: bool, resolve: Reso
 
 
 class CheckedResolver(AbstractResolver):
-    """Gives aiohttp the addresses of a name, all of them checked. It does not ask for those of an IP address."""
+    """Gives aiohttp the addresses of a name, all of them checked. aiohttp asks about names only."""
 
     def __init__(self, *, allow_private: bool, resolve: Resolve) -> None:
         self._allow_private = allow_private

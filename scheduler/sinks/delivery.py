@@ -12,22 +12,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from scheduler.core.outbox import DeadLetter, Event, Sink, after_failure, lane_of, matches
+from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, lane_of, matches
 from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind
+from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
 from tierkit.pacing import backoff_s
 from tierkit.plaintext import one_line
 
-__all__ = ["MOST_PENDING", "Courier", "Letters"]
+__all__ = ["MOST_PENDING", "Courier", "Letters", "Office"]
 
 _log = logging.getLogger(__name__)
 
 MOST_PENDING = 256
 """Events of a sink in memory."""
 _BUDGET_S = 30.0
-"""For one try. Each kind of sink has a shorter one of its own."""
+"""For one try. Each kind of sink has a shorter budget."""
 _OPEN_S = 30.0
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 """Between two connections; the longest is also the longest wait that a receiver gets by asking for it."""
@@ -41,7 +41,7 @@ FAILURES = (TerraceError, OSError, TimeoutError)
 
 
 class Letters(Protocol):
-    """Where dead letters are kept. Each method raises Unavailable."""
+    """Keeps dead letters. Each method raises Unavailable."""
 
     async def bury(self, letter: DeadLetter) -> int: ...
 
@@ -54,10 +54,23 @@ class Letters(Protocol):
 class _Pending:
     """An event that is on its way, or waits for that."""
 
-    event: Event
+    event: SinkEvent
     is_letter: bool = False
     """It was a dead letter, and is tried again."""
     attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Office:
+    """What the couriers of all sinks share."""
+
+    feed: Feed
+    letters: Letters
+    """Keeps dead letters."""
+    retry_s: float
+    """Age at which an event is given up that a receiver does not take."""
+    elapsed: Callable[[], float]
+    """Returns seconds of elapsed time."""
 
 
 class Courier:
@@ -66,21 +79,14 @@ class Courier:
     Args:
         sink: as it is stored.
         load: returns its kind; raises TerraceError or ImportError.
-        letters: where dead letters go.
-        retry_s: age at which an event is given up that the receiver does not take.
-        elapsed: returns seconds of elapsed time.
     """
 
     def __init__(
         self,
         sink: Sink,
         load: Callable[[], SinkKind],
-        feed: Feed,
-        letters: Letters,
         context: SinkContext,
-        *,
-        retry_s: float,
-        elapsed: Callable[[], float],
+        office: Office,
     ) -> None:
         self.sink = sink
         self.trouble = ""
@@ -96,11 +102,11 @@ class Courier:
         self.read_upto = sink.position
         """Events up to this number are delivered, in memory, or not wanted."""
         self._load = load
-        self._feed = feed
-        self._letters = letters
+        self._feed = office.feed
+        self._letters = office.letters
         self._context = context
-        self._retry_s = retry_s
-        self._elapsed = elapsed
+        self._retry_s = office.retry_s
+        self._elapsed = office.elapsed
         self._pending: dict[int, _Pending] = {}
         """By number, rising, without dead letters."""
         self._lanes: dict[int, deque[_Pending]] = {}
@@ -135,7 +141,7 @@ class Courier:
         """True while no more events are read, because so many are on their way."""
         self._wake.set()
 
-    def drop(self, events: Sequence[Event]) -> int:
+    def drop(self, events: Sequence[SinkEvent]) -> int:
         """Pass over events that are deleted and were not read; returns how many of them were wanted."""
         read, self.read_upto = self.read_upto, max(self.read_upto, events[-1].number)
         count = sum(each.number > read and matches(self.sink.filter, each) for each in events)
@@ -165,7 +171,7 @@ class Courier:
     async def _connect(self) -> None:
         """Deliver over one connection until it ends."""
         kind = self._load()
-        options = kind.Options.model_validate(dict(self.sink.options))
+        options = options_of(kind, self.sink.options)
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(_OPEN_S):
                 delivery = await stack.enter_async_context(kind.open(options, self._context))
@@ -176,7 +182,7 @@ class Courier:
                 raise group.exceptions[0] from None
 
     async def _read(self, tasks: asyncio.TaskGroup, delivery: Delivery) -> None:
-        """Put what is wanted into lanes, for ever."""
+        """Put what is wanted into lanes, until cancelled."""
 
         def put(pending: _Pending) -> None:
             lane = lane_of(pending.event.key)
@@ -194,7 +200,7 @@ class Courier:
                 for letter in await self._wanted_letters():
                     self._again.add(letter.event.number)
                     put(_Pending(letter.event, is_letter=True))
-                page: Sequence[Event] = ()
+                page: Sequence[SinkEvent] = ()
                 self._full = len(self._pending) >= MOST_PENDING
                 if not self._full:
                     most = MOST_PENDING - len(self._pending)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from scheduler.core.outbox import Event, EventFilter, is_online, matches
+from scheduler.core.outbox import EventFilter, SinkEvent, is_online, matches
 from tierkit.types import Health
 
 __all__ = [
@@ -120,7 +120,7 @@ def state_message(source: Mapping[str, Any], *, shows_answer: bool = True) -> by
 def shows_source(conditions: EventFilter, node: str, source: str) -> bool:
     """True if a sink with this filter publishes the state of a source."""
     wanted, data = EventFilter(events=conditions.events, sources=conditions.sources), {"node": node, "source": source}
-    return any(matches(wanted, Event(type=kind, key="", data=data)) for kind in _OF_SOURCES)
+    return any(matches(wanted, SinkEvent(type=kind, key="", data=data)) for kind in _OF_SOURCES)
 
 
 def shows_answer(conditions: EventFilter, last: Mapping[str, Any] | None) -> bool:
@@ -130,7 +130,7 @@ def shows_answer(conditions: EventFilter, last: Mapping[str, Any] | None) -> boo
         last: the fields of a `SeenPicture`; None if there is none.
     """
     wanted = EventFilter(labels=conditions.labels, confidence=conditions.confidence)
-    return matches(wanted, Event(type="", key="", data=last or _NO_ANSWER))
+    return matches(wanted, SinkEvent(type="", key="", data=last or _NO_ANSWER))
 
 
 def device_message(

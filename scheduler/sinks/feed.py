@@ -8,7 +8,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from tierkit.errors import Unavailable
 
 __all__ = ["Feed"]
@@ -21,7 +21,7 @@ _PAGE = 500
 _PAUSE_S = 0.02
 """Least time between two looks at the database."""
 _LOOK_S = 5.0
-"""Longest time between them, in case that a transaction was written whose end nobody heard of."""
+"""Longest time between them, in case the end of a transaction was not heard."""
 
 
 class Feed:
@@ -32,13 +32,13 @@ class Feed:
         last: number of the last event that was stored before this feed began.
     """
 
-    def __init__(self, read: Callable[[int, int], Awaitable[list[Event]]], last: int) -> None:
+    def __init__(self, read: Callable[[int, int], Awaitable[list[SinkEvent]]], last: int) -> None:
         self.last = last
         """The highest number that was read."""
         self.waiting: set[asyncio.Event] = set()
         """Set when there is something new."""
         self._read = read
-        self._events: list[Event] = []
+        self._events: list[SinkEvent] = []
         self._numbers: list[int] = []
         self._complete_after = last
         """All events with higher numbers are in memory."""
@@ -64,7 +64,7 @@ class Feed:
                 _log.warning("events cannot be read now: %s", exc)
             await asyncio.sleep(_PAUSE_S)
 
-    def _take(self, page: Sequence[Event]) -> None:
+    def _take(self, page: Sequence[SinkEvent]) -> None:
         self._events += page
         self._numbers += (each.number for each in page)
         self.last = self._numbers[-1]
@@ -74,13 +74,13 @@ class Feed:
         for event in self.waiting:
             event.set()
 
-    async def after(self, number: int, most: int) -> tuple[Sequence[Event], int]:
+    async def after(self, number: int, most: int) -> tuple[Sequence[SinkEvent], int]:
         """Up to `most` events with numbers above `number`, and the number up to which these are all. Raises
         Unavailable."""
         last = self.last
         if number >= self._complete_after:
             start = bisect_right(self._numbers, number)
-            page: Sequence[Event] = self._events[start : start + most]
+            page: Sequence[SinkEvent] = self._events[start : start + most]
         else:
             page = await self._read(number, most)
         return page, page[-1].number if page else max(number, last)

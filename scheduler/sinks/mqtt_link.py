@@ -20,7 +20,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from scheduler.sinks.addresses import check_host
 from scheduler.sinks.discovery import (
     Topics,
@@ -245,7 +245,7 @@ class MqttLink:
         self.refusal = ""
         """Why the broker has refused a message; "" if it has not."""
 
-    async def deliver(self, event: Event) -> None:
+    async def deliver(self, event: SinkEvent) -> None:
         """Publish an event; returns once the broker has it.
 
         Raises:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from scheduler.core.outbox import NO_FILTER, Event, EventFilter
+from scheduler.core.outbox import NO_FILTER, EventFilter, SinkEvent
 from scheduler.sinks.addresses import Resolve, resolve
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput
 
-__all__ = ["Delivery", "Event", "SinkContext", "SinkKind", "SourceView", "payload", "read_secret"]
+__all__ = ["Delivery", "SinkContext", "SinkEvent", "SinkKind", "SourceView", "options_of", "payload", "read_secret"]
 
 _MOST_SECRET_BYTES = 4096
 
@@ -29,14 +30,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What Terrace gives a sink."""
+    """Terrace's part in a sink: settings, and what a sink may ask."""
 
     name: str
-    """Of the sink."""
+    """The sink's."""
     allow_private: bool = False
     """True if an admin allows receivers in private networks and on the scheduler's own machine."""
     tls_ca: Path | None = None
-    """File with the certificates to trust, in place of the public authorities'."""
+    """File with the certificates to trust. Default: the public authorities count."""
     resolve: Resolve = resolve
     """Finds the addresses of a name."""
     id: str = ""
@@ -75,7 +76,7 @@ class SourceView(Protocol):
 class Delivery(Protocol):
     """An open connection to one receiver."""
 
-    async def deliver(self, event: Event) -> None:
+    async def deliver(self, event: SinkEvent) -> None:
         """Send an event; returns when the receiver has it. It may be called again with the same event.
 
         Raises:
@@ -97,7 +98,7 @@ class SinkKind(Protocol):
         ...
 
     def open(self, options: Any, context: SinkContext) -> AbstractAsyncContextManager[Delivery]:
-        """Connect to a receiver. It may be called while another connection of the same sink is open, for a test.
+        """Connect to a receiver. A test opens a second connection of the same sink.
 
         Args:
             options: an instance of `Options`.
@@ -108,17 +109,26 @@ class SinkKind(Protocol):
         ...
 
 
-def payload(event: Event) -> bytes:
+def payload(event: SinkEvent) -> bytes:
     """An event as JSON, as every kind of sink sends it."""
     at = datetime.fromtimestamp(round(event.at, 3), UTC)
     return _encode({"id": event.id, "type": event.type, "timestamp": at, "data": event.data})
+
+
+def options_of(kind: SinkKind, given: Mapping[str, Any]) -> BaseModel:
+    """Options of a sink, checked. Raises InvalidInput."""
+    options = kind.Options
+    try:
+        return options.model_validate(dict(given))
+    except ValidationError as exc:
+        raise InvalidInput(f"options: {faults(exc, options)}") from exc
 
 
 def read_secret(path: Path) -> str:
     """The content of a file with a secret, without white space at its ends. The error never shows it.
 
     Raises:
-        InvalidInput: the file cannot be read, is empty, or is no text of at most 4 KiB.
+        InvalidInput: the file cannot be read, is empty, longer than 4 KiB, or not text.
     """
     try:
         with path.open("rb") as file:

@@ -7,22 +7,21 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ValidationError
 
-from scheduler.core.outbox import EVENT_TYPES, DeadLetter, Event, EventFilter, Sink, unknown_types
+from scheduler.core.outbox import EVENT_TYPES, DeadLetter, EventFilter, Sink, SinkEvent, unknown_types
 from scheduler.metrics import forget_sink, show_sink
-from scheduler.sinks.delivery import Courier, Letters
+from scheduler.sinks.delivery import Courier, Letters, Office
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import SinkContext, SinkKind
-from tierkit.documents import faults
+from scheduler.sinks.protocol import SinkContext, SinkKind, options_of
 from tierkit.errors import Conflict, InvalidInput, NotFound, Standby, TerraceError, Unavailable, UpstreamError
 from tierkit.extensions import load
 
-__all__ = ["GROUP", "MOST_SINKS", "Sinks"]
+__all__ = ["GROUP", "MOST_SINKS", "SinkLimits", "Sinks"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,15 +50,27 @@ class _Store(Letters, Protocol):
 
     async def last(self) -> int: ...
 
-    async def page(self, after: int, most: int) -> list[Event]: ...
+    async def page(self, after: int, most: int) -> list[SinkEvent]: ...
 
     async def end_of(self, before: float, most: int) -> int: ...
 
-    async def purge(self, upto: int, dropped: Callable[[Sequence[Event]], Mapping[str, int]]) -> None: ...
+    async def delete_upto(self, number: int) -> None: ...
+
+    async def delete_needed(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None: ...
 
     async def letter_counts(self) -> dict[str, int]: ...
 
     async def want(self, sink: str, numbers: Collection[int] | None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkLimits:
+    """Ages of events, in seconds."""
+
+    retry_s: float
+    """An event that a receiver does not take is given up then."""
+    keep_s: float
+    """An event is deleted then, even if a sink has not had it."""
 
 
 class Sinks:
@@ -67,10 +78,7 @@ class Sinks:
 
     Args:
         store: where sinks and events are kept.
-        use: takes the filters of all sinks whenever they have changed.
         context: what each sink is given, whose name is filled in.
-        retry_s: age at which an event is given up that a receiver does not take.
-        keep_s: age at which an event is deleted even if a sink has not had it.
         elapsed: returns seconds of elapsed time.
         load_kind: returns a kind of sink by name; raises TerraceError or ImportError.
     """
@@ -78,23 +86,20 @@ class Sinks:
     def __init__(
         self,
         store: _Store,
-        use: Callable[[list[EventFilter]], None],
         context: SinkContext,
-        *,
-        retry_s: float,
-        keep_s: float,
+        limits: SinkLimits,
         elapsed: Callable[[], float],
         load_kind: Callable[[str], SinkKind] = lambda name: cast(SinkKind, load(GROUP, name)),
     ) -> None:
+        self.use: Callable[[list[EventFilter]], None] = lambda _: None
+        """Called with the filters of all sinks when they have changed."""
         self._store = store
-        self._use = use
         self._context = context
-        self._retry_s = retry_s
-        self._keep_s = keep_s
+        self._limits = limits
         self._elapsed = elapsed
         self._load_kind = load_kind
         self._couriers: dict[str, Courier] = {}
-        """By name, of all sinks, also of paused ones."""
+        """All sinks by name, paused ones included."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Deliveries under way, by name."""
         self._dead: dict[str, int] = {}
@@ -107,7 +112,8 @@ class Sinks:
 
     def tell(self) -> None:
         """Something may have been stored in the outbox."""
-        self._feed.tell()
+        if self._couriers:
+            self._feed.tell()
 
     async def load(self) -> None:
         """Take what the scheduler before this one has stored."""
@@ -160,7 +166,7 @@ class Sinks:
             await self._stop(name)
             try:
                 await self._store.remove(name)
-            except Unavailable:
+            except BaseException:
                 self._start(name)
                 raise
             del self._couriers[name]
@@ -187,10 +193,10 @@ class Sinks:
         sink = self.courier(name).sink
         began = time.monotonic()
         said = {"sink": name, "text": "a test: the receiver gets the events of Terrace"}
-        event = Event(type="sink.test", key=f"sink/{name}", at=time.time(), data=said)
+        event = SinkEvent(type="sink.test", key=f"sink/{name}", at=time.time(), data=said)
         try:
             kind = self._load_kind(sink.kind)
-            options = kind.Options.model_validate(dict(sink.options))
+            options = options_of(kind, sink.options)
             async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(sink, testing=True)) as delivery:
                 await delivery.deliver(event)
         except TerraceError:
@@ -199,7 +205,7 @@ class Sinks:
             raise UpstreamError(f"the kind {sink.kind!r} cannot be used: {exc}") from exc
         except TimeoutError as exc:
             raise UpstreamError(f"the receiver of {name} did not answer within {_TEST_S:g} s") from exc
-        except (OSError, ValidationError) as exc:
+        except OSError as exc:
             raise UpstreamError(f"the receiver of {name} cannot be reached: {exc}") from exc
         return time.monotonic() - began
 
@@ -231,11 +237,7 @@ class Sinks:
             kind = self._load_kind(kind_name)
         except ImportError as exc:
             raise InvalidInput(f"the kind {kind_name!r} cannot be used here: {exc}") from exc
-        options: type[BaseModel] = kind.Options
-        try:
-            return options.model_validate(dict(given)).model_dump(mode="json", exclude_defaults=True)
-        except ValidationError as exc:
-            raise InvalidInput(f"options: {faults(exc, options)}") from exc
+        return options_of(kind, given).model_dump(mode="json", exclude_defaults=True)
 
     async def _set_paused(self, name: str, paused: bool, reason: str) -> Courier:
         async with self._turn:
@@ -253,11 +255,8 @@ class Sinks:
         courier = self._couriers[sink.name] = Courier(
             sink,
             partial(self._load_kind, sink.kind),
-            self._feed,
-            self._store,
             self._context_of(sink),
-            retry_s=self._retry_s,
-            elapsed=self._elapsed,
+            Office(feed=self._feed, letters=self._store, retry_s=self._limits.retry_s, elapsed=self._elapsed),
         )
         if before is not None:
             courier.delivered, courier.failed = before.delivered, before.failed
@@ -270,7 +269,7 @@ class Sinks:
         return dataclasses.replace(self._context, name=sink.name, id=own_id, filter=sink.filter, testing=testing)
 
     def _changed(self) -> None:
-        self._use([each.sink.filter for each in self._couriers.values()])
+        self.use([each.sink.filter for each in self._couriers.values()])
 
     def _start(self, name: str) -> None:
         if self._running and not self._couriers[name].sink.paused:
@@ -356,10 +355,12 @@ class Sinks:
     async def purge(self) -> None:
         """Delete events that no sink needs, and those that are too old or too many. Raises Unavailable."""
         done = min((self._saved[name] for name in self._couriers), default=await self._store.last())
-        end = await self._store.end_of(self._elapsed() - self._keep_s, MOST_EVENTS)
-        await self._store.purge(max(done, end), self._drop)
+        end = await self._store.end_of(self._elapsed() - self._limits.keep_s, MOST_EVENTS)
+        await self._store.delete_upto(done)
+        if end > done:
+            await self._store.delete_needed(end, self._drop)
 
-    def _drop(self, events: Sequence[Event]) -> dict[str, int]:
+    def _drop(self, events: Sequence[SinkEvent]) -> dict[str, int]:
         """Count by sink the events that it has not had, which are deleted now."""
         dropped = {}
         for name, courier in self._couriers.items():

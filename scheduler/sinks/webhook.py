@@ -18,7 +18,7 @@ from yarl import URL
 
 from scheduler.core.outbox import LANES
 from scheduler.sinks.addresses import CheckedResolver, check_host
-from scheduler.sinks.protocol import Event, SinkContext, payload, read_secret
+from scheduler.sinks.protocol import SinkContext, SinkEvent, payload, read_secret
 from tierkit.errors import InvalidInput, ReceiverGone, Rejected, Unavailable
 from tierkit.http.client import ask, calling, open_client, read_at_most
 from tierkit.plaintext import one_line
@@ -75,7 +75,7 @@ def signers_of(text: str) -> list[Webhook]:
     """The signers for a file of secrets, one a line, in base64 with or without `whsec_`.
 
     Raises:
-        InvalidInput: a line is no such secret. The error does not show it.
+        InvalidInput: a line is not such a secret. The error does not show it.
     """
     signers = []
     for number, line in enumerate(text.split(), start=1):
@@ -111,7 +111,7 @@ class _Webhook:
         self._context = context
         self._wall = wall
 
-    async def deliver(self, event: Event) -> None:
+    async def deliver(self, event: SinkEvent) -> None:
         """POST an event. Any answer of 200 to 299 says that the receiver has it."""
         body, now = payload(event), int(self._wall())
         headers = {
@@ -163,7 +163,7 @@ class WebhookKind:
 
     @asynccontextmanager
     async def open(self, options: WebhookOptions, context: SinkContext) -> AsyncIterator[_Webhook]:
-        """A client of its own: a receiver that holds connections holds up no other.
+        """Each sink has its own client, so a receiver that holds connections holds up no other.
 
         Raises:
             Forbidden: the address is one that sinks may not use.

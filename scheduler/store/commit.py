@@ -75,7 +75,7 @@ class GroupCommit:
         self.on_withdrawal: Callable[[Answer], None] = lambda answer: None
         """Called with each answer that is durably withdrawn, after the group that it may have been in."""
         self.outbox = Outbox()
-        """Makes the rows of events, for the transactions of those who write."""
+        """Makes the rows of events. Writers add them to their transactions."""
         self.on_write: Callable[[], None] = lambda: None
         """Called after each transaction."""
         self.expects_more: Callable[[], bool] = lambda: False

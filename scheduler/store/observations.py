@@ -36,7 +36,7 @@ from scheduler.core.observing import (
     joined,
     sort_out,
 )
-from scheduler.core.outbox import Event, observation_event
+from scheduler.core.outbox import SinkEvent, observation_event
 from scheduler.store.commit import GroupCommit
 from scheduler.store.observation_reads import ObservationReads
 from scheduler.store.reading import Reader
@@ -93,7 +93,7 @@ class ObservationStore:
         self._commit = commit
         self._hierarchy = hierarchy
         self.fields_of: Callable[[StoredObservation], Mapping[str, Any]] = lambda _: {}
-        """Returns an observation as users see it, for events."""
+        """Returns the data of an event: an observation as users see it."""
         self._received: int | None = None
         """The last number of `observations.received`; None until it is read."""
 
@@ -134,7 +134,7 @@ class ObservationStore:
         behind: dict[str, Behind] = {}
         updates: dict[str, SourceUpdate] = {}
         newest: dict[str, StoredObservation] = {}
-        events: list[Event] = []
+        events: list[SinkEvent] = []
         sources = group.sources.setdefault(batch.node_id, {})
         parts = _by_source(batch)
         if len(sources.keys() | parts.keys()) > MOST_SOURCES:

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Executable, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from scheduler.core.outbox import Event, EventFilter, matches
+from scheduler.core.outbox import EventFilter, SinkEvent, matches
 from scheduler.store.tables import outbox
 
 __all__ = ["Outbox", "as_json"]
@@ -39,16 +39,16 @@ class Outbox:
         """Keep events that one of these wants, from now on."""
         self._filters = tuple(dict.fromkeys(filters))
 
-    def rows(self, events: Iterable[Event]) -> list[Executable]:
-        """Statements that store events, for the transaction that makes them true."""
+    def rows(self, events: Iterable[SinkEvent]) -> list[Executable]:
+        """Statements that store events. They belong into the transaction that makes these true."""
         return [insert(outbox).values(row).inline() for row in self._rows(events)]
 
-    async def write(self, connection: AsyncConnection, events: Iterable[Event]) -> None:
+    async def write(self, connection: AsyncConnection, events: Iterable[SinkEvent]) -> None:
         """Store events in a transaction."""
         if rows := self._rows(events):
             await connection.execute(_INSERT, rows)
 
-    def _rows(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+    def _rows(self, events: Iterable[SinkEvent]) -> list[dict[str, Any]]:
         if not self._filters:
             return []
         at, elapsed = self._wall(), self._elapsed()

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.escalation import Tuning
 from models.manifest import Manifest
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from scheduler.core.release import Release, ReleaseChange
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
@@ -91,7 +91,9 @@ class ReleaseStore:
         statement = update(releases).where(releases.c.number == number).values(probes=json.dumps(probes))
         await self._commit.execute(lambda connection: connection.execute(statement))
 
-    async def save(self, change: ReleaseChange, trial: Mapping[str, Any] | None, event: Event | None = None) -> None:
+    async def save(
+        self, change: ReleaseChange, trial: Mapping[str, Any] | None, event: SinkEvent | None = None
+    ) -> None:
         """Write a change as it is now.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from sqlalchemy import Executable, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from scheduler.core.outbox import DeadLetter, Event, EventFilter, Sink
+from scheduler.core.outbox import DeadLetter, EventFilter, Sink, SinkEvent
 from scheduler.store.commit import GroupCommit
 from scheduler.store.outbox import as_json
 from scheduler.store.reading import Reader
@@ -19,13 +20,15 @@ from tierkit.errors import SetupError
 
 __all__ = ["MOST_LETTERS", "SinkStore"]
 
+_log = logging.getLogger(__name__)
+
 MOST_LETTERS = 10_000
 """Dead letters of a sink; the oldest go first."""
 _PART = 200
-"""Rows that are deleted in one transaction, for which other writes wait."""
+"""Rows that are deleted in one transaction: other writes wait meanwhile."""
 
 _read_data = msgspec.json.Decoder(dict[str, Any]).decode
-_read_event = msgspec.json.Decoder(Event).decode
+_read_event = msgspec.json.Decoder(SinkEvent).decode
 _read_filter = msgspec.json.Decoder(EventFilter).decode
 
 
@@ -91,17 +94,17 @@ class SinkStore:
         (row,) = await self._reader.rows(_LAST)
         return row[0] or 0
 
-    async def page(self, after: int, most: int) -> list[Event]:
+    async def page(self, after: int, most: int) -> list[SinkEvent]:
         """Up to `most` events with numbers above `after`, in order."""
         rows = await self._reader.rows(select(outbox).where(outbox.c.number > after).order_by(_NUMBER).limit(most))
         return [
-            Event(
+            SinkEvent(
                 number=row.number,
                 type=row.type,
                 key=row.key,
                 at=row.at,
                 elapsed=row.stored_elapsed,
-                data=_read_data(row.content),
+                data=_data_of(row.number, row.content),
             )
             for row in rows
         ]
@@ -124,19 +127,27 @@ class SinkStore:
             end = max([end, *(row.number for row in await self._reader.rows(many))])
         return int(end)
 
-    async def purge(self, upto: int, dropped: Callable[[Sequence[Event]], Mapping[str, int]]) -> None:
-        """Delete the events up to a number, some at a time.
+    async def delete_upto(self, number: int) -> None:
+        """Delete the events up to a number, some at a time."""
+        while (first := await self._first()) is not None and first <= number:
+            await self._execute(delete(outbox).where(outbox.c.number <= min(number, first + _PART)))
+
+    async def delete_needed(self, upto: int, dropped: Callable[[Sequence[SinkEvent]], Mapping[str, int]]) -> None:
+        """Delete the events up to a number, some at a time, and count for each sink those that it has not had.
 
         Args:
-            dropped: returns by sink how many of these events it has not had.
+            dropped: returns these counts for some events.
         """
         while page := [each for each in await self.page(0, _PART) if each.number <= upto]:
-            last, counts = page[-1].number, {name: count for name, count in dropped(page).items() if count}
-            statements: list[Executable] = [delete(outbox).where(outbox.c.number <= last)]
-            for name, count in counts.items():
+            statements: list[Executable] = [delete(outbox).where(outbox.c.number <= page[-1].number)]
+            for name, count in dropped(page).items():
                 more = {"dropped": sinks.c.dropped + count}
                 statements.append(update(sinks).where(sinks.c.name == name).values(more))
             await self._execute(*statements)
+
+    async def _first(self) -> int | None:
+        found = await self._reader.rows(select(_NUMBER).order_by(_NUMBER).limit(1))
+        return next((row.number for row in found), None)
 
     # --- dead letters -----------------------------------------------------------------------------------------------
 
@@ -224,6 +235,15 @@ class SinkStore:
 
 _NUMBER = outbox.c.number
 _LAST = select(func.max(_NUMBER))
+
+
+def _data_of(number: int, content: str) -> dict[str, Any]:
+    """The data of an event; empty if its row is damaged."""
+    try:
+        return _read_data(content)
+    except msgspec.DecodeError as exc:
+        _log.error("the event %d in the table terrace_outbox is damaged: %s", number, exc)
+        return {}
 
 
 async def _each(statements: Sequence[Executable], connection: AsyncConnection) -> None:

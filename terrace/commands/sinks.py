@@ -21,7 +21,7 @@ SinkName = Annotated[str, typer.Argument(metavar="SINK", help="Name of the sink.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewSink:
+class SinkToAdd:
     """Arguments and options of a new sink."""
 
     kind: Annotated[
@@ -113,7 +113,7 @@ def list_sinks(client: Client, json: Json = False) -> None:
 
 @app.command()
 @connected
-def add(client: Client, sink: SinkName, new: NewSink, json: Json = False) -> None:
+def add(client: Client, sink: SinkName, new: SinkToAdd, json: Json = False) -> None:
     """Deliver events to a receiver from now on. Secrets are files on the scheduler's machine."""
     added = client.add_sink(sink, new.kind, new.fields, filter=new.filter)
     _say(added, f"{sink} gets events from now on; 'terrace sinks test {sink}' sends it one", json=json)

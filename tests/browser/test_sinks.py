@@ -17,7 +17,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Fleet, OpenPage, faults
 from tests.browser.watching import HOSTILE, PLAYS_EVENTS, streams
-from tierkit.wire.sinks import DeadLetterNow, DeadLetterPage, SinkEvent, SinkFilter, SinkList, SinkNow
+from tierkit.wire.sinks import DeadLetterNow, DeadLetterPage, SentEvent, SinkFilter, SinkList, SinkNow
 
 NOW = datetime(2026, 11, 29, 8, 0, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def sink(name: str, **changes: Any) -> SinkNow:
 
 
 def letter(number: int, **changes: Any) -> DeadLetterNow:
-    event = SinkEvent(id=f"evt_{number}", type="observation.added", timestamp=NOW, data={"label": "fish"})
+    event = SentEvent(id=f"evt_{number}", type="observation.added", timestamp=NOW, data={"label": "fish"})
     made = DeadLetterNow(number=number, reason="the receiver answered 422", attempts=1, at=NOW, event=event)
     return made.model_copy(update=changes)
 
@@ -233,7 +233,7 @@ def full(words: str) -> tuple[list[SinkNow], list[DeadLetterNow]]:
         waiting=10**6,
         dead=2,
     )
-    event = SinkEvent(id="evt_1", type=words, timestamp=NOW, data={words: words})
+    event = SentEvent(id="evt_1", type=words, timestamp=NOW, data={words: words})
     return [bad, sink("s" * 63)], [letter(1, reason=words, event=event), letter(2, replaying=True)]
 
 

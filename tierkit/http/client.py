@@ -73,7 +73,7 @@ def open_client(
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
         middlewares: that the requests pass.
         meter: called with the bytes sent and received, headers and TLS included.
-        resolver: finds the addresses of a name, for each new connection. Default: the system's.
+        resolver: finds the addresses of a name at each new connection. Default: the system's.
 
     Raises:
         SetupError: the file cannot be used.

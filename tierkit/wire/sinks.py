@@ -16,7 +16,7 @@ __all__ = [
     "NewSink",
     "ReplayRequest",
     "Replayed",
-    "SinkEvent",
+    "SentEvent",
     "SinkFilter",
     "SinkList",
     "SinkNow",
@@ -37,9 +37,9 @@ class SinkFilter(_Wish):
     meet it."""
 
     events: tuple[str, ...] = ()
-    """Types, such as `job.*`; empty: all."""
+    """Types, such as job.*; empty: all."""
     sources: tuple[str, ...] = ()
-    """Sources as NAME or NODE/NAME, such as `door-*`; empty: also events that belong to no source."""
+    """Sources as NAME or NODE/NAME, such as door-*; empty: all events."""
     labels: tuple[str, ...] = ()
     """Classes or superclasses of the answer in force; empty: any, and none."""
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -99,7 +99,7 @@ class SinkTested(_Value):
     seconds: float
 
 
-class SinkEvent(_Value):
+class SentEvent(_Value):
     """An event, as every kind of sink sends it."""
 
     id: str
@@ -113,14 +113,14 @@ class DeadLetterNow(_Value):
     """An event that was given up."""
 
     number: int
-    """Of the event."""
+    """The number of the event."""
     reason: str
     attempts: int
     at: datetime
     """When it was given up."""
     replaying: bool = False
     """It is being delivered again."""
-    event: SinkEvent
+    event: SentEvent
 
 
 class DeadLetterPage(_Value):
@@ -132,10 +132,10 @@ class DeadLetterPage(_Value):
 
 
 class ReplayRequest(_Wish):
-    """Which dead letters to deliver again."""
+    """Dead letters to deliver again."""
 
     numbers: Annotated[tuple[int, ...], Field(max_length=1000)] | None = None
-    """Of their events; None: all."""
+    """The numbers of their events; None: all."""
 
 
 class Replayed(_Value):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from scheduler.core.outbox import Event, EventFilter
+from scheduler.core.outbox import EventFilter, SinkEvent
 from scheduler.sinks.discovery import Topics
 from scheduler.sinks.mqtt import MQTT
 from scheduler.sinks.mqtt_options import MqttOptions
@@ -101,8 +101,8 @@ def opened(port: int, of: SinkContext, **options: Any) -> AbstractAsyncContextMa
     return MQTT.open(MqttOptions(host="127.0.0.1", port=port, **options), of)
 
 
-def event(number: int, key: str = "source/pi/gate", **data: Any) -> Event:
-    return Event(number=number, type="observation.added", key=key, at=1.5, data=data)
+def event(number: int, key: str = "source/pi/gate", **data: Any) -> SinkEvent:
+    return SinkEvent(number=number, type="observation.added", key=key, at=1.5, data=data)
 
 
 def state_of(seen: Subscriber, topic: str = STATE) -> dict[str, Any]:

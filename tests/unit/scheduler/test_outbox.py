@@ -11,8 +11,8 @@ from scheduler.core.job import JobRow
 from scheduler.core.outbox import (
     EVENT_TYPES,
     LANES,
-    Event,
     EventFilter,
+    SinkEvent,
     after_failure,
     is_online,
     job_event,
@@ -25,15 +25,16 @@ from scheduler.core.outbox import (
 from scheduler.core.policy import JobPolicy
 from scheduler.core.release import ReleaseChange
 from tierkit.types import Health, JobState, Scheme, Tier
+from tierkit.wire.messages import ModelOffer, Registration
 from tierkit.wire.releases import RolloutState
 
-JOB = Event(type="job.completed", key="job/1", data={"id": "1", "state": "completed"})
-CAT = Event(
+JOB = SinkEvent(type="job.completed", key="job/1", data={"id": "1", "state": "completed"})
+CAT = SinkEvent(
     type="observation.added",
     key="source/shop/door",
     data={"node": "shop", "source": "door", "label": "cat", "confidence": 0.8, "fine": {"coarse_label": "pets"}},
 )
-UNREADABLE = Event(
+UNREADABLE = SinkEvent(
     type="observation.added",
     key="source/shop/door",
     data={"node": "shop", "source": "door", "label": None, "confidence": None, "fine": None},
@@ -78,7 +79,7 @@ _patterns = st.lists(st.sampled_from(["job.*", "*", "observation.added", "door",
     st.sampled_from([JOB, CAT, UNREADABLE]),
 )
 def test_a_filter_with_one_condition_less_lets_through_no_less(
-    conditions: EventFilter, condition: str, event: Event
+    conditions: EventFilter, condition: str, event: SinkEvent
 ) -> None:
     fields = {name: getattr(conditions, name) for name in ("events", "sources", "labels", "confidence")}
     fields[condition] = None if condition == "confidence" else ()
@@ -166,7 +167,11 @@ def test_each_state_of_a_job_has_an_event(state: JobState) -> None:
     ],
 )
 def test_each_change_of_a_node_has_an_event(health: Health | None, known: bool, kind: str) -> None:
-    event = node_event("edge-0", tier=Tier.EDGE, site=None, health=health, reason="", known=known)
+    offer = ModelOffer(name="middle", sha256="1" * 64, ms_per_image=1.0)
+    node = Registration(
+        node_id="edge-0", incarnation="12345678", tier=Tier.EDGE, url="http://edge:1", models=(offer,), version="0"
+    )
+    event = node_event(node, health, "", known=known)
     assert (event.type, event.key) == (kind, "node/edge-0")
 
 

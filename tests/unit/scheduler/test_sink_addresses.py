@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,14 +11,15 @@ from pathlib import Path
 import pytest
 import trustme
 
-from scheduler.core.outbox import Event
+from scheduler.core.outbox import SinkEvent
 from scheduler.sinks.addresses import check_host, refusal
-from scheduler.sinks.protocol import SinkContext
+from scheduler.sinks.protocol import SinkContext, payload
 from scheduler.sinks.webhook import WEBHOOK, WebhookOptions, signers_of
 from tests.receivers import Receiver, receiving
 from tierkit.errors import CertificateError, Forbidden, InvalidInput
+from tierkit.testing import listening
 
-EVENT = Event(number=7, type="job.failed", key="job/1", at=1_700_000_000.25, data={"id": "1"})
+EVENT = SinkEvent(number=7, type="job.failed", key="job/1", at=1_700_000_000.25, data={"id": "1"})
 PUBLIC = "93.184.216.34"
 
 
@@ -88,23 +90,31 @@ async def test_a_name_that_changes_after_its_check_is_not_connected_to(receiver:
     assert receiver.tries == 0
 
 
-async def test_the_connection_goes_to_the_address_that_was_resolved(receiver: Receiver) -> None:
-    asked: list[tuple[str, int]] = []
+async def test_the_connection_goes_to_the_address_that_was_resolved() -> None:
+    heads, asked = list[bytes](), list[str]()
 
     async def here(host: str, port: int) -> list[str]:
-        asked.append((host, port))
+        asked.append(host)
         return ["127.0.0.1"]
 
-    context = SinkContext(name="hook", allow_private=True, resolve=here)
-    async with WEBHOOK.open(named(receiver.url, "hook.example"), context) as delivery:
-        await delivery.deliver(EVENT)
-        await delivery.deliver(EVENT)
-    assert receiver.heads[0]["host"].startswith("hook.example:")
-    assert {host for host, _ in asked} == {"hook.example"}
-    assert receiver.events[0] == {
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await writer.drain()
+
+    async with listening(answer) as url:
+        context = SinkContext(name="hook", allow_private=True, resolve=here)
+        async with WEBHOOK.open(named(url, "hook.example"), context) as delivery:
+            await delivery.deliver(EVENT)
+    assert b"\r\nHost: hook.example:" in heads[0]
+    assert set(asked) == {"hook.example"}
+
+
+def test_an_event_is_sent_with_its_id_and_time() -> None:
+    assert json.loads(payload(EVENT)) == {
         "id": "evt_7",
         "type": "job.failed",
-        "timestamp": "2023-11-14T22:13:20.250Z",
+        "timestamp": "2023-11-14T22:13:20.250000Z",
         "data": {"id": "1"},
     }
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from scheduler.core.outbox import DeadLetter, Event, EventFilter, Sink
+from scheduler.core.outbox import DeadLetter, EventFilter, Sink, SinkEvent
 from scheduler.sinks import delivery as module
-from scheduler.sinks.delivery import MOST_PENDING, Courier
+from scheduler.sinks.delivery import MOST_PENDING, Courier, Office
 from scheduler.sinks.feed import Feed
 from scheduler.sinks.protocol import SinkContext
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Unavailable
@@ -25,16 +25,16 @@ class Log:
     """An outbox in memory, with dead letters."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[SinkEvent] = []
         self.dead: dict[int, DeadLetter] = {}
         self.reads = 0
         self.refusals = 0
         """The next so many writes of dead letters are refused."""
 
     def add(self, key: str, **data: Any) -> None:
-        self.events.append(Event(number=len(self.events) + 1, type="job.failed", key=key, data=data))
+        self.events.append(SinkEvent(number=len(self.events) + 1, type="job.failed", key=key, data=data))
 
-    async def page(self, after: int, most: int) -> list[Event]:
+    async def page(self, after: int, most: int) -> list[SinkEvent]:
         self.reads += 1
         return self.events[after : after + most]
 
@@ -61,7 +61,7 @@ class Kind:
 
     Options = Options
 
-    def __init__(self, deliver: Callable[[Event], Any]) -> None:
+    def __init__(self, deliver: Callable[[SinkEvent], Any]) -> None:
         self._deliver = deliver
         self.opened = 0
 
@@ -70,23 +70,20 @@ class Kind:
         self.opened += 1
         yield self
 
-    async def deliver(self, event: Event) -> None:
+    async def deliver(self, event: SinkEvent) -> None:
         await self._deliver(event)
 
 
 @asynccontextmanager
 async def carrying(
-    log: Log, deliver: Callable[[Event], Any], *, retry_s: float = 1e9, **sink: Any
+    log: Log, deliver: Callable[[SinkEvent], Any], *, retry_s: float = 1e9, **sink: Any
 ) -> AsyncIterator[tuple[Courier, Feed, Kind]]:
     feed, kind = Feed(log.page, 0), Kind(deliver)
     courier = Courier(
         Sink(name="hook", kind="test", created_at=0.0, **sink),
         lambda: kind,
-        feed,
-        log,
         SinkContext(name="hook"),
-        retry_s=retry_s,
-        elapsed=lambda: 100.0,
+        Office(feed=feed, letters=log, retry_s=retry_s, elapsed=lambda: 100.0),
     )
     tasks = [asyncio.create_task(courier.run()), asyncio.create_task(feed.run())]
     await asyncio.sleep(0)
@@ -111,12 +108,12 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_fails_each_event_arrives_in_the_order_of_its_key(no_waits: None, seed: int) -> None:
-    chance, log, taken = random.Random(seed), Log(), list[Event]()
+    chance, log, taken = random.Random(seed), Log(), list[SinkEvent]()
     for _ in range(400):
         log.add(f"key-{chance.randrange(40)}")
     under_way: Counter[str] = Counter()
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         under_way[event.key] += 1
         assert under_way[event.key] == 1
         try:
@@ -148,7 +145,7 @@ async def test_the_position_stays_before_the_oldest_event_that_is_not_delivered(
     for number in range(10):
         log.add(f"key-{number}")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         if event.number == 4:
             await hold.wait()
 
@@ -166,7 +163,7 @@ async def test_a_slow_receiver_is_read_for_no_faster_than_it_takes() -> None:
     for number in range(5 * MOST_PENDING):
         log.add(f"key-{number % 3}")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         await hold.wait()
 
     async with carrying(log, deliver) as (courier, feed, _):
@@ -183,7 +180,7 @@ async def test_a_refused_event_is_a_dead_letter_and_its_lane_goes_on(no_waits: N
     for _ in range(3):
         log.add("key")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         if event.number == 2 and not log.dead:
             raise Rejected("no such thing")
         taken.append(event.number)
@@ -203,7 +200,7 @@ async def test_an_event_that_is_too_old_is_given_up_after_some_tries(no_waits: N
     log.add("key")
     log.add("key")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         tries[event.number] += 1
         if event.number == 1:
             raise OSError("connection refused")
@@ -218,7 +215,7 @@ async def test_a_receiver_that_is_gone_ends_the_deliveries() -> None:
     log = Log()
     log.add("key")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         raise ReceiverGone("no more")
 
     async with carrying(log, deliver) as (courier, _, _):
@@ -237,11 +234,8 @@ async def test_a_kind_that_cannot_be_used_says_so(no_waits: None) -> None:
     courier = Courier(
         Sink(name="hook", kind="mqtt", created_at=0.0),
         load,
-        feed,
-        log,
         SinkContext(name="hook"),
-        retry_s=1.0,
-        elapsed=lambda: 0.0,
+        Office(feed=feed, letters=log, retry_s=1.0, elapsed=lambda: 0.0),
     )
     task = asyncio.create_task(courier.run())
     await wait_for(lambda: courier.trouble != "", what="the trouble")
@@ -256,7 +250,7 @@ async def test_what_is_not_wanted_is_passed_over() -> None:
     for number in range(600):
         log.add("key", label="cat" if number % 100 == 7 else "dog")
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: SinkEvent) -> None:
         taken.append(event.number)
 
     async with carrying(log, deliver, filter=EventFilter(labels=("cat",))) as (courier, _, _):

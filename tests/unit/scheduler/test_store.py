@@ -353,8 +353,8 @@ async def test_an_idempotency_key_is_unique(store):
 
 async def test_a_job_begins_once(store):
     job = await add(store.jobs)
-    store.jobs.started(job.id, 5.0, 25.0)
-    store.jobs.started(job.id, 9.0, 29.0)
+    store.jobs.started(job, 5.0, 25.0)
+    store.jobs.started(job, 9.0, 29.0)
     await store.commit.flush()
     found = await store.jobs.get(job.id)
     assert (found.state, found.started_at, found.started_elapsed) == ("running", 5.0, 25.0)
@@ -403,6 +403,9 @@ WITHOUT_OBSERVATIONS = tuple(
 )
 
 WITHOUT_LEARNING = (
+    "DROP TABLE terrace_sinks",
+    "DROP TABLE terrace_outbox",
+    "DROP TABLE terrace_dead_letters",
     "DROP TABLE terrace_labels",
     "DROP TABLE terrace_improvements",
     "DROP INDEX terrace_observations_audited",
