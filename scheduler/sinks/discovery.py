@@ -67,7 +67,7 @@ class Topics(Struct, frozen=True):
         return f"{self.prefix}/source/+/+/state"
 
     def event(self, key: str) -> str:
-        """Topic of the events of one key, such as `source/NODE/NAME`. Their order is kept."""
+        """Topic of the events of one key (source/NODE/NAME, job/ID). Their order is kept."""
         return "/".join([self.prefix, "events", *(encoded(part) for part in key.split("/"))])
 
     def state(self, node: str, source: str) -> str:

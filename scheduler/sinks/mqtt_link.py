@@ -154,7 +154,7 @@ class _Client(aiomqtt.Client):
         self._refusals: dict[int, ReasonCode] = {}
 
     def limit(self, name: str) -> int | None:
-        """A limit of the broker, such as `MaximumPacketSize`; None if it has named none."""
+        """A limit of the broker, by its name in MQTT 5 (MaximumPacketSize); None if it has named none."""
         return getattr(self.limits, name, None)
 
     async def ended(self) -> None:
