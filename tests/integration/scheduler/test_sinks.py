@@ -154,6 +154,9 @@ async def test_events_are_signed_as_standard_webhooks_says(
 async def test_nodes_and_sources_are_told_of(running: Any, camera: Camera, receiver: Receiver) -> None:
     await add(running, "hook", receiver.url, events=["node.*", "source.*"])
     await running.register("edge-0", "edge")
+    leaves = await running.register("edge-1", "edge")
+    goes = await running.http.delete("/v1/devices/edge-1", params={"incarnation": leaves})
+    assert goes.status_code == 204
     for state in ("running", "running", "paused"):
         await camera.send(device={"sources": [{"name": "gate", "state": state}]})
     assert (await running.http.delete("/v1/devices/end-0")).status_code == 204
@@ -162,6 +165,7 @@ async def test_nodes_and_sources_are_told_of(running: Any, camera: Camera, recei
     assert told.count(("source.online", "gate")) == told.count(("source.offline", "gate")) == 1
     assert ("node.joined", "edge-0") in told
     assert ("node.left", "end-0") in told
+    assert [kind for kind, node in told if node == "edge-1"] == ["node.joined", "node.left"]
     of_edge = [kind for kind, node in told if node == "edge-0"]
     assert (of_edge[0], of_edge[-1]) == ("node.joined", "node.dead")
 
