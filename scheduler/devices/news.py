@@ -49,14 +49,14 @@ class FleetNews:
             known = device.left if change.health is not None else not change.to_save
             event = node_event(device.registration, change.health, change.reason, known=known)
             # One that has just registered says itself how its sources are.
-            sources = [] if change.health is None else self._of_sources(device.node_id, change.health)
+            sources = [] if change.health is None else self._of_sources(device, change.health)
             self._put([event, *sources])
 
     def _struck(self, device: Device) -> None:
         """A node is off the list: it has left, or has been dead for long."""
         if device.death is None:
             event = node_event(device.registration, Health.DEAD, "has left: its process has ended", known=True)
-            self._put([event, *self._of_sources(device.node_id, Health.DEAD)])
+            self._put([event, *self._of_sources(device, Health.DEAD)])
         self._online.pop(device.node_id, None)
 
     def heard(self, node_id: str) -> None:
@@ -64,12 +64,12 @@ class FleetNews:
         if not self._used():
             return
         device = self._devices.find(node_id)
-        health = None if device is None else device.told[0]
-        if events := self._of_sources(node_id, health):
+        if device is not None and (events := self._of_sources(device, device.told[0])):
             self._put(events)
 
-    def _of_sources(self, node_id: str, health: Health | None) -> list[SinkEvent]:
-        status, device = self._status_of(node_id), self._devices.find(node_id)
+    def _of_sources(self, device: Device, health: Health) -> list[SinkEvent]:
+        node_id = device.node_id
+        status = self._status_of(node_id)
         events, told = [], self._online.setdefault(node_id, {})
         for source in () if status is None else status.sources:
             online = is_online(source.state, health)
@@ -79,7 +79,7 @@ class FleetNews:
             fields = {
                 "node": node_id,
                 "source": source.name,
-                "site": None if device is None else device.registration.site,
+                "site": device.registration.site,
                 "state": source.state,
                 "reason": source.reason,
                 "health": health,
