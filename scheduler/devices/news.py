@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
 from scheduler.core.outbox import SinkEvent, is_online, node_event, source_event
 from tierkit.types import Health
@@ -34,7 +35,7 @@ class FleetNews:
         self._status_of = status_of
         self._used = used
         self._put = put
-        self._online: dict[tuple[str, str], bool] = {}
+        self._online: dict[str, dict[str, bool]] = {}
         """By node and source: whether it gave pictures when that was last told."""
 
     def node_changed(self, change: Change) -> None:
@@ -42,37 +43,43 @@ class FleetNews:
         if not self._used():
             self._online.clear()
             return
-        device = self._devices.find(change.node_id)
-        if device is None:
-            self._online = {key: online for key, online in self._online.items() if key[0] != change.node_id}
-            return
-        known = device.left if change.health is not None else not change.to_save
-        event = node_event(device.registration, change.health, change.reason, known=known)
-        # One that has just registered says itself how its sources are.
-        sources = [] if change.health is None else self._of_sources(device.node_id, change.health)
-        self._put([event, *sources])
+        if change.struck is not None:
+            self._struck(change.struck)
+        elif (device := self._devices.find(change.node_id)) is not None:
+            known = device.left if change.health is not None else not change.to_save
+            event = node_event(device.registration, change.health, change.reason, known=known)
+            # One that has just registered says itself how its sources are.
+            sources = [] if change.health is None else self._of_sources(device, change.health)
+            self._put([event, *sources])
+
+    def _struck(self, device: Device) -> None:
+        """A node is off the list: it has left, or has been dead for long."""
+        if device.death is None:
+            event = node_event(device.registration, Health.DEAD, "has left: its process has ended", known=True)
+            self._put([event, *self._of_sources(device, Health.DEAD)])
+        self._online.pop(device.node_id, None)
 
     def heard(self, node_id: str) -> None:
         """A node has said how its sources are."""
         if not self._used():
             return
         device = self._devices.find(node_id)
-        health = None if device is None else device.told[0]
-        if events := self._of_sources(node_id, health):
+        if device is not None and (events := self._of_sources(device, device.told[0])):
             self._put(events)
 
-    def _of_sources(self, node_id: str, health: Health | None) -> list[SinkEvent]:
-        status, device = self._status_of(node_id), self._devices.find(node_id)
-        events = []
+    def _of_sources(self, device: Device, health: Health) -> list[SinkEvent]:
+        node_id = device.node_id
+        status = self._status_of(node_id)
+        events, told = [], self._online.setdefault(node_id, {})
         for source in () if status is None else status.sources:
-            key, online = (node_id, source.name), is_online(source.state, health)
-            if online is None or self._online.get(key) is online:
+            online = is_online(source.state, health)
+            if online is None or told.get(source.name) is online:
                 continue
-            self._online[key] = online
+            told[source.name] = online
             fields = {
                 "node": node_id,
                 "source": source.name,
-                "site": None if device is None else device.registration.site,
+                "site": device.registration.site,
                 "state": source.state,
                 "reason": source.reason,
                 "health": health,

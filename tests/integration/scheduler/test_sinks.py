@@ -154,6 +154,9 @@ async def test_events_are_signed_as_standard_webhooks_says(
 async def test_nodes_and_sources_are_told_of(running: Any, camera: Camera, receiver: Receiver) -> None:
     await add(running, "hook", receiver.url, events=["node.*", "source.*"])
     await running.register("edge-0", "edge")
+    leaves = await running.register("edge-1", "edge")
+    goes = await running.http.delete("/v1/devices/edge-1", params={"incarnation": leaves})
+    assert goes.status_code == 204
     for state in ("running", "running", "paused"):
         await camera.send(device={"sources": [{"name": "gate", "state": state}]})
     assert (await running.http.delete("/v1/devices/end-0")).status_code == 204
@@ -162,6 +165,7 @@ async def test_nodes_and_sources_are_told_of(running: Any, camera: Camera, recei
     assert told.count(("source.online", "gate")) == told.count(("source.offline", "gate")) == 1
     assert ("node.joined", "edge-0") in told
     assert ("node.left", "end-0") in told
+    assert [kind for kind, node in told if node == "edge-1"] == ["node.joined", "node.left"]
     of_edge = [kind for kind, node in told if node == "edge-0"]
     assert (of_edge[0], of_edge[-1]) == ("node.joined", "node.dead")
 
@@ -244,6 +248,45 @@ async def test_a_receiver_that_never_answers_or_never_stops_holds_up_no_other(
         states = (await running.http.get("/v1/sinks")).json()["sinks"]
     assert [(each["name"], each["delivered"]) for each in states] == [("good", 50), ("silent", 0), ("talkative", 0)]
     assert next(each for each in states if each["name"] == "silent")["waiting"] >= 50
+
+
+async def test_metrics_show_a_sink_until_it_is_removed(running: Any, camera: Camera, receiver: Receiver) -> None:
+    await add(running, "shown", receiver.url, events=["observation.*"])
+    receiver.refused["observation.amended"] = 400
+    await camera.send(observation("gate", 1))
+    await camera.send(observation("gate", 1, revision=1, finer=finer(7)))
+
+    async def figures() -> dict[str, float]:
+        lines = (await running.http.get("/metrics")).text.splitlines()
+        its = (line.split(" ") for line in lines if '{sink="shown"}' in line and "_created" not in line)
+        return {name.partition("{")[0].removeprefix("terrace_scheduler_sink_"): float(value) for name, value in its}
+
+    async def complete() -> bool:
+        found = await figures()
+        return found == found | {"delivered_total": 1, "failed_total": 1, "dead_letters": 1, "waiting_events": 0}
+
+    await wait_for(complete, what="the figures")
+    assert (await running.http.delete("/v1/sinks/shown")).status_code == 204
+    assert await figures() == {}
+
+
+async def test_a_scheduler_that_stops_in_order_repeats_nothing(
+    kit: Any, settings: Any, database_url: str, receiver: Receiver
+) -> None:
+    changed = {"database": database_url, "sink_allow_private": True}
+    for term in range(2):
+        async with kit.scheduler(settings.model_copy(update=changed)) as running:
+            if term == 0:
+                await add(running, "hook", receiver.url, events=["observation.*"])
+            camera = Camera(running, kit)
+            await camera.register()
+            await camera.send(observation("gate", term + 1))
+
+            async def delivered(running: Any = running) -> bool:
+                return bool((await shown(running, "hook"))["delivered"])
+
+            await wait_for(delivered, what="the event")
+    assert [event["data"]["sequence"] for event in receiver.events] == [1, 2]
 
 
 async def test_redirects_are_not_followed(running: Any, camera: Camera, receiver: Receiver) -> None:
