@@ -99,13 +99,12 @@ def state_message(source: Mapping[str, Any], *, shows_answer: bool = True) -> by
     """
     last = source["last"] or _NO_ANSWER
     answer = last if shows_answer else _NO_ANSWER
-    health = None if source["health"] is None else Health(source["health"])
     fine, coarse = answer.get("fine") or _NO_ANSWER, answer.get("coarse") or _NO_ANSWER
     return msgspec.json.encode(
         {
             "node": source["node"],
             "source": source["source"],
-            "state": "online" if is_online(source["state"], health) else "offline",
+            "state": _connection(source),
             "label": answer.get("label"),
             "coarse_label": fine.get("coarse_label") or coarse.get("label"),
             "confidence": answer.get("confidence"),
@@ -115,6 +114,15 @@ def state_message(source: Mapping[str, Any], *, shows_answer: bool = True) -> by
             "revision": last.get("revision"),
         }
     )
+
+
+def _connection(source: Mapping[str, Any]) -> str:
+    """online, offline, or unknown while the source starts or its node has not reported it yet."""
+    health = None if source["health"] is None else Health(source["health"])
+    online = is_online(source["state"], health)
+    if online is None or (source["state"] == "" and health is not None and not health.gone):
+        return "unknown"
+    return "online" if online else "offline"
 
 
 def shows_source(conditions: EventFilter, node: str, source: str) -> bool:
@@ -193,7 +201,7 @@ def device_message(
                     "entity_category": "diagnostic",
                     "payload_on": "online",
                     "payload_off": "offline",
-                    "value_template": "{{ value_json.state }}",
+                    "value_template": "{{ none if value_json.state == 'unknown' else value_json.state }}",
                 },
                 "picture": picture,
             },

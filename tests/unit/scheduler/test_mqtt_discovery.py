@@ -292,8 +292,9 @@ def test_an_answer_that_the_filter_does_not_admit_is_not_shown() -> None:
     ("health", "state", "shown"),
     [
         ("alive", "running", "online"),
-        ("alive", "", "offline"),
-        ("alive", "starting", "offline"),
+        ("alive", "", "unknown"),
+        ("alive", "starting", "unknown"),
+        ("dead", "", "offline"),
         ("suspect", "running", "online"),
         ("draining", "running", "online"),
         ("alive", "paused", "offline"),
