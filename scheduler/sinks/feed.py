@@ -58,8 +58,12 @@ class Feed:
             if not self.waiting:
                 continue
             try:
-                while page := await self._read(self.last, _PAGE):
-                    self._take(page)
+                full = True
+                while full:
+                    page = await self._read(self.last, _PAGE)
+                    full = len(page) == _PAGE
+                    if page:
+                        self._take(page)
             except Unavailable as exc:
                 _log.warning("events cannot be read now: %s", exc)
             await asyncio.sleep(_PAUSE_S)
