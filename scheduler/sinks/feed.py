@@ -20,6 +20,8 @@ _KEPT = 2000
 _PAGE = 500
 _PAUSE_S = 0.02
 """Least time between two looks at the database."""
+_AGAIN_S = 1.0
+"""After the database did not answer."""
 _LOOK_S = 5.0
 """Longest time between them, in case the end of a transaction was not heard."""
 
@@ -58,10 +60,16 @@ class Feed:
             if not self.waiting:
                 continue
             try:
-                while page := await self._read(self.last, _PAGE):
-                    self._take(page)
+                full = True
+                while full:
+                    page = await self._read(self.last, _PAGE)
+                    full = len(page) == _PAGE
+                    if page:
+                        self._take(page)
             except Unavailable as exc:
                 _log.warning("events cannot be read now: %s", exc)
+                self._news.set()
+                await asyncio.sleep(_AGAIN_S)
             await asyncio.sleep(_PAUSE_S)
 
     def _take(self, page: Sequence[SinkEvent]) -> None:

@@ -18,7 +18,7 @@ from yarl import URL
 
 from scheduler.core.outbox import LANES
 from scheduler.sinks.addresses import CheckedResolver, check_host
-from scheduler.sinks.protocol import SinkContext, SinkEvent, payload, read_secret
+from scheduler.sinks.protocol import SinkContext, SinkEvent, SinkKind, payload, read_secret
 from tierkit.errors import InvalidInput, ReceiverGone, Rejected, Unavailable
 from tierkit.http.client import ask, calling, open_client, read_at_most
 from tierkit.plaintext import one_line
@@ -179,4 +179,4 @@ class WebhookKind:
             yield _Webhook(http, options.url, signers_of(text), context, self._wall)
 
 
-WEBHOOK = WebhookKind()
+WEBHOOK: SinkKind = WebhookKind()

@@ -28,6 +28,8 @@ class Log:
         self.events: list[SinkEvent] = []
         self.dead: dict[int, DeadLetter] = {}
         self.reads = 0
+        self.refused_reads = 0
+        """The next so many reads of events are refused."""
         self.refusals = 0
         """The next so many writes of dead letters are refused."""
 
@@ -36,6 +38,9 @@ class Log:
 
     async def page(self, after: int, most: int) -> list[SinkEvent]:
         self.reads += 1
+        if self.refused_reads:
+            self.refused_reads -= 1
+            raise Unavailable("the database does not answer now")
         return self.events[after : after + most]
 
     async def bury(self, letter: DeadLetter) -> int:
@@ -104,6 +109,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "after_failure", at_once)
     monkeypatch.setattr(module, "_FIRST_S", 0.0)
     monkeypatch.setattr(module, "_DATABASE_AGAIN_S", 0.0)
+    monkeypatch.setattr("scheduler.sinks.feed._AGAIN_S", 0.0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -243,6 +249,22 @@ async def test_a_kind_that_cannot_be_used_says_so(no_waits: None) -> None:
     with suppress(asyncio.CancelledError):
         await task
     assert "aiomqtt" in courier.trouble
+
+
+async def test_a_database_that_does_not_answer_is_asked_again(no_waits: None) -> None:
+    log, taken = Log(), list[int]()
+    for _ in range(4500):
+        log.add("key")
+
+    async def deliver(event: SinkEvent) -> None:
+        if event.number in (1, 100):
+            log.refused_reads = 3
+        taken.append(event.number)
+
+    log.refused_reads = 3
+    async with carrying(log, deliver) as (courier, _, kind):
+        await wait_for(lambda: courier.position == 4500, what="all events")
+        assert (taken, kind.opened) == (list(range(1, 4501)), 1)
 
 
 async def test_what_is_not_wanted_is_passed_over() -> None:
