@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from scheduler.sinks.mqtt_options import MqttOptions
-from scheduler.sinks.protocol import Delivery, SinkContext
+from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind
 
 __all__ = ["MQTT", "MqttKind"]
 
@@ -22,4 +22,4 @@ class MqttKind:
         return opened(options, context)
 
 
-MQTT = MqttKind()
+MQTT: SinkKind = MqttKind()

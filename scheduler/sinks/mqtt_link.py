@@ -7,7 +7,7 @@ import logging
 import random
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from socket import socket
 from typing import Any
@@ -240,8 +240,10 @@ class MqttLink:
         self._where = where
         self._topics = Topics(options.prefix)
         self._sources = None if context.sources is None else context.sources()
-        self._wanted: set[str] = set()
-        """The topics of the states of all sources."""
+        self._states: dict[_Key, str | None] = {}
+        """The topic of the state of each source; None if the sink does not publish it."""
+        self._wanted: set[str | None] = set()
+        """These topics."""
         self.refusal = ""
         """Why the broker has refused a message; "" if it has not."""
 
@@ -270,7 +272,7 @@ class MqttLink:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Keep the retained messages up to date while the block runs. The connection ends the block if it ends."""
-        self._wanted = self._topics_of(self._marks())
+        self._look()
         try:
             await self._retain(self._topics.status, b"online")
             async with asyncio.TaskGroup() as tasks:
@@ -286,15 +288,16 @@ class MqttLink:
                 async with asyncio.timeout(_GOODBYE_S):
                     await self._retain(self._topics.status, b"offline")
 
-    def _marks(self) -> dict[_Key, Hashable]:
+    def _look(self) -> dict[_Key, Hashable]:
         """The sources whose state the sink publishes; each has another value when it has changed."""
-        if self._sources is None:
-            return {}
-        conditions = self._context.filter
-        return {key: mark for key, mark in self._sources.marks().items() if shows_source(conditions, *key)}
+        marks: Mapping[_Key, Hashable] = {} if self._sources is None else self._sources.marks()
+        known = self._states
+        self._states = {key: known[key] if key in known else self._state_of(key) for key in marks}
+        self._wanted = set(self._states.values())
+        return {key: mark for key, mark in marks.items() if self._states[key] is not None}
 
-    def _topics_of(self, keys: Iterable[_Key]) -> set[str]:
-        return {self._topics.state(*key) for key in keys}
+    def _state_of(self, key: _Key) -> str | None:
+        return self._topics.state(*key) if shows_source(self._context.filter, *key) else None
 
     async def _sweep(self) -> None:
         """Clear the retained topics of sources that do not exist any more, as the broker names them."""
@@ -317,8 +320,7 @@ class MqttLink:
         if sources is None:
             return
         while True:
-            version, marks = sources.version, self._marks()
-            self._wanted = self._topics_of(marks)
+            version, marks = sources.version, self._look()
             changed = [key for key, mark in marks.items() if key not in shown or shown[key].mark != mark]
             for first in range(0, len(changed), _IN_FLIGHT):
                 part = changed[first : first + _IN_FLIGHT]

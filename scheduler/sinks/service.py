@@ -18,7 +18,16 @@ from scheduler.metrics import forget_sink, show_sink
 from scheduler.sinks.delivery import Courier, Letters, Office
 from scheduler.sinks.feed import Feed
 from scheduler.sinks.protocol import SinkContext, SinkKind, options_of
-from tierkit.errors import Conflict, InvalidInput, NotFound, Standby, TerraceError, Unavailable, UpstreamError
+from tierkit.errors import (
+    Conflict,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    Standby,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+)
 from tierkit.extensions import load
 
 __all__ = ["GROUP", "MOST_SINKS", "SinkLimits", "Sinks"]
@@ -234,10 +243,10 @@ class Sinks:
     def _checked(self, kind_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options as they are stored: complete, and in plain JSON."""
         try:
-            kind = self._load_kind(kind_name)
-        except ImportError as exc:
+            options = options_of(self._load_kind(kind_name), given)
+        except (ImportError, MissingExtra) as exc:
             raise InvalidInput(f"the kind {kind_name!r} cannot be used here: {exc}") from exc
-        return options_of(kind, given).model_dump(mode="json", exclude_defaults=True)
+        return options.model_dump(mode="json", exclude_defaults=True)
 
     async def _set_paused(self, name: str, paused: bool, reason: str) -> Courier:
         async with self._turn:

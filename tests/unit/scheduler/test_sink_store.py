@@ -319,6 +319,14 @@ async def test_the_kinds_of_sinks_are_named_if_one_is_unknown() -> None:
         await sinks.add(Sink(name="hook", kind="smoke", created_at=0.0))
 
 
+async def test_a_kind_whose_extra_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: Any = _Rows()
+    sinks = Sinks(rows, SinkContext(name=""), SinkLimits(retry_s=1.0, keep_s=1.0), time.monotonic)
+    monkeypatch.setattr("scheduler.sinks.mqtt_options.find_spec", lambda _: None)
+    with pytest.raises(InvalidInput, match="needs the extra 'mqtt'"):
+        await sinks.add(Sink(name="hook", kind="mqtt", options={"host": "broker.example"}, created_at=0.0))
+
+
 async def test_events_of_a_job_that_is_taken_back_go_too(store: Store) -> None:
     """Its transaction counts as doubtful when the caller is cancelled at its end."""
     job = a_job()
