@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 from contextlib import AbstractAsyncContextManager
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
+from models.hierarchy import bundled_hierarchy
 from models.manifest import load_manifest
 from scheduler.sinks.discovery import Topics
 from tests.mosquitto import Subscriber, broker, subscriber
@@ -42,6 +45,17 @@ class Node:
         }
         (await self.http.post("/v1/devices", json=place)).raise_for_status()
 
+    async def say(self, *sources: str) -> None:
+        """Name the sources, all of them running."""
+        device = {"sources": [{"name": source, "state": "running"} for source in sources]}
+        batch = {"node_id": "pi", "incarnation": self._incarnation, "spool": self._spool, "device": device}
+        (await self.http.post("/v1/observations", json={**batch, "observations": []})).raise_for_status()
+
+    async def show(self, source: str, sequence: int, content: bytes) -> None:
+        """Send a picture."""
+        path = f"/v1/observations/pi/{source}/{sequence}/picture"
+        (await self.http.put(path, content=content, headers={"content-type": "image/jpeg"})).raise_for_status()
+
     async def see(self, number: int) -> None:
         """Send pictures of both sources, one after the other."""
         for _ in range(number):
@@ -59,6 +73,12 @@ class Node:
             batch = {"node_id": "pi", "incarnation": self._incarnation, "spool": self._spool}
             answer = await self.http.post("/v1/observations", json={**batch, "observations": seen, "device": device})
             answer.raise_for_status()
+
+
+def jpeg() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 24), "navy").save(file, "JPEG")
+    return file.getvalue()
 
 
 def scheduler(folder: Path, start: int, port: str = "0") -> AbstractAsyncContextManager[ServiceProcess]:
@@ -86,6 +106,36 @@ def has_all(seen: Subscriber, upto: int) -> bool:
 
 def is_newest(seen: Subscriber, upto: int) -> bool:
     return all(shown(seen, source).get("sequence") == upto for source in SOURCES)
+
+
+async def test_home_assistant_gets_sources_with_pictures_and_loses_those_that_go(tmp_path: Path) -> None:
+    with broker(tmp_path / "broker") as running:
+        await running.start()
+        async with scheduler(tmp_path, 1) as process, subscriber(running.port) as seen:
+            node = Node(process.url)
+            await node.register()
+            options = {"host": "127.0.0.1", "port": str(running.port), "pictures": "true"}  # as the command sends them
+            wanted = {"name": "hall", "kind": "mqtt", "options": options, "filter": {"labels": ["fish"]}}
+            assert (await node.http.post("/v1/sinks", json=wanted)).status_code == 201
+            assert (await node.http.post("/v1/sinks/hall/test")).status_code == 200
+            await node.say(*SOURCES, "yard")
+            gate, yard = (TOPICS.state("pi", source) for source in ("gate", "yard"))
+            await wait_for(lambda: {gate, yard, TOPICS.discovery("homeassistant", yard)} <= seen.retained.keys())
+            await node.see(1)
+            await node.show("gate", 1, jpeg())
+            await wait_for(lambda: seen.retained.get(TOPICS.picture(gate)) == jpeg())
+            await wait_for(lambda: shown(seen, "gate").get("sequence") == 1)
+            assert shown(seen, "gate")["label"] == bundled_hierarchy().coarse[1] == "fish"
+            await node.see(1)
+            await wait_for(lambda: shown(seen, "gate").get("sequence") == 2)
+            assert shown(seen, "gate")["label"] is None
+            await node.say(*SOURCES)
+            await wait_for(lambda: {yard, TOPICS.discovery("homeassistant", yard)}.isdisjoint(seen.retained))
+            assert {"sink.test"} <= {properties.get("type") for *_, properties, _ in seen.messages}
+            process.terminate()
+            assert await process.exit_code() == 0
+            await wait_for(lambda: seen.retained[TOPICS.status] == b"offline")
+            await node.http.aclose()
 
 
 async def test_nothing_is_lost_or_out_of_order_while_the_broker_is_down_and_the_scheduler_is_killed(
