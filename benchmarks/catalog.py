@@ -6,6 +6,7 @@ from benchmarks.cascade.experiment import CASCADE
 from benchmarks.durability import DURABILITY
 from benchmarks.main_job import MAIN_JOB
 from benchmarks.observations.experiment import OBSERVATIONS
+from benchmarks.observations.sinks import SINKS
 from benchmarks.overload import OVERLOAD
 from benchmarks.peers.duel import DUEL
 from benchmarks.peers.engines import ENGINES
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Experiment] = {
         RIVALS,
         ROAD,
         SHARES,
+        SINKS,
         SITES,
         SOURCES,
         SPREADING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
@@ -37,6 +38,11 @@ __all__ = [
     "OBSERVATION_BYTES",
     "OUTSTANDING",
     "REFUSED",
+    "SINK_DEAD",
+    "SINK_DELIVERED",
+    "SINK_FAILED",
+    "SINK_LAG",
+    "SINK_WAITING",
     "SITES",
     "SOURCES",
     "STORED_OBSERVATIONS",
@@ -50,10 +56,12 @@ __all__ = [
     "SourceCollector",
     "count_batch",
     "count_rollout",
+    "forget_sink",
     "set_standby",
     "show_guards",
     "show_networks",
     "show_releases",
+    "show_sink",
 ]
 
 ATTEMPTS = Counter(
@@ -68,6 +76,15 @@ TASKS = Counter(
     ["outcome"],
 )
 JOBS = Counter("terrace_scheduler_jobs_total", "Jobs that ended: completed, failed, cancelled.", ["state"])
+SINK_DELIVERED = Counter("terrace_scheduler_sink_delivered_total", "Events that the receiver of a sink took.", ["sink"])
+SINK_FAILED = Counter("terrace_scheduler_sink_failed_total", "Tries to deliver an event that failed.", ["sink"])
+SINK_WAITING = Gauge(
+    "terrace_scheduler_sink_waiting_events", "The most events that the receiver of a sink may lack.", ["sink"]
+)
+SINK_LAG = Gauge(
+    "terrace_scheduler_sink_lag_seconds", "Age of the oldest event on its way to the receiver of a sink.", ["sink"]
+)
+SINK_DEAD = Gauge("terrace_scheduler_sink_dead_letters", "Events that were given up, by sink.", ["sink"])
 UNFINISHED = Gauge("terrace_scheduler_unfinished_jobs", "Jobs that wait or run.")
 WAITING = Gauge("terrace_scheduler_waiting_tasks", "Tasks of unfinished jobs that wait to be sent to an end device.")
 OUTSTANDING = Gauge("terrace_scheduler_outstanding_tasks", "Tasks that an end device has now.", ["node"])
@@ -517,3 +534,17 @@ for _metric, _values in (
 for _tier in Tier:
     for _value in ("networks", "claim", "forbidden"):
         REFUSED.labels(_tier, _value)
+
+
+def show_sink(name: str, *, waiting: int, lag_s: float, dead: int) -> None:
+    """Set the gauges of a sink."""
+    SINK_WAITING.labels(sink=name).set(waiting)
+    SINK_LAG.labels(sink=name).set(lag_s)
+    SINK_DEAD.labels(sink=name).set(dead)
+
+
+def forget_sink(name: str) -> None:
+    """Show nothing of a sink any more."""
+    for metric in (SINK_DELIVERED, SINK_FAILED, SINK_WAITING, SINK_LAG, SINK_DEAD):
+        with suppress(KeyError):
+            metric.remove(name)

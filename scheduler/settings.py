@@ -168,6 +168,16 @@ class SchedulerSettings(ServiceSettings):
     max_observations: PositiveInt = 1_000_000
     """Most observations that the scheduler keeps; the oldest go first. A million takes about 500 MB of the database."""
 
+    sink_retry_s: PositiveFloat = 24 * 3600.0
+    """Seconds after which an event that the receiver of a sink does not take becomes a dead letter."""
+
+    sink_keep_s: PositiveFloat = 7 * 24 * 3600.0
+    """Seconds after which an event is deleted even if a sink, such as a paused one, has not had it."""
+
+    sink_allow_private: bool = False
+    """Let sinks connect to private addresses and to the scheduler's own machine. Link-local addresses and the metadata
+    services of clouds are never allowed."""
+
     learn: bool = False
     """Let devices keep pictures to learn from, where the device and its source allow it too."""
 

@@ -30,6 +30,7 @@ from tierkit.errors import (
     CertificateError,
     Forbidden,
     MissingExtra,
+    NotFound,
     SetupError,
     Standby,
     TerraceError,
@@ -250,6 +251,7 @@ def check_fleet(
     yield from _check_lists(devices)
     yield from _check_sites(sites, devices, info.get("share", ()))
     yield from _check_sources(client, devices)
+    yield from _check_sinks(client)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
         yield Check(_FLEET, "end nodes", CheckVerdict.FAIL, "none is alive, so no job can run", advice)
@@ -303,6 +305,27 @@ def _check_sites(sites: Sequence[SiteNow], devices: Sequence[Device], share: Seq
         if equals and name not in known:
             advice = "correct the name in `share` of the scheduler, or start its nodes with this --site"
             yield Check(_FLEET, f"site {name}", CheckVerdict.NOTE, f"has the rule {rule} and no node", advice)
+
+
+def _check_sinks(client: Client) -> Iterator[Check]:
+    """Receivers that do not take events, and events that they did not take. Only admins may see these."""
+    try:
+        sinks = client.sinks().sinks
+    except (Forbidden, NotFound):
+        return
+    for sink in sinks:
+        lost = [f"{sink.dead:,} dead letters"] if sink.dead else []
+        lost += [f"{sink.dropped:,} events dropped"] if sink.dropped else []
+        detail = ", ".join([f"{sink.kind}, {sink.state}" + (f": {sink.reason}" if sink.reason else ""), *lost])
+        advice = ""
+        if sink.state == "failing":
+            advice = f"see to the receiver; 'terrace sinks test {sink.name}' tries it at once"
+        elif sink.state == "paused":
+            advice = f"terrace sinks resume {sink.name}"
+        elif sink.dead:
+            advice = f"terrace sinks dead {sink.name}, then terrace sinks replay {sink.name}"
+        verdict = CheckVerdict.NOTE if advice or lost else CheckVerdict.OK
+        yield Check(_FLEET, f"sink {sink.name}", verdict, detail, advice)
 
 
 def _check_sources(client: Client, devices: Sequence[Device]) -> Iterator[Check]:

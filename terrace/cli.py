@@ -58,6 +58,7 @@ _COMMANDS = {
     "sites": _Command("terrace.commands.sites:app", "See the sites of a fleet, drain or remove them.", _USE),
     "sources": _Command("terrace.commands.sources:app", "See and change where devices take pictures from.", _USE),
     "observations": _Command("terrace.commands.observations:app", "See what the sources of devices saw.", _USE),
+    "sinks": _Command("terrace.commands.sinks:app", "Send events to webhooks and other systems.", _USE),
     "learning": _Command("terrace.commands.learning:app", "See what devices keep, and how far tiers agree.", _USE),
     "datasets": _Command("terrace.commands.datasets:app", "Make data sets of labelled pictures.", _USE),
     "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),

@@ -18,12 +18,15 @@
     │   ├── Standby             this scheduler does not lead: ask the one that does
     │   ├── UpstreamUnavailable another node refused or broke the connection
     │   ├── NoNodeAvailable     the device list has no node for this work
+    │   ├── ConnectionEnded     the connection to a receiver of events ended: it is opened again
     │   ├── SourceUnavailable   a source of pictures is away, or sends something else: it is tried again
     │   └── SpoolUnavailable    the spool of a device cannot be written: its disk is full or broken
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
     │   ├── NotTerrace          another program answers at its address: check the URL, or what is in front of it
+    │   ├── Rejected            a receiver refuses an event for good: it is put aside
+    │   ├── ReceiverGone        a receiver wants no more events: a person must act
     │   ├── InvalidAnswer       its answer contradicts itself, or what was asked: nothing of it is believed
     │   └── CertificateError    TLS does not prove that it is who it should be: a person must act
     └── SetupError              this installation cannot work; a person must act
@@ -54,6 +57,7 @@ __all__ = [
     "CertificateError",
     "ClusterUnavailable",
     "Conflict",
+    "ConnectionEnded",
     "DataError",
     "DatabaseUnavailable",
     "DeadlineExceeded",
@@ -74,6 +78,8 @@ __all__ = [
     "Overloaded",
     "PortInUse",
     "ProviderUnavailable",
+    "ReceiverGone",
+    "Rejected",
     "ServiceFailed",
     "SetupError",
     "SourceUnavailable",
@@ -168,6 +174,10 @@ class NoNodeAvailable(Unavailable):
     """The device list has no node for this work."""
 
 
+class ConnectionEnded(Unavailable):
+    """The connection to a receiver of events has ended: it is opened again, and what was under way is sent again."""
+
+
 class SourceUnavailable(Unavailable):
     """A source of pictures is away, breaks off, or sends something else than pictures. It is tried again."""
 
@@ -194,6 +204,14 @@ class UpstreamError(TerraceError):
 
 class NotTerrace(UpstreamError):
     """Another program answers at the address, such as a captive portal: check the URL, or what is in front of it."""
+
+
+class Rejected(UpstreamError):
+    """A receiver refuses an event, and would refuse it each time: it becomes a dead letter."""
+
+
+class ReceiverGone(UpstreamError):
+    """A receiver wants no more events: its sink pauses until a person resumes it."""
 
 
 class InvalidAnswer(UpstreamError):

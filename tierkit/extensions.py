@@ -57,7 +57,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "snapshot": "end_node.sources.snapshot:SnapshotSource",
         "push": "end_node.sources.push:open_push",
     },
-    "terrace.sinks": {},
+    "terrace.sinks": {
+        "mqtt": "scheduler.sinks.mqtt:MQTT",
+        "webhook": "scheduler.sinks.webhook:WEBHOOK",
+    },
     "terrace.networks": {
         "alexnet": "models.training.networks.alexnet:AlexNet",
         "early-exit": "models.training.networks.early_exit:EarlyExit",

@@ -27,6 +27,7 @@ from scheduler.api.releases import releases
 from scheduler.api.routing import note_refusal
 from scheduler.api.runs import runs
 from scheduler.api.sessions import sessions
+from scheduler.api.sinks import sinks
 from scheduler.api.sites import sites
 from scheduler.api.snapshot import Snapshots
 from scheduler.api.sources import sources
@@ -73,7 +74,7 @@ def create_app(
     )
     app.state.authenticator = lifecycle.authenticator
     of_the_fleet = (devices, sites, sources, observations, learning, mapping, history, privacy)
-    routers = (jobs, runs, offers, *of_the_fleet, tokens, releases, networks, about, sessions, pages)
+    routers = (jobs, runs, offers, *of_the_fleet, sinks, tokens, releases, networks, about, sessions, pages)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router builds each route once more for each application
 

@@ -31,6 +31,7 @@ PAGES = {
     "privacy": "Privacy",
     "training": "Training",
     "hosts": "Hosts",
+    "sinks": "Sinks",
 }
 """Names in the navigation by the names of their modules. The first one is what `/ui` shows."""
 

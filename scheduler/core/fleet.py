@@ -80,6 +80,8 @@ class Change(NamedTuple):
     reason: str = ""
     to_save: bool = False
     """The stored row of the node is out of date."""
+    struck: Device | None = None
+    """The record of a node that is off the list now."""
 
 
 class Ledger:
@@ -478,7 +480,7 @@ class Ledger:
         self._present.pop(node_id, None)
         self._unannounced.discard(node_id)
         self._dead.pop(node_id, None)
-        self._feed.append(Change(node_id, None, to_save=True))
+        self._feed.append(Change(node_id, None, to_save=True, struck=device))
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tierkit.errors import InvalidInput
 from tierkit.types import Tier
-from tierkit.wire.observations import Gap, LocalAnswer, Observation, ObservationBatch, Receipt
+from tierkit.wire.observations import FinerAnswer, Gap, LocalAnswer, Observation, ObservationBatch, Receipt
 
 __all__ = [
     "HeldObservation",
@@ -53,6 +53,7 @@ class HeldObservation(Struct, frozen=True, kw_only=True):
     name: str
     taken_at: float
     labelled: bool
+    finer: FinerAnswer | None = None
 
 
 class NewObservation(Struct, frozen=True, kw_only=True):
@@ -60,6 +61,8 @@ class NewObservation(Struct, frozen=True, kw_only=True):
 
     observation: Observation
     amends: bool
+    differs: bool = True
+    """True if it is new, or its answer is another one than before."""
     taken_at: float
     labelled: bool
 
@@ -170,9 +173,12 @@ def sort_out(
         if before is not None and (before.labelled or not labelled):
             labelled, at = before.labelled, before.taken_at
         amends = each.sequence in held
-        new[each.sequence] = NewObservation(observation=each, amends=amends, taken_at=at, labelled=labelled)
+        differs = not amends or _answer(held[each.sequence].finer) != _answer(each.finer)
+        new[each.sequence] = NewObservation(
+            observation=each, amends=amends, differs=differs, taken_at=at, labelled=labelled
+        )
         stored[each.sequence] = HeldObservation(
-            revision=each.revision, local=each.local, name=each.name, taken_at=at, labelled=labelled
+            revision=each.revision, local=each.local, name=each.name, taken_at=at, labelled=labelled, finer=each.finer
         )
     last = max([each.sequence for each in accepted] + [gap.last for gap in gaps], default=0)
     highest = last if numbers is None else max(last, numbers.highest)
@@ -184,6 +190,10 @@ def sort_out(
         highest=highest,
         first_behind=first_behind,
     )
+
+
+def _answer(finer: FinerAnswer | None) -> tuple[int, int, float] | None:
+    return None if finer is None else (finer.label, finer.coarse_label, finer.confidence)
 
 
 def _differs(each: Observation, before: HeldObservation | None) -> bool:

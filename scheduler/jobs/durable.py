@@ -53,7 +53,7 @@ class DurableRecipient:
 
     def started(self) -> None:
         self.state = JobState.RUNNING
-        self._store.started(self.job.id, time.time(), self._elapsed())
+        self._store.started(self.job, time.time(), self._elapsed())
 
     def answer(self, answer: Answer) -> None:
         self._commit.put(answer)
@@ -72,7 +72,7 @@ class DurableRecipient:
         figures["damaged"] = await self._store.named(self.job.id, figures["damaged"])
         final, why = self._conclude(state, reason)
         times = {"at": time.time(), "elapsed": self._elapsed()}
-        self._store.finished(self.job.id, state=final, reason=why, summary=figures, **times)
+        self._store.finished(self.job, state=final, reason=why, summary=figures, **times)
         await self._commit.flush()
         self.state = final
         JOBS.labels(state=final).inc()

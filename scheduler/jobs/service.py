@@ -45,6 +45,7 @@ from scheduler.releases.service import Releases
 from scheduler.releases.spreading import Spreading
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
+from scheduler.sinks.service import Sinks
 from scheduler.store.copies import FileCopies
 from scheduler.store.jobs import JobStore
 from tierkit.access import Allowance
@@ -81,6 +82,7 @@ class Scheduler:
     runs: Runs
     observations: Observations
     learning: Learning
+    sinks: Sinks
     remote_sources: RemoteSources
     inputs: InputFiles
     copies: FileCopies | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -99,6 +99,8 @@ class SourceBook:
         self.site_of = site_of
         self._fleet_version = fleet_version
         self.elapsed = elapsed
+        self.heard: Callable[[str], None] = lambda _: None
+        """Called with the id of a node that has said how its sources are."""
         self._changes = 0
         self._news = asyncio.Event()
         self._shown: dict[tuple[str | None, str | None, str | None, str | None], bytes] = {}
@@ -163,6 +165,7 @@ class SourceBook:
             entry = self.entries.get((node_id, source))
             if entry is not None and entry.heard_elapsed is None:
                 del self.entries[node_id, source]
+        self.heard(node_id)
 
     def has_picture(self, node_id: str, source: str, sequence: int) -> None:
         """The picture of an observation is stored."""
@@ -280,6 +283,30 @@ class SourceBook:
             rows = [self._fields(key, healths) for key in keys]
             self._shown[wanted] = _ENCODE({"sources": rows})
         return self._shown[wanted], self._shown_version
+
+    def marks(self) -> dict[_Key, Hashable]:
+        """The sources that have sent something or that a device names. Each has another value when it has changed."""
+        states = {
+            (node_id, each.name): each.state for node_id, status in self.devices.items() for each in status.sources
+        }
+        healths = {node_id: self._health_of(node_id) for node_id, _ in self.entries}
+        return {
+            key: (
+                None if entry.last is None else (entry.last.content.sequence, entry.last.received),
+                entry.last_picture,
+                states.get(key),
+                healths[key[0]],
+                self.site_of(key[0]),
+            )
+            for key, entry in self.entries.items()
+        }
+
+    def now(self, node_id: str, source: str) -> dict[str, Any]:
+        """A source as it is now: the fields of a `SourceNow`. Its observation has the fields of a `SeenPicture`."""
+        key = (node_id, source)
+        entry = self.entries.get(key)
+        last = None if entry is None or entry.last is None else fields_of(entry.last, self.hierarchies)
+        return self._fields(key, {node_id: self._health_of(node_id)}) | {"last": last}
 
     def heard_s(self, entry: SourceEntry) -> float | None:
         """Seconds since a source was heard."""

@@ -18,6 +18,7 @@ from models.escalation import Tuning
 from models.manifest import Manifest, WeightsFile
 from scheduler.core.device import Device
 from scheduler.core.fleet import Ledger
+from scheduler.core.outbox import release_event
 from scheduler.core.release import (
     FleetProgress,
     LiveReleases,
@@ -533,8 +534,13 @@ class Releases:
 
     # --- the change under way ---------------------------------------------------------------------------------------
 
+    async def _save(self, change: ReleaseChange) -> None:
+        before = self.change if self.change is not None and self.change.id == change.id else None
+        new, old = self.ref_of(change.release), self.ref_of(change.previous)
+        await self._store.save(change, self.trial.notes(), release_event(change, before, new=new, old=old))
+
     async def _begin(self, change: ReleaseChange) -> None:
-        await self._store.save(change, self.trial.notes())
+        await self._save(change)
         self.change = change
         if change.kind != "canary":
             self.trial.begin(change, {})
@@ -545,7 +551,7 @@ class Releases:
     async def _end(self, change: ReleaseChange) -> ReleaseChange:
         """A change is over."""
         change = replace(change, ended_at=self._wall())
-        await self._store.save(change, self.trial.notes())
+        await self._save(change)
         self.history.insert(0, (change, self.trial.guards))
         last = next((each for each in self.history if each[0].state is RolloutState.DONE), None)
         if last not in self.history[:_MOST_HISTORY]:
@@ -604,7 +610,7 @@ class Releases:
                 if after.state.final:
                     await self._end(after)
                 elif after != change or now - saved_at > _SAVE_S:
-                    await self._store.save(after, self.trial.notes())
+                    await self._save(after)
                     self.change, saved_at = after, now
                     self.trial.goes_on(after)
                     if after.state is not change.state or after.share != change.share:

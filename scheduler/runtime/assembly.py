@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, weights_folder
 from scheduler.core import events
 from scheduler.core.fleet import Ledger
+from scheduler.core.outbox import SinkEvent
+from scheduler.devices.news import FleetNews
 from scheduler.devices.operators import Operators
 from scheduler.devices.sources import RemoteSources
 from scheduler.devices.watch import Watch
@@ -40,7 +42,7 @@ from scheduler.metrics import (
     show_networks,
     show_releases,
 )
-from scheduler.observations.book import SourceBook
+from scheduler.observations.book import SourceBook, fields_of
 from scheduler.observations.learning import Learning
 from scheduler.observations.service import Observations
 from scheduler.placement.adaptive.pilot import Pilot
@@ -51,6 +53,8 @@ from scheduler.releases.service import Releases, Uses
 from scheduler.releases.spreading import Spreading
 from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
+from scheduler.sinks.protocol import SinkContext
+from scheduler.sinks.service import SinkLimits, Sinks
 from scheduler.store.commit import GroupCommit
 from scheduler.store.copies import FileCopies
 from scheduler.store.database import last_seq
@@ -60,10 +64,12 @@ from scheduler.store.learning import LearningStore
 from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
 from scheduler.store.observations import ObservationStore
+from scheduler.store.outbox import Outbox
 from scheduler.store.reading import Reader
 from scheduler.store.releases import ReleaseStore
 from scheduler.store.runs import RunStore
 from scheduler.store.secret import kept_secret
+from scheduler.store.sinks import SinkStore
 from scheduler.store.tables import inputs, networks
 from tierkit.access import Sessions, client_context
 from tierkit.elapsed import Elapsed
@@ -110,6 +116,7 @@ async def open_scheduler(
         commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
         secret = await kept_secret(engine, commit)
         elapsed = await kept_elapsed(engine, commit)
+        outbox = commit.outbox = Outbox(elapsed=elapsed.now)
         devices = Ledger(settings.detector_times, sweep_s=_SWEEP_S, window=settings.window)
         dispatcher: Dispatcher
 
@@ -123,6 +130,8 @@ async def open_scheduler(
         store = JobStore(reader, commit)
         runs = Runs(RunStore(reader, commit), secret=secret, clock=time.monotonic, wall=time.time, elapsed=elapsed.now)
         nodes = NodeStore(engine, commit)
+        sinks = await _sinks(settings, SinkStore(reader, commit), outbox, elapsed, lambda: observations)
+        commit.on_write = sinks.tell
         copies = FileCopies(engine, commit, networks) if settings.shares_database else None
         prober = Prober(devices, handle, http, time.monotonic)
         releases = Releases(
@@ -159,8 +168,9 @@ async def open_scheduler(
         )
         dispatcher.handle(events.Restored(await nodes.load(), await nodes.load_sites()))
         operators = Operators(devices, nodes, dispatcher.handle)
+        seen = ObservationStore(reader, commit, hierarchy.digest)
         observations = Observations(
-            ObservationStore(reader, commit, hierarchy.digest),
+            seen,
             SourceBook(
                 health_of=lambda node_id: devices.health_of(node_id, time.monotonic()),
                 site_of=devices.site_of,
@@ -171,12 +181,19 @@ async def open_scheduler(
             handle=handle,
             max_pixels=settings.max_pixels,
         )
+        book = observations.book
+        seen.fields_of = lambda stored: fields_of(stored, book.hierarchies)
+        news = FleetNews(
+            devices, lambda node_id: book.devices.get(node_id), used=lambda: outbox.used, put=partial(_announce, commit)
+        )
+        book.heard = news.heard
         learning = Learning(LearningStore(reader, commit), observations.book, hierarchy.digest)
         watch = Watch(devices, dispatcher.handle, clock=time.monotonic, tls=client_context(settings.tls_ca))
         dispatcher.follow(operators.node_changed)
         dispatcher.follow(watch.node_changed)
         dispatcher.follow(prober.node_changed)
         dispatcher.follow(spreading.node_changed)
+        dispatcher.follow(news.node_changed)
         scheduler = Scheduler(
             settings=settings,
             releases=releases,
@@ -189,6 +206,7 @@ async def open_scheduler(
             runs=runs,
             observations=observations,
             learning=learning,
+            sinks=sinks,
             remote_sources=RemoteSources(devices, http),
             inputs=InputFiles(settings.inputs, releases.current.manifest.fit),
             copies=FileCopies(engine, commit, inputs) if settings.shares_database else None,
@@ -213,6 +231,37 @@ async def open_scheduler(
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_S):
                     await reader.finish()
+
+
+async def _sinks(
+    settings: SchedulerSettings,
+    store: SinkStore,
+    outbox: Outbox,
+    elapsed: Elapsed,
+    observations: Callable[[], Observations],
+) -> Sinks:
+    """The sinks that are stored. From now on the outbox takes what they want.
+
+    Args:
+        observations: returns what sinks ask about sources once they run.
+    """
+    context = SinkContext(
+        name="",
+        allow_private=settings.sink_allow_private,
+        tls_ca=settings.tls_ca,
+        sources=lambda: observations().book,
+        picture=lambda node_id, source, sequence: observations().picture(node_id, source, sequence),
+    )
+    limits = SinkLimits(retry_s=settings.sink_retry_s, keep_s=settings.sink_keep_s)
+    sinks = Sinks(store, context, limits, elapsed.now)
+    sinks.use = outbox.use
+    await sinks.load()
+    return sinks
+
+
+def _announce(commit: GroupCommit, happened: Sequence[SinkEvent]) -> None:
+    if rows := commit.outbox.rows(happened):
+        commit.put(tuple(rows))
 
 
 def _observed(releases: Releases, learning: Learning, node_id: str, seen: Sequence[tuple[Observation, bool]]) -> None:
@@ -253,6 +302,7 @@ async def _loops(
             lifecycle.own(note_elapsed(elapsed, commit), name="elapsed time"),
             lifecycle.own(scheduler.operators.run(), name="known nodes"),
             lifecycle.own(scheduler.runs.watch(), name="training runs"),
+            lifecycle.own(scheduler.sinks.run(), name="sinks"),
             lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
         ]
         yield
@@ -265,6 +315,7 @@ async def _loops(
             async with asyncio.timeout(0 if writing.done() or lease.lost.is_set() else _FLUSH_S):
                 await scheduler.operators.flush()
                 await scheduler.runs.save()
+                await scheduler.sinks.save()
                 await commit.flush()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

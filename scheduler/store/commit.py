@@ -22,6 +22,7 @@ from scheduler.core.job import Answer, AttemptReport
 from scheduler.metrics import COMMITS
 from scheduler.store.database import REFUSALS, may_be_written, plain_reason, transact
 from scheduler.store.lease import Lease
+from scheduler.store.outbox import Outbox
 from scheduler.store.tables import attempts, results
 from tierkit.errors import DataError, Standby, Unavailable
 from tierkit.pacing import backoff_s
@@ -44,14 +45,15 @@ class Withdrawn:
     answer: Answer
 
 
-Item = Answer | Withdrawn | AttemptReport | Executable
+Item = Answer | Withdrawn | AttemptReport | Executable | tuple[Executable, ...]
+"""Statements of a tuple are in one transaction."""
 
 
 @dataclass(slots=True)
 class _Write:
     """A transaction that may be tried several times, and is written once."""
 
-    undo: Executable | None = None
+    undo: Sequence[Executable] = ()
     """Takes it back, where nobody waits for it any more."""
     number: int = 0
     """Of the latest try."""
@@ -72,6 +74,10 @@ class GroupCommit:
         """Called with each group of answers once it is durable, in order of their numbers."""
         self.on_withdrawal: Callable[[Answer], None] = lambda answer: None
         """Called with each answer that is durably withdrawn, after the group that it may have been in."""
+        self.outbox = Outbox()
+        """Makes the rows of events. Writers add them to their transactions."""
+        self.on_write: Callable[[], None] = lambda: None
+        """Called after each transaction."""
         self.expects_more: Callable[[], bool] = lambda: False
         """True while answers are expected that can share the next commit."""
         self._engine = engine
@@ -97,7 +103,7 @@ class GroupCommit:
         return self._queue.qsize() > _CONGESTED
 
     def put(self, item: Item) -> None:
-        """Queue a result, an attempt, or a statement that changes what they belong to."""
+        """Queue a result, an attempt, or statements that change what they belong to."""
         self._queue.put_nowait(item)
 
     async def flush(self) -> None:
@@ -109,7 +115,7 @@ class GroupCommit:
         await marker
 
     async def execute(
-        self, work: Callable[[AsyncConnection], Awaitable[object]], *, undo: Executable | None = None
+        self, work: Callable[[AsyncConnection], Awaitable[object]], *, undo: Sequence[Executable] = ()
     ) -> None:
         """Run `work` in a transaction of its own, between two group commits.
 
@@ -147,9 +153,10 @@ class GroupCommit:
             if (doubtful := self._doubtful) is not None:
                 doubtful.done = await self._lease.latest() == doubtful.number
                 self._doubtful = None
-                if doubtful.done and doubtful is not write and doubtful.undo is not None:
-                    self._undo.append(doubtful.undo)
+                if doubtful.done and doubtful is not write:
+                    self._undo += doubtful.undo
             if write.done:
+                self.on_write()
                 return
             write.number = 0
             try:
@@ -161,6 +168,7 @@ class GroupCommit:
                 self._doubtful = write if may_be_written(exc) else None
                 raise
             self._undo.clear()
+            self.on_write()
 
     async def check(self) -> None:
         """True if the database accepts what it is given, also when nothing has been written for long.
@@ -223,7 +231,12 @@ class GroupCommit:
         group = [item for item in items if isinstance(item, Answer)]
         ended = [msgspec.to_builtins(item) for item in items if isinstance(item, AttemptReport)]
         withdrawn = [item.answer for item in items if isinstance(item, Withdrawn)]
-        changes = [item for item in items if not isinstance(item, Answer | AttemptReport | Withdrawn)]
+        changes: list[Executable] = []
+        for item in items:
+            if isinstance(item, tuple):
+                changes += item
+            elif not isinstance(item, Answer | AttemptReport | Withdrawn):
+                changes.append(item)
         changes += map(_withdrawal, withdrawn)
         numbered = list(enumerate(group, start=self._next_seq))
         rows = [_row(seq, answer) for seq, answer in numbered]

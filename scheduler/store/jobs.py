@@ -16,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.hierarchy import Hierarchy
 from scheduler.core.job import FAILED_OUTCOMES, Answer, AttemptReport, ImageFacts, JobRow
+from scheduler.core.outbox import job_event
 from scheduler.core.policy import JobPolicy
 from scheduler.core.seeking import SoughtJobs
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
-from scheduler.store.tables import attempts, hierarchies, jobs, observations, results
+from scheduler.store.tables import attempts, hierarchies, jobs, observations, outbox, results
 from tierkit.errors import NotFound
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
@@ -71,9 +72,15 @@ class JobStore:
             "damaged": json.dumps(_damage_of(facts)) if facts.damaged or facts.mended else None,
             "idempotency_key": idempotency_key,
         }
+        submitted = job_event(job, job.state, reason=job.reason)
         try:
-            undo = delete(jobs).where(jobs.c.id == job.id)
-            await self.commit.execute(lambda connection: connection.execute(insert(jobs).values(row)), undo=undo)
+            undo = (delete(jobs).where(jobs.c.id == job.id), delete(outbox).where(outbox.c.key == submitted.key))
+
+            async def write(connection: AsyncConnection) -> None:
+                await connection.execute(insert(jobs).values(row))
+                await self.commit.outbox.write(connection, [submitted])
+
+            await self.commit.execute(write, undo=undo)
         except IntegrityError:
             if idempotency_key is None or (found := await self.by_idempotency_key(idempotency_key)) is None:
                 raise
@@ -191,7 +198,7 @@ class JobStore:
             for task, answers in by_task.items():
                 yield task, answers
 
-    def started(self, job_id: str, at: float, elapsed: float) -> None:
+    def started(self, job: JobRow, at: float, elapsed: float) -> None:
         """The first task of a job is on its way; written with the next group of results.
 
         Args:
@@ -205,20 +212,27 @@ class JobStore:
             "started_at": func.coalesce(jobs.c.started_at, at),
             "started_elapsed": func.coalesce(jobs.c.started_elapsed, elapsed),
         }
-        self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
+        self._change(job, changed)
 
     def moved(self, job_id: str, policy: JobPolicy) -> None:
         """A job without answers has another policy now; written with the next group of results."""
         self.commit.put(update(jobs).where(jobs.c.id == job_id).values(policy=policy.model_dump_json()))
 
     def finished(
-        self, job_id: str, *, state: JobState, reason: str, at: float, elapsed: float, summary: Mapping[str, Any]
+        self, job: JobRow, *, state: JobState, reason: str, at: float, elapsed: float, summary: Mapping[str, Any]
     ) -> None:
         """The final state, once and for all; written with the next group of results. Times as for `started`."""
         text = json.dumps(summary, allow_nan=False)
         times = {"finished_at": at, "finished_elapsed": elapsed}
         changed = {"state": state, "reason": reason, "summary": text, **times}
-        self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
+        self._change(job, changed, summary)
+
+    def _change(self, job: JobRow, changed: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> None:
+        statement = update(jobs).where(jobs.c.id == job.id).values(changed)
+        state = changed["state"]
+        # One that is taken up again after a restart has started before.
+        events = [] if state is job.state else [job_event(job, state, reason=changed["reason"], summary=summary)]
+        self.commit.put((statement, *self.commit.outbox.rows(events)))
 
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment of elapsed time, with their results; returns how many."""

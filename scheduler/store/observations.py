@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -36,6 +36,7 @@ from scheduler.core.observing import (
     joined,
     sort_out,
 )
+from scheduler.core.outbox import SinkEvent, observation_event
 from scheduler.store.commit import GroupCommit
 from scheduler.store.observation_reads import ObservationReads
 from scheduler.store.reading import Reader
@@ -91,6 +92,8 @@ class ObservationStore:
         self._reader = reader
         self._commit = commit
         self._hierarchy = hierarchy
+        self.fields_of: Callable[[StoredObservation], Mapping[str, Any]] = lambda _: {}
+        """Returns the data of an event: an observation as users see it."""
         self._received: int | None = None
         """The last number of `observations.received`; None until it is read."""
 
@@ -131,6 +134,7 @@ class ObservationStore:
         behind: dict[str, Behind] = {}
         updates: dict[str, SourceUpdate] = {}
         newest: dict[str, StoredObservation] = {}
+        events: list[SinkEvent] = []
         sources = group.sources.setdefault(batch.node_id, {})
         parts = _by_source(batch)
         if len(sources.keys() | parts.keys()) > MOST_SOURCES:
@@ -151,9 +155,17 @@ class ObservationStore:
             if new:
                 newest[source] = max(new, key=lambda each: each.content.sequence)
             group.write(own, zip(change.new, new, strict=True))
+            if self._commit.outbox.used:
+                events += [
+                    observation_event(self.fields_of(row), amended=each.amends)
+                    for each, row in zip(change.new, new, strict=True)
+                    if each.differs
+                ]
             group.note(own, SourceNumbers(batch.spool, change.highest), is_new=before is None)
             if change.gaps:
                 await group.add_gaps(own, change.gaps)
+        if events:
+            await self._commit.outbox.write(group.connection, events)
         receipt = Receipt(stored=stored, known=known, behind=behind)
         return StoredBatch(receipt=receipt, updates=updates, newest=newest)
 
@@ -277,7 +289,7 @@ class _Group:
     ) -> None:
         self.sources = sources
         """The numbering of each source, by node."""
-        self._connection = connection
+        self.connection = connection
         self._elapsed = elapsed
         self._inserts: list[dict[str, Any]] = []
         self._updates: list[dict[str, Any]] = []
@@ -303,7 +315,7 @@ class _Group:
             return {}
         await self.flush()
         found = {}
-        for row in await self._connection.execute(_HELD, {**own, "known": known}):
+        for row in await self.connection.execute(_HELD, {**own, "known": known}):
             content = _read(row.content)
             found[row.sequence] = HeldObservation(
                 revision=row.revision,
@@ -311,6 +323,7 @@ class _Group:
                 name=content.name,
                 taken_at=row.taken_at,
                 labelled=row.labelled,
+                finer=content.finer,
             )
         return found
 
@@ -348,13 +361,13 @@ class _Group:
             (_UPDATE_SOURCE, list(self._old_sources.values())),
         ):
             if rows:
-                await self._connection.execute(statement, rows)
+                await self.connection.execute(statement, rows)
         self._inserts, self._updates, self._uses = [], [], []
         self._new_sources, self._old_sources = {}, {}
 
     async def add_gaps(self, own: dict[str, str], gaps: Collection[Gap]) -> None:
         """Store gaps of a source; gaps that overlap or touch become one."""
-        table, its, connection = observation_gaps, _is(observation_gaps, own), self._connection
+        table, its, connection = observation_gaps, _is(observation_gaps, own), self.connection
         for first, last in joined([(gap.first, gap.last) for gap in gaps]):
             touching = (*its, table.c.first <= last + 1, table.c.last >= first - 1)
             found = (await connection.execute(select(table.c.first, table.c.last).where(*touching))).all()

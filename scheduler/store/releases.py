@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.escalation import Tuning
 from models.manifest import Manifest
+from scheduler.core.outbox import SinkEvent
 from scheduler.core.release import Release, ReleaseChange
 from scheduler.store.commit import GroupCommit
 from scheduler.store.reading import Reader
@@ -83,15 +84,21 @@ class ReleaseStore:
             "created_by": release.created_by,
         }
         statement, undo = insert(releases).values(row), delete(releases).where(releases.c.number == release.number)
-        await self._commit.execute(lambda connection: connection.execute(statement), undo=undo)
+        await self._commit.execute(lambda connection: connection.execute(statement), undo=(undo,))
 
     async def save_probes(self, number: int, probes: Probes) -> None:
         """Store the answers of a release's networks to the probe pictures."""
         statement = update(releases).where(releases.c.number == number).values(probes=json.dumps(probes))
         await self._commit.execute(lambda connection: connection.execute(statement))
 
-    async def save(self, change: ReleaseChange, trial: Mapping[str, Any] | None) -> None:
-        """Write a change as it is now."""
+    async def save(
+        self, change: ReleaseChange, trial: Mapping[str, Any] | None, event: SinkEvent | None = None
+    ) -> None:
+        """Write a change as it is now.
+
+        Args:
+            event: says that its state is another one.
+        """
         row = {
             "id": change.id,
             "state": change.state,
@@ -102,6 +109,8 @@ class ReleaseStore:
         async def write(connection: AsyncConnection) -> None:
             await connection.execute(delete(rollouts).where(rollouts.c.id == change.id))
             await connection.execute(insert(rollouts).values(row))
+            if event is not None:
+                await self._commit.outbox.write(connection, [event])
 
         await self._commit.execute(write)
 

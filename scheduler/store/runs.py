@@ -36,7 +36,7 @@ class RunStore:
         """Store a new run."""
         statement = insert(runs).values({**asdict(row), **_texts(details)})
         undo = delete(runs).where(runs.c.id == row.id)
-        await self._commit.execute(lambda connection: connection.execute(statement), undo=undo)
+        await self._commit.execute(lambda connection: connection.execute(statement), undo=(undo,))
 
     async def save(self, changed: Sequence[tuple[RunRow, RunDetails]]) -> None:
         """Write runs as they are now, in one transaction."""

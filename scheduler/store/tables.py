@@ -29,6 +29,7 @@ __all__ = [
     "SCHEMA",
     "VERSION_TABLE",
     "attempts",
+    "dead_letters",
     "hierarchies",
     "improvements",
     "inputs",
@@ -42,11 +43,13 @@ __all__ = [
     "observation_pictures",
     "observation_sources",
     "observations",
+    "outbox",
     "properties",
     "releases",
     "results",
     "rollouts",
     "runs",
+    "sinks",
     "sites",
     "source_rights",
 ]
@@ -54,7 +57,7 @@ __all__ = [
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0011"
+SCHEMA = "0012"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -399,4 +402,47 @@ source_rights = Table(
     Column("node_id", String(63), primary_key=True),
     Column("source", String(63), primary_key=True),
     Column("owner", Boolean, nullable=False),  # otherwise a reader
+)
+
+# Receivers of events.
+sinks = Table(
+    "terrace_sinks",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("kind", String(63), nullable=False),
+    Column("filter", Text, nullable=False),  # JSON of scheduler.core.outbox.EventFilter
+    Column("options", Text, nullable=False),  # JSON object
+    Column("created_by", String(63)),  # name of a token; null where none was asked for
+    Column("created_at", Float(53), nullable=False),  # wall clock, seconds since 1970
+    Column("paused", Boolean, nullable=False),
+    Column("reason", PlainText, nullable=False),  # why it is paused
+    Column("position", BigInteger, nullable=False),  # all events up to this number are dealt with
+    Column("dropped", BigInteger, nullable=False),  # events that were deleted before the receiver had them
+    Column("lost_letters", BigInteger, nullable=False),  # dead letters that were too many
+)
+
+# Events that sinks want, in the order in which they became true: no number comes twice, and none comes late.
+outbox = Table(
+    "terrace_outbox",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("type", String(63), nullable=False),
+    Column("key", String(255), nullable=False),
+    Column("at", Float(53), nullable=False),  # wall clock, seconds since 1970
+    Column("stored_elapsed", Float(53), nullable=False),  # by which it is deleted
+    Column("content", Text, nullable=False),  # JSON object
+    sqlite_autoincrement=True,
+)
+
+# Events that a receiver refused, or did not take in time.
+dead_letters = Table(
+    "terrace_dead_letters",
+    metadata,
+    Column("sink", String(63), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # of the event
+    Column("reason", PlainText, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("at", Float(53), nullable=False),  # when it was given up, seconds since 1970
+    Column("wanted", Boolean, nullable=False),  # it is to be delivered again
+    Column("content", Text, nullable=False),  # JSON of scheduler.core.outbox.Event
 )

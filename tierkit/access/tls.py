@@ -74,13 +74,14 @@ def _no_password() -> str:
 
 
 @cache
-def client_context(authority: Path | None = None) -> ssl.SSLContext:
+def client_context(authority: Path | None = None, *, http: bool = True) -> ssl.SSLContext:
     """For connections to services: their certificates are verified, host name included.
 
     Made once per process and file, for reading the usual store takes some 30 ms and 3 MB.
 
     Args:
         authority: PEM with the certificates that are trusted, in place of the usual public ones.
+        http: True if the service speaks HTTP.
 
     Raises:
         SetupError: it cannot be read.
@@ -88,7 +89,8 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
     with _reading(authority):
         context = ssl.create_default_context(cafile=authority or certifi.where())
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    if http:
+        context.set_alpn_protocols(["http/1.1"])
     return context
 
 

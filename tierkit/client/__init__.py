@@ -34,6 +34,7 @@ from tierkit.wire.api import (
 from tierkit.wire.learning import Improvement, LearningNow, NodeLearning
 from tierkit.wire.releases import GuardName, GuardNow, Pruned, ReleaseList, ReleaseNow, Rollout, RolloutState
 from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
+from tierkit.wire.sinks import DeadLetterNow, DeadLetterPage, SinkFilter, SinkList, SinkNow
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture, SourceNow, SourceRights, SourcesReport
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "CoarseAnswer",
     "CoarseResults",
     "CurvePoint",
+    "DeadLetterNow",
+    "DeadLetterPage",
     "Decision",
     "Device",
     "Event",
@@ -84,6 +87,9 @@ __all__ = [
     "RunWorker",
     "SeenGap",
     "SeenPicture",
+    "SinkFilter",
+    "SinkList",
+    "SinkNow",
     "SiteNow",
     "SourceNow",
     "SourceRights",

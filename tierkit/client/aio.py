@@ -69,6 +69,16 @@ from tierkit.wire.runs import (
     WorkerOffer,
     WorkerWish,
 )
+from tierkit.wire.sinks import (
+    DeadLetterPage,
+    NewSink,
+    Replayed,
+    ReplayRequest,
+    SinkFilter,
+    SinkList,
+    SinkNow,
+    SinkTested,
+)
 from tierkit.wire.sources import (
     ObservationPage,
     SeenGap,
@@ -646,6 +656,67 @@ class AsyncClient(SchedulerConnection):
             Improvement, (await self._request("PUT", path, repeatable=True, upload=json_upload(improvement))).content
         )
 
+    async def sinks(self) -> SinkList:
+        """All receivers of events, and the kinds that can be added; for admins, as are all calls about sinks."""
+        return await self._get(SinkList, "/v1/sinks")
+
+    async def sink(self, name: str) -> SinkNow:
+        """A sink as it is now; `NotFound` if there is none."""
+        return await self._get(SinkNow, _sink_path(name))
+
+    async def add_sink(
+        self, name: str, kind: str, options: Mapping[str, Any], *, filter: SinkFilter | None = None
+    ) -> SinkNow:
+        """Deliver events to a receiver from now on; `Conflict` if the name is taken.
+
+        Args:
+            kind: webhook, or another one that is installed on the scheduler's machine.
+            options: of the kind.
+            filter: which events; None: all.
+        """
+        try:
+            wanted = NewSink(name=name, kind=kind, options=options, filter=filter or SinkFilter())
+        except ValidationError as exc:
+            raise InvalidInput(faults(exc, NewSink)) from exc
+        answer = await self._request("POST", "/v1/sinks", repeatable=False, upload=json_upload(wanted))
+        return parse(SinkNow, answer.content)
+
+    async def remove_sink(self, name: str) -> None:
+        """Forget a sink, its events and its dead letters."""
+        await self._request("DELETE", _sink_path(name), repeatable=True)
+
+    async def pause_sink(self, name: str) -> SinkNow:
+        """Let the events of a sink wait until it is resumed."""
+        return parse(SinkNow, (await self._request("POST", f"{_sink_path(name)}/pause", repeatable=True)).content)
+
+    async def resume_sink(self, name: str) -> SinkNow:
+        """Deliver again, over a new connection."""
+        return parse(SinkNow, (await self._request("DELETE", f"{_sink_path(name)}/pause", repeatable=True)).content)
+
+    async def test_sink(self, name: str) -> SinkTested:
+        """Send a receiver a test event; `UpstreamError` if it does not take it."""
+        return parse(SinkTested, (await self._request("POST", f"{_sink_path(name)}/test", repeatable=False)).content)
+
+    async def dead_letters(self, name: str, *, after: int = 0, limit: int = 100) -> DeadLetterPage:
+        """Events that the receiver refused or did not take in time, by number.
+
+        Args:
+            after: only higher numbers.
+        """
+        return await self._get(DeadLetterPage, f"{_sink_path(name)}/dead", after=str(after), limit=str(limit))
+
+    async def replay(self, name: str, numbers: Iterable[int] | None = None) -> int:
+        """Deliver dead letters again; returns how many.
+
+        Args:
+            numbers: of their events; None: all.
+        """
+        upload = json_upload(ReplayRequest(numbers=None if numbers is None else tuple(numbers)))
+        return parse(
+            Replayed,
+            (await self._request("POST", f"{_sink_path(name)}/replay", repeatable=True, upload=upload)).content,
+        ).count
+
     async def mapping(self, *, site: str | None = None) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures; of all sites, or of
         one."""
@@ -859,6 +930,10 @@ def _run_path(run: RunSummary | str) -> str:
 
 def _run_id(run: RunSummary | str) -> str:
     return run.id if isinstance(run, RunSummary) else run
+
+
+def _sink_path(name: str) -> str:
+    return f"/v1/sinks/{_segment('sink', name)}"
 
 
 def _device_path(node_id: str) -> str:

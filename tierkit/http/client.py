@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import aiohttp
 from aiohttp import AddrInfoType
+from aiohttp.abc import AbstractResolver
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
@@ -58,6 +59,7 @@ def open_client(
     tls_ca: Path | None = None,
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     meter: Meter | None = None,
+    resolver: AbstractResolver | None = None,
 ) -> aiohttp.ClientSession:
     """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
 
@@ -71,6 +73,7 @@ def open_client(
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
         middlewares: that the requests pass.
         meter: called with the bytes sent and received, headers and TLS included.
+        resolver: finds the addresses of a name at each new connection. Default: the system's.
 
     Raises:
         SetupError: the file cannot be used.
@@ -81,6 +84,8 @@ def open_client(
         keepalive_timeout=_KEEPALIVE_S,
         ssl=client_context(tls_ca),
         socket_factory=_socket,
+        resolver=resolver,
+        use_dns_cache=resolver is None,
     )
     if meter is not None:
         # aiohttp's own traces miss what is read piece by piece.

@@ -4,11 +4,11 @@ import { ApiError, get, send } from "./api.js";
 import { el, replace } from "./dom.js";
 
 /**
- * Who looks: whether they may drain and remove nodes, the name of their token, and the only sites that they may use
- * (empty: all). Known when a page begins.
- * @type {{operates: boolean, name: string | null, sites: string[]}}
+ * Who looks: whether they may drain and remove nodes, whether they say where data goes, the name of their token, and the
+ * only sites that they may use (empty: all). Known when a page begins.
+ * @type {{operates: boolean, administers: boolean, name: string | null, sites: string[]}}
  */
-export const caller = { operates: true, name: null, sites: [] };
+export const caller = { operates: true, administers: true, name: null, sites: [] };
 
 /** The element that a page fills. */
 export const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -80,6 +80,7 @@ async function showCaller() {
   caller.name = holder.name;
   caller.sites = holder.sites;
   caller.operates = holder.name === null || ["operator", "admin"].includes(holder.role);
+  caller.administers = holder.name === null || holder.role === "admin";
   const place = document.getElementById("who");
   if (!place || holder.name === null) return;
   const leave = async () => {

@@ -501,3 +501,33 @@ export interface ReleaseList {
   releases: ReleaseNow[];
   history: Rollout[];
 }
+
+export interface SinkFilter {
+  events: string[];
+  sources: string[];
+  labels: string[];
+  confidence: number | null;
+}
+
+export interface SinkNow {
+  name: string;
+  kind: string;
+  options: Record<string, unknown>;
+  filter: SinkFilter;
+  state: "ok" | "failing" | "paused";
+  reason: string;
+  waiting: number;
+  lag_s: number;
+  delivered: number;
+  dead: number;
+  dropped: number;
+}
+
+export interface DeadLetter {
+  number: number;
+  reason: string;
+  attempts: number;
+  at: string;
+  replaying: boolean;
+  event: { id: string; type: string; timestamp: string; data: Record<string, unknown> };
+}

@@ -13,6 +13,8 @@ import pytest
 from models.manifest import load_manifest
 from terrace.cli import run
 from tests.model_sets import colour_network, colour_set
+from tests.receivers import receiving
+from tierkit.client import AsyncClient, SinkFilter
 from tierkit.testing import wait_for
 
 Command = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -59,6 +61,7 @@ def flowers(tmp_path: Path) -> Path:
 async def scheduler(flowers: Path, settings: Any, kit: Any) -> AsyncIterator[Any]:
     """A scheduler of the set `flowers`, with nodes that need no heartbeats."""
     changed = {"models": flowers, "heartbeat_s": 100.0, "lease_s": 600.0, "suspect_s": 500.0}
+    changed["sink_allow_private"] = True
     async with kit.scheduler(settings.model_copy(update=changed)) as running:
         yield running
 
@@ -123,6 +126,26 @@ async def test_a_release_is_made_tried_stopped_promoted_and_taken_back(
     assert (code, "flowers@2  rolled back" in out) == (0, True), out
     code, _, err = await terrace("models", "release", "rollback")
     assert (code, "no release was in force before" in err) == (1, True)
+
+
+async def test_the_steps_of_a_release_are_events(scheduler: Any, nodes: Nodes, better: Path) -> None:
+    async with receiving() as receiver, AsyncClient(scheduler.url) as client:
+        await client.add_sink("hook", "webhook", {"url": receiver.url}, filter=SinkFilter(events=("release.*",)))
+        await client.create_release("flowers", better)
+        await client.start_release("flowers@2")
+        await client.stop_release("flowers@2")
+        await client.promote_release("flowers@2")
+        await client.roll_back("flowers@2")
+        await wait_for(lambda: len(receiver.bodies) == 4, what="the last step")
+        told = [(event["type"], event["data"]["kind"]) for event in receiver.events]
+    assert told == [
+        ("release.started", "canary"),
+        ("release.stopped", "canary"),
+        ("release.started", "promote"),
+        ("release.rolled_back", "promote"),
+    ]
+    last = receiver.events[-1]["data"]
+    assert (last["release"], last["previous"], last["state"]) == ("flowers@2", "flowers@1", "rolled back")
 
 
 async def test_what_is_over_is_pruned(terrace: Command, nodes: Nodes, flowers: Path, better: Path) -> None:

@@ -353,8 +353,8 @@ async def test_an_idempotency_key_is_unique(store):
 
 async def test_a_job_begins_once(store):
     job = await add(store.jobs)
-    store.jobs.started(job.id, 5.0, 25.0)
-    store.jobs.started(job.id, 9.0, 29.0)
+    store.jobs.started(job, 5.0, 25.0)
+    store.jobs.started(job, 9.0, 29.0)
     await store.commit.flush()
     found = await store.jobs.get(job.id)
     assert (found.state, found.started_at, found.started_elapsed) == ("running", 5.0, 25.0)
@@ -403,6 +403,9 @@ WITHOUT_OBSERVATIONS = tuple(
 )
 
 WITHOUT_LEARNING = (
+    "DROP TABLE terrace_sinks",
+    "DROP TABLE terrace_outbox",
+    "DROP TABLE terrace_dead_letters",
     "DROP TABLE terrace_labels",
     "DROP TABLE terrace_improvements",
     "DROP INDEX terrace_observations_audited",
@@ -456,8 +459,8 @@ async def test_a_database_from_before_the_lease_is_brought_up_to_date(database_u
 async def test_jobs_of_an_older_terrace_go_on_with_their_deadlines_and_retention(database_url):
     async with opened(database_url) as store:
         waits, ended = await add(store.jobs), await add(store.jobs)
-        store.jobs.started(ended.id, 100.0, 0.0)
-        store.jobs.finished(ended.id, state=JobState.COMPLETED, reason="", at=160.0, elapsed=0.0, summary={})
+        store.jobs.started(ended, 100.0, 0.0)
+        store.jobs.finished(ended, state=JobState.COMPLETED, reason="", at=160.0, elapsed=0.0, summary={})
         await store.commit.flush()
         await downgrade(store.engine)
     async with opened(database_url) as store:
@@ -570,7 +573,7 @@ async def test_each_job_keeps_its_classes_and_classes_without_jobs_go(store):
     for served in (second, second, first, second):
         assert await store.jobs.hierarchies(served) == {first.digest: first, served.digest: served}
     assert (await store.jobs.get(old.id)).hierarchy == first.digest
-    store.jobs.finished(old.id, state=JobState.COMPLETED, reason="", at=9.0, elapsed=1.0, summary={})
+    store.jobs.finished(old, state=JobState.COMPLETED, reason="", at=9.0, elapsed=1.0, summary={})
     await store.commit.flush()
     await store.jobs.purge(2.0)
     assert await store.jobs.hierarchies(second) == {second.digest: second}
@@ -581,9 +584,9 @@ async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store)
     store.commit.put(answer(jobs[0], 0))
     await store.commit.flush()
     store.jobs.finished(
-        jobs[0].id, state=JobState.COMPLETED, reason="", at=900.0, elapsed=100.0, summary={"answered_coarse": 50}
+        jobs[0], state=JobState.COMPLETED, reason="", at=900.0, elapsed=100.0, summary={"answered_coarse": 50}
     )
-    store.jobs.finished(jobs[1].id, state=JobState.FAILED, reason="why", at=0.0, elapsed=200.0, summary={})
+    store.jobs.finished(jobs[1], state=JobState.FAILED, reason="why", at=0.0, elapsed=200.0, summary={})
     await store.commit.flush()
     assert [job.id for job in await store.jobs.unfinished()] == [jobs[2].id]
     assert (await store.jobs.get(jobs[0].id)).summary == {"answered_coarse": 50}

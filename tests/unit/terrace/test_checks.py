@@ -28,8 +28,16 @@ from terrace.checks import (
 )
 from terrace.findings import Check, CheckVerdict
 from tests.model_sets import colour_network, colour_set
-from tierkit.client import Client, Device, ReleaseList, SiteNow
-from tierkit.errors import NotFound, Standby, TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
+from tierkit.client import Client, Device, ReleaseList, SinkList, SinkNow, SiteNow
+from tierkit.errors import (
+    Forbidden,
+    NotFound,
+    Standby,
+    TerraceError,
+    Unauthenticated,
+    UpstreamError,
+    UpstreamUnavailable,
+)
 from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, talking
@@ -51,7 +59,9 @@ class FakeClient:
         report: SourcesReport | None = None,
         sites: Sequence[SiteNow] = (),
         share: Sequence[str] = (),
+        sinks: Sequence[SinkNow] | None = None,
     ) -> None:
+        self._sinks = sinks
         self._report = report
         self._sites = tuple(sites)
         self._share = list(share)
@@ -82,6 +92,11 @@ class FakeClient:
     def sites(self) -> tuple[SiteNow, ...]:
         return self._sites
 
+    def sinks(self) -> SinkList:
+        if self._sinks is None:
+            raise Forbidden("only admins see sinks")
+        return SinkList(sinks=tuple(self._sinks))
+
     def node_sources(self, node_id: str) -> SourcesReport:
         if self._report is None:
             raise UpstreamError(f"{node_id} cannot be reached")
@@ -98,8 +113,11 @@ def examine(
     report: SourcesReport | None = None,
     sites: Sequence[SiteNow] = (),
     share: Sequence[str] = (),
+    sinks: Sequence[SinkNow] | None = None,
 ) -> dict[str, Check]:
-    fake = FakeClient(*devices, error=error, who=who, standbys=standbys, report=report, sites=sites, share=share)
+    fake = FakeClient(
+        *devices, error=error, who=who, standbys=standbys, report=report, sites=sites, share=share, sinks=sinks
+    )
     client = cast(Client, fake)
     return {check.name: check for check in check_fleet(client, asked_for=asked_for, tls_ca=tls_ca)}
 
@@ -430,3 +448,27 @@ def test_an_end_device_outside_the_sites_is_noticed_and_a_rule_for_no_site() -> 
         "has the rule shpo-2=none and no node",
     )
     assert "end nodes without a site" not in examine(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "detail", "advice"),
+    [
+        ({}, CheckVerdict.OK, "webhook, ok", ""),
+        (
+            {"state": "failing", "reason": "the receiver answered 500"},
+            CheckVerdict.NOTE,
+            "webhook, failing: the receiver answered 500",
+            "see to the receiver; 'terrace sinks test hook' tries it at once",
+        ),
+        ({"state": "paused", "reason": "by bob"}, CheckVerdict.NOTE, "webhook, paused: by bob", "resume hook"),
+        ({"dead": 1200}, CheckVerdict.NOTE, "webhook, ok, 1,200 dead letters", "terrace sinks replay hook"),
+        ({"dropped": 7}, CheckVerdict.NOTE, "webhook, ok, 7 events dropped", ""),
+    ],
+)
+def test_each_sink_is_told_of_with_what_helps(
+    changes: dict[str, Any], verdict: CheckVerdict, detail: str, advice: str
+) -> None:
+    now = {"name": "hook", "kind": "webhook", "created_at": 0, "state": "ok", **changes}
+    found = examine(DEVICE, sinks=[SinkNow.model_validate(now)])["sink hook"]
+    assert (found.verdict, found.detail) == (verdict, detail)
+    assert advice in found.advice

@@ -1,0 +1,1 @@
+"""Sinks: receivers outside of Terrace to which events are delivered."""

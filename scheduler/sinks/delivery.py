@@ -1,0 +1,308 @@
+"""Delivery of events to one receiver: in order for each key, at least once, and without holding up others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, lane_of, matches
+from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
+from scheduler.sinks.feed import Feed
+from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
+from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
+from tierkit.pacing import backoff_s
+from tierkit.plaintext import one_line
+
+__all__ = ["MOST_PENDING", "Courier", "Letters", "Office"]
+
+_log = logging.getLogger(__name__)
+
+MOST_PENDING = 256
+"""Events of a sink in memory."""
+_BUDGET_S = 30.0
+"""For one try. Each kind of sink has a shorter budget."""
+_OPEN_S = 30.0
+_FIRST_S, _LONGEST_S = 1.0, 60.0
+"""Between two connections; the longest is also the longest wait that a receiver gets by asking for it."""
+_DATABASE_AGAIN_S = 1.0
+_LETTERS_AT_ONCE = 100
+_MOST_SAID = 500
+
+T = TypeVar("T")
+
+FAILURES = (TerraceError, OSError, TimeoutError)
+
+
+class Letters(Protocol):
+    """Keeps dead letters. Each method raises Unavailable."""
+
+    async def bury(self, letter: DeadLetter) -> int: ...
+
+    async def letters(self, sink: str, *, after: int = 0, most: int, wanted: bool = False) -> Sequence[DeadLetter]: ...
+
+    async def unbury(self, sink: str, number: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An event that is on its way, or waits for that."""
+
+    event: SinkEvent
+    is_letter: bool = False
+    """It was a dead letter, and is tried again."""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Office:
+    """What the couriers of all sinks share."""
+
+    feed: Feed
+    letters: Letters
+    """Keeps dead letters."""
+    retry_s: float
+    """Age at which an event is given up that a receiver does not take."""
+    elapsed: Callable[[], float]
+    """Returns seconds of elapsed time."""
+
+
+class Courier:
+    """Carries the events of one sink.
+
+    Args:
+        sink: as it is stored.
+        load: returns its kind; raises TerraceError or ImportError.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        load: Callable[[], SinkKind],
+        context: SinkContext,
+        office: Office,
+    ) -> None:
+        self.sink = sink
+        self.trouble = ""
+        """Why the last try failed; "" after one that did not."""
+        self.delivered = 0
+        self.failed = 0
+        """Tries that failed."""
+        self.dropped = 0
+        """Events that were deleted before the receiver had them, since the scheduler started; so is `lost_letters`."""
+        self.lost_letters = 0
+        self.letters_changed = True
+        """True if dead letters have come or gone since this was set to False."""
+        self.read_upto = sink.position
+        """Events up to this number are delivered, in memory, or not wanted."""
+        self._load = load
+        self._feed = office.feed
+        self._letters = office.letters
+        self._context = context
+        self._retry_s = office.retry_s
+        self._elapsed = office.elapsed
+        self._pending: dict[int, _Pending] = {}
+        """By number, rising, without dead letters."""
+        self._lanes: dict[int, deque[_Pending]] = {}
+        self._again: set[int] = set()
+        """Numbers of the dead letters that are on their way again."""
+        self._look_at_letters = True
+        self._full = False
+        """True while no more events are read, because so many are on their way."""
+        self._wake = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """All events up to this number are dealt with."""
+        return next(iter(self._pending)) - 1 if self._pending else self.read_upto
+
+    @property
+    def behind(self) -> int:
+        """The most events that the receiver may lack: those on their way, and all that were not looked at."""
+        return len(self._pending) + max(0, self._feed.last - self.read_upto)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the oldest event was stored that is on its way; 0 without one."""
+        if not self._pending:
+            return 0.0
+        return max(0.0, self._elapsed() - next(iter(self._pending.values())).event.elapsed)
+
+    def replay(self) -> None:
+        """Dead letters were marked for another delivery."""
+        self._look_at_letters = True
+        self._full = False
+        """True while no more events are read, because so many are on their way."""
+        self._wake.set()
+
+    def drop(self, events: Sequence[SinkEvent]) -> int:
+        """Pass over events that are deleted and were not read; returns how many of them were wanted."""
+        read, self.read_upto = self.read_upto, max(self.read_upto, events[-1].number)
+        count = sum(each.number > read and matches(self.sink.filter, each) for each in events)
+        self.dropped += count
+        return count
+
+    async def run(self) -> str:
+        """Deliver events until the receiver wants no more; returns what it said."""
+        self._feed.waiting.add(self._wake)
+        failures = 0
+        try:
+            while True:
+                before = self.delivered
+                try:
+                    await self._connect()
+                except ReceiverGone as exc:
+                    return self._note(exc)
+                except Exception as exc:
+                    if not isinstance(exc, (*FAILURES, ImportError)):
+                        _log.error("the sink %s has failed", self.sink.name, exc_info=exc)
+                    self._note(exc)
+                failures = 1 if self.delivered > before else failures + 1
+                await asyncio.sleep(backoff_s(failures, first_s=_FIRST_S, cap_s=_LONGEST_S, chance=random.random()))
+        finally:
+            self._feed.waiting.discard(self._wake)
+
+    async def _connect(self) -> None:
+        """Deliver over one connection until it ends."""
+        kind = self._load()
+        options = options_of(kind, self.sink.options)
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(_OPEN_S):
+                delivery = await stack.enter_async_context(kind.open(options, self._context))
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    await self._read(tasks, delivery)
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
+
+    async def _read(self, tasks: asyncio.TaskGroup, delivery: Delivery) -> None:
+        """Put what is wanted into lanes, until cancelled."""
+
+        def put(pending: _Pending) -> None:
+            lane = lane_of(pending.event.key)
+            if (waiting := self._lanes.get(lane)) is not None:
+                waiting.append(pending)
+            else:
+                self._lanes[lane] = deque([pending])
+                tasks.create_task(self._carry(lane, delivery))
+
+        for lane in self._lanes:  # what an earlier connection has left
+            tasks.create_task(self._carry(lane, delivery))
+        while True:
+            self._wake.clear()
+            try:
+                for letter in await self._wanted_letters():
+                    self._again.add(letter.event.number)
+                    put(_Pending(letter.event, is_letter=True))
+                page: Sequence[SinkEvent] = ()
+                self._full = len(self._pending) >= MOST_PENDING
+                if not self._full:
+                    most = MOST_PENDING - len(self._pending)
+                    page, self.read_upto = await self._feed.after(self.read_upto, most)
+            except Unavailable as exc:
+                _log.warning("the sink %s cannot read its events now: %s", self.sink.name, exc)
+                await asyncio.sleep(_DATABASE_AGAIN_S)
+                continue
+            for event in page:
+                if matches(self.sink.filter, event):
+                    self._pending[event.number] = pending = _Pending(event)
+                    put(pending)
+            if page:
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
+
+    async def _wanted_letters(self) -> Sequence[DeadLetter]:
+        """Dead letters to deliver again, once those before them are done."""
+        if not self._look_at_letters or self._again:
+            return ()
+        found = await self._letters.letters(self.sink.name, most=_LETTERS_AT_ONCE, wanted=True)
+        self._look_at_letters = len(found) == _LETTERS_AT_ONCE
+        return found
+
+    async def _carry(self, lane: int, delivery: Delivery) -> None:
+        """Deliver what is in a lane, one after the other."""
+        waiting = self._lanes[lane]
+        while waiting:
+            pending = waiting[0]
+            await self._settle(pending, delivery)
+            waiting.popleft()
+            if pending.is_letter:
+                self._again.discard(pending.event.number)
+                if not self._again:
+                    self._wake.set()
+                continue
+            del self._pending[pending.event.number]
+            if self._full and len(self._pending) <= MOST_PENDING // 2:
+                self._wake.set()
+        del self._lanes[lane]
+
+    async def _settle(self, pending: _Pending, delivery: Delivery) -> None:
+        """Return when the receiver has an event, or it is a dead letter."""
+        event = pending.event
+        while True:
+            pending.attempts += 1
+            try:
+                async with asyncio.timeout(_BUDGET_S):
+                    await delivery.deliver(event)
+            except (ConnectionEnded, ReceiverGone):
+                self._count_failure()
+                raise
+            except Rejected as exc:
+                await self._bury(pending, self._failed(exc))
+                return
+            except Exception as exc:
+                if not isinstance(exc, FAILURES):
+                    _log.error("the sink %s has failed on %s", self.sink.name, event.id, exc_info=exc)
+                reason, age_s = self._failed(exc), self._elapsed() - event.elapsed
+                wait_s = after_failure(pending.attempts, age_s=age_s, retry_s=self._retry_s, chance=random.random())
+                if wait_s is None:
+                    await self._bury(pending, reason)
+                    return
+                asked_s = exc.retry_after_s if isinstance(exc, Unavailable) else 0.0
+                await asyncio.sleep(max(wait_s, min(asked_s, _LONGEST_S)))
+            else:
+                self.trouble = ""
+                self.delivered += 1
+                SINK_DELIVERED.labels(sink=self.sink.name).inc()
+                if pending.is_letter:
+                    await self._until_stored(lambda: self._letters.unbury(self.sink.name, event.number))
+                    self.letters_changed = True
+                return
+
+    async def _bury(self, pending: _Pending, reason: str) -> None:
+        letter = DeadLetter(
+            sink=self.sink.name, event=pending.event, reason=reason, attempts=pending.attempts, at=time.time()
+        )
+        self.lost_letters += await self._until_stored(lambda: self._letters.bury(letter))
+        self.letters_changed = True
+        _log.warning("the sink %s gives up %s: %s", self.sink.name, pending.event.id, reason)
+
+    async def _until_stored(self, write: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await write()
+            except Standby:
+                raise
+            except Unavailable:
+                await asyncio.sleep(_DATABASE_AGAIN_S)
+
+    def _failed(self, error: Exception) -> str:
+        self._count_failure()
+        return self._note(error)
+
+    def _count_failure(self) -> None:
+        self.failed += 1
+        SINK_FAILED.labels(sink=self.sink.name).inc()
+
+    def _note(self, error: Exception) -> str:
+        """Remember what went wrong."""
+        said = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
+        self.trouble = one_line(said or type(error).__name__)[:_MOST_SAID]
+        return self.trouble

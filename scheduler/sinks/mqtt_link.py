@@ -1,0 +1,443 @@
+"""The connection of a sink to an MQTT 5 broker, and what it publishes: events, and the retained state of sources."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Hashable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from socket import socket
+from typing import Any
+
+import aiomqtt
+from msgspec import Struct
+from msgspec.structs import replace
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from scheduler.core.outbox import SinkEvent
+from scheduler.sinks.addresses import check_host
+from scheduler.sinks.discovery import (
+    Topics,
+    device_message,
+    leftovers,
+    ownership,
+    shows_answer,
+    shows_source,
+    state_message,
+)
+from scheduler.sinks.mqtt_options import MqttOptions
+from scheduler.sinks.protocol import SinkContext, payload, read_secret
+from tierkit.access import client_context, tls_trouble
+from tierkit.distribution import installed_version
+from tierkit.errors import ConnectionEnded, NotFound, Rejected, SetupError, Unavailable, UpstreamError
+
+__all__ = ["opened"]
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+"""Limit on one exchange with the broker."""
+_KEEP_ALIVE_S = 30
+_LOOK_S = 1.0
+"""Time between two looks at the sources; a change of the health of a node ends no wait."""
+_PAUSE_S = 0.2
+_GOODBYE_S = 2.0
+_IN_FLIGHT = 10
+"""Messages without an acknowledgement. Some brokers allow no more."""
+_MOST_BYTES = 64 * 1024
+"""Largest message that this side reads, which are states of sources."""
+_MOST_UNREAD = 10_000
+_EVENT_EXPIRES_S = 24 * 3600
+"""An event is not kept longer for a subscriber that is away."""
+_PICTURE_EXPIRES_S = 24 * 3600
+"""A retained picture is not kept longer."""
+_HEAD_BYTES = 2048
+"""More than all of a message except its payload."""
+_JSON = "application/json"
+_NEVER_ACCEPTED = (0x90, 0x95, 0x99)
+"""Topic name invalid, packet too large, payload format invalid."""
+
+_Key = tuple[str, str]
+"""Node id and source."""
+
+
+@asynccontextmanager
+async def opened(options: MqttOptions, context: SinkContext) -> AsyncIterator[MqttLink]:
+    """Connect to a broker, and publish what is retained until the block ends.
+
+    Raises:
+        ConnectionEnded: the broker cannot be reached, refuses the connection, or ends it.
+        SetupError, InvalidInput, Forbidden: a person must change something.
+    """
+    where = f"the MQTT broker at {options.host}:{options.tcp_port}"
+    link: MqttLink | None = None
+    try:
+        async with _connected(options, context, where) as client:
+            link = MqttLink(client, options, context, where)
+            if context.testing:
+                yield link
+            else:
+                async with link.serving():
+                    yield link
+    except (ExceptionGroup, aiomqtt.MqttError) as exc:
+        first = _first(exc)
+        if not isinstance(first, aiomqtt.MqttError):
+            raise first from exc
+        # Some brokers end the connection after a message that they do not allow.
+        why = (link and link.refusal) or tls_trouble(first, where) or f"{where}: {first}"
+        raise ConnectionEnded(why) from exc
+
+
+@asynccontextmanager
+async def _connected(options: MqttOptions, context: SinkContext, where: str) -> AsyncIterator[_Client]:
+    async with asyncio.timeout(_TIMEOUT_S):
+        addresses = await check_host(
+            options.host, options.tcp_port, allow_private=context.allow_private, resolve=context.resolve
+        )
+    password = None if options.password_file is None else await asyncio.to_thread(read_secret, options.password_file)
+    asked, will = _empty_properties(PacketTypes.CONNECT), None
+    asked.MaximumPacketSize = _MOST_BYTES
+    if context.testing:  # the broker ends the older one of two connections with the same id
+        client_id = f"terrace-test-{secrets.token_hex(8)}"
+    else:
+        client_id = options.client_id or f"terrace-{context.id}"
+        will = aiomqtt.Will(Topics(options.prefix).status, b"offline", qos=1, retain=True)
+    async with _Client(
+        random.choice(addresses),
+        options.tcp_port,
+        username=options.username,
+        password=password,
+        identifier=client_id,
+        protocol=aiomqtt.ProtocolVersion.V5,
+        clean_start=True,
+        properties=asked,
+        will=will,
+        tls_context=_tls(options, context),
+        timeout=_TIMEOUT_S,
+        keepalive=_KEEP_ALIVE_S,
+        max_inflight_messages=_IN_FLIGHT,
+        max_queued_incoming_messages=_MOST_UNREAD,
+        logger=_log,
+    ) as client:
+        if client.limit("MaximumQoS") == 0 or client.limit("RetainAvailable") == 0:
+            raise SetupError(f"{where} does not allow QoS 1 and retained messages")
+        yield client
+
+
+def _tls(options: MqttOptions, context: SinkContext) -> Any:
+    if not options.tls:
+        return None
+    return _NamedContext(client_context(options.tls_ca or context.tls_ca, http=False), options.host)
+
+
+class _RefusedError(aiomqtt.MqttError):
+    """The broker has answered a message with a failure."""
+
+    def __init__(self, code: ReasonCode) -> None:
+        super().__init__(f"the broker refuses a message: {code}")
+        self.code = code.value
+
+
+class _Client(aiomqtt.Client):
+    """A client that raises what the broker answers to a message; aiomqtt drops it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pending_calls_threshold = _MOST_UNREAD  # above it, it logs a warning
+        self.limits: Properties | None = None
+        self._refusals: dict[int, ReasonCode] = {}
+
+    def limit(self, name: str) -> int | None:
+        """A limit of the broker, by its name in MQTT 5 (MaximumPacketSize); None if it has named none."""
+        return getattr(self.limits, name, None)
+
+    async def ended(self) -> None:
+        """Return, or raise the reason, when the connection has ended. aiomqtt's other calls time out only later."""
+        await asyncio.shield(self._disconnected)
+        raise aiomqtt.MqttError("the broker has ended the connection")
+
+    def _on_connect(self, *args: Any) -> None:
+        self.limits = args[-1]
+        super()._on_connect(*args)
+
+    def _on_publish(self, *args: Any) -> None:
+        _, _, mid, code, _ = args
+        if code.is_failure:
+            self._refusals[mid] = code
+        super()._on_publish(*args)
+
+    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        def write() -> None:
+            try:
+                client.loop_write()
+            except Exception as exc:  # the connection broke
+                if not self._disconnected.done():
+                    self._disconnected.set_exception(exc)
+
+        def register() -> None:
+            if sock.fileno() > -1:  # aiomqtt does not ask, and it may be closed by now
+                self._loop.add_writer(sock.fileno(), write)
+
+        self._loop.call_soon_threadsafe(register)
+
+    async def _wait_for(self, fut: Awaitable[Any], timeout: float | None, **_: Any) -> Any:  # noqa: ASYNC109 (aiomqtt's)
+        # Python 3.11's `wait_for`, which aiomqtt uses, loses a cancellation that comes with the result.
+        try:
+            async with asyncio.timeout(self.timeout if timeout is None else timeout):
+                return await fut
+        except TimeoutError:
+            raise aiomqtt.MqttError("no answer in time") from None
+
+    @contextmanager
+    def _pending_call(self, mid: int, value: Any, pending: dict[int, Any]) -> Iterator[None]:
+        self._refusals.pop(mid, None)
+        with super()._pending_call(mid, value, pending):
+            yield
+        if (code := self._refusals.pop(mid, None)) is not None:
+            raise _RefusedError(code)
+
+
+class _NamedContext:
+    """A TLS context that verifies the name of the broker, while the connection goes to a checked address of it."""
+
+    check_hostname = True  # paho would verify the address otherwise
+
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
+        self._context = context
+        self._name = name
+
+    def wrap_socket(self, sock: socket, **_: Any) -> ssl.SSLSocket:
+        made = self._context.wrap_socket(sock, server_hostname=self._name, do_handshake_on_connect=False)
+        made.settimeout(_TIMEOUT_S)
+        try:
+            made.do_handshake()
+        except BaseException:
+            made.close()  # paho would leave it open
+            raise
+        return made
+
+
+class MqttLink:
+    """An open sink.
+
+    Args:
+        client: is connected.
+        options: the broker and the topics.
+        context: the sink, and the sources of the fleet.
+        where: names the broker in messages.
+    """
+
+    def __init__(self, client: _Client, options: MqttOptions, context: SinkContext, where: str) -> None:
+        self._client = client
+        self._options = options
+        self._context = context
+        self._where = where
+        self._topics = Topics(options.prefix)
+        self._sources = None if context.sources is None else context.sources()
+        self._states: dict[_Key, str | None] = {}
+        """The topic of the state of each source; None if the sink does not publish it."""
+        self._wanted: set[str | None] = set()
+        """These topics."""
+        self.refusal = ""
+        """Why the broker has refused a message; "" if it has not."""
+
+    async def deliver(self, event: SinkEvent) -> None:
+        """Publish an event; returns once the broker has it.
+
+        Raises:
+            Rejected: the broker never takes this one.
+            ConnectionEnded: it may have it.
+            UpstreamError: the broker refuses it now.
+        """
+        content = payload(event)
+        if not self._fits(content):
+            raise Rejected(f"{self._where} takes no message of {len(content):,} bytes")
+        properties = _properties([("id", event.id), ("type", event.type)], kind=_JSON, expires_s=_EVENT_EXPIRES_S)
+        try:
+            await self._client.publish(self._topics.event(event.key), content, qos=1, properties=properties)
+        except _RefusedError as exc:
+            self.refusal = f"{self._where}: {exc}"
+            if exc.code in _NEVER_ACCEPTED:
+                raise Rejected(self.refusal) from exc
+            raise UpstreamError(self.refusal) from exc
+        except aiomqtt.MqttError as exc:
+            raise ConnectionEnded(f"{self._where}: {exc}") from exc
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Keep the retained messages up to date while the block runs. The connection ends the block if it ends."""
+        self._look()
+        try:
+            await self._retain(self._topics.status, b"online")
+            async with asyncio.TaskGroup() as tasks:
+                working = [tasks.create_task(each) for each in (self._client.ended(), self._sweep(), self._follow())]
+                try:
+                    yield
+                finally:
+                    for task in working:
+                        task.cancel()
+        finally:
+            # The broker publishes the will only after a connection that was cut.
+            with suppress(aiomqtt.MqttError, TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._retain(self._topics.status, b"offline")
+
+    def _look(self) -> dict[_Key, Hashable]:
+        """The sources whose state the sink publishes; each has another value when it has changed."""
+        marks: Mapping[_Key, Hashable] = {} if self._sources is None else self._sources.marks()
+        known = self._states
+        self._states = {key: known[key] if key in known else self._state_of(key) for key in marks}
+        self._wanted = set(self._states.values())
+        return {key: mark for key, mark in marks.items() if self._states[key] is not None}
+
+    def _state_of(self, key: _Key) -> str | None:
+        return self._topics.state(*key) if shows_source(self._context.filter, *key) else None
+
+    async def _sweep(self) -> None:
+        """Clear the retained topics of sources that do not exist any more, as the broker names them."""
+        options = SubscribeOptions(qos=1, noLocal=True)
+        codes = await self._client.subscribe(self._topics.states, options=options)
+        if any(isinstance(code, ReasonCode) and code.is_failure for code in codes):
+            name = self._context.name
+            _log.warning("sink %s: %s refuses reading: states of removed sources stay there", name, self._where)
+        async for message in self._client.messages:  # ends with the connection
+            if not message.retain:
+                continue
+            state, kept = str(message.topic), getattr(message.properties, "UserProperty", [])
+            now = self._ownership(has_picture=self._options.pictures)
+            for topic in leftovers(state, kept, now=now, is_source=state in self._wanted):
+                await self._retain(topic, b"")
+
+    async def _follow(self) -> None:
+        """Publish the state of each source when it has changed."""
+        sources, shown = self._sources, dict[_Key, _Shown]()
+        if sources is None:
+            return
+        while True:
+            version, marks = sources.version, self._look()
+            changed = [key for key, mark in marks.items() if key not in shown or shown[key].mark != mark]
+            for first in range(0, len(changed), _IN_FLIGHT):
+                part = changed[first : first + _IN_FLIGHT]
+                found = await asyncio.gather(
+                    *(self._show(sources.now(*key), marks[key], shown.get(key)) for key in part)
+                )
+                shown |= dict(zip(part, found, strict=True))
+            for key in shown.keys() - marks.keys():
+                await self._clear(key, shown.pop(key))
+            await asyncio.sleep(_PAUSE_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(sources.changed(version), _LOOK_S)
+
+    async def _show(self, source: dict[str, Any], mark: Hashable, before: _Shown | None) -> _Shown:
+        """Publish the state of a source, and its device and its picture if they have changed."""
+        topics, options, context = self._topics, self._options, self._context
+        state = topics.state(source["node"], source["source"])
+        now = _Shown(mark=mark, site=source["site"])
+        if options.pictures:
+            now = await self._show_picture(source, now, before)
+        if options.discovery_prefix and (before is None or before.device != now.device):
+            device = device_message(source, topics, version=installed_version(), picture_type=now.picture_type)
+            await self._retain(topics.discovery(options.discovery_prefix, state), device, kind=_JSON)
+        message = state_message(source, shows_answer=shows_answer(context.filter, source["last"]))
+        owner = self._ownership(has_picture=now.picture is not None)
+        await self._retain(state, message, kind=_JSON, properties=owner)
+        return now
+
+    async def _show_picture(self, source: dict[str, Any], now: _Shown, before: _Shown | None) -> _Shown:
+        """Publish the newest picture of a source that the broker does not have yet, if it can be had."""
+        key, number = (source["node"], source["source"]), source["last_picture"]
+        if before is not None:
+            now = replace(now, picture=before.picture, picture_type=before.picture_type)
+        if number is None or number == now.picture or self._context.picture is None:
+            return now
+        try:
+            content, kind = await self._context.picture(*key, number)
+        except (NotFound, Unavailable):
+            return now
+        if not self._fits(content):
+            return now
+        topic = self._topics.picture(self._topics.state(*key))
+        await self._retain(topic, content, kind=kind, expires_s=_PICTURE_EXPIRES_S)
+        return replace(now, picture=number, picture_type=kind)
+
+    async def _clear(self, key: _Key, shown: _Shown) -> None:
+        owner = self._ownership(has_picture=shown.picture is not None)
+        for topic in leftovers(self._topics.state(*key), owner, now=owner, is_source=False):
+            await self._retain(topic, b"")
+
+    def _ownership(self, *, has_picture: bool) -> list[tuple[str, str]]:
+        return ownership(self._context.id, discovery_prefix=self._options.discovery_prefix, has_picture=has_picture)
+
+    def _fits(self, payload: bytes) -> bool:
+        most = self._client.limit("MaximumPacketSize")
+        return most is None or len(payload) + _HEAD_BYTES <= most
+
+    async def _retain(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        kind: str | None = None,
+        expires_s: int | None = None,
+        properties: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Publish a retained message; an empty one clears the topic."""
+        made = _properties(properties, kind=kind, expires_s=expires_s)
+        try:
+            await self._client.publish(topic, payload, qos=1, retain=True, properties=made)
+        except _RefusedError as exc:
+            if not self.refusal:
+                _log.warning("sink %s: %s: %s (topic %s)", self._context.name, self._where, exc, topic)
+            self.refusal = f"{self._where}: {exc} (topic {topic})"
+
+
+class _Shown(Struct, frozen=True, kw_only=True):
+    """The messages of a source that the broker has."""
+
+    mark: Hashable
+    site: str | None
+    picture: int | None = None
+    """Number of its picture; None without one."""
+    picture_type: str | None = None
+
+    @property
+    def device(self) -> tuple[str | None, str | None]:
+        """Another value when the discovery message is another one."""
+        return self.site, self.picture_type
+
+
+def _properties(
+    user: Sequence[tuple[str, str]], *, kind: str | None = None, expires_s: int | None = None
+) -> Properties:
+    """The properties of a message.
+
+    Args:
+        user: user properties.
+        kind: media type of the payload.
+    """
+    made = _empty_properties(PacketTypes.PUBLISH)
+    if user:
+        made.UserProperty = list(user)
+    if kind is not None:
+        made.ContentType = kind
+        made.PayloadFormatIndicator = int(kind == _JSON)
+    if expires_s is not None:
+        made.MessageExpiryInterval = expires_s
+    return made
+
+
+def _empty_properties(packet: int) -> Properties:
+    return Properties(packet)  # type: ignore[no-untyped-call]
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group, and of the groups in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,144 @@
+"""Sinks on the wire: receivers of events, and the events that they did not take. See `docs/sinks.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tierkit.wire.messages import NodeId
+
+__all__ = [
+    "DeadLetterNow",
+    "DeadLetterPage",
+    "NewSink",
+    "ReplayRequest",
+    "Replayed",
+    "SentEvent",
+    "SinkFilter",
+    "SinkList",
+    "SinkNow",
+    "SinkTested",
+]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
+
+
+class _Wish(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SinkFilter(_Wish):
+    """Conditions that an event must meet, all of them. An event without the field that a condition is about does not
+    meet it."""
+
+    events: tuple[str, ...] = ()
+    """Types, such as job.*; empty: all."""
+    sources: tuple[str, ...] = ()
+    """Sources as NAME or NODE/NAME, such as door-*; empty: all events."""
+    labels: tuple[str, ...] = ()
+    """Classes or superclasses of the answer in force; empty: any, and none."""
+    confidence: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least confidence of that answer, 0 to 1."""
+
+
+class NewSink(_Wish):
+    """A sink to add."""
+
+    name: NodeId
+    kind: Annotated[str, Field(max_length=63)]
+    """webhook, or another kind that is installed on the scheduler's machine."""
+    options: Mapping[str, Any] = {}
+    """Options of its kind. Secrets are paths of files on the scheduler's machine."""
+    filter: SinkFilter = SinkFilter()
+
+
+class SinkNow(_Value):
+    """A sink as it is now."""
+
+    name: str
+    kind: str
+    options: Mapping[str, Any] = {}
+    filter: SinkFilter = SinkFilter()
+    created_by: str | None = None
+    """Name of the token that added it; None where no token was asked for."""
+    created_at: datetime
+    state: Literal["ok", "failing", "paused"]
+    reason: str = ""
+    """Why the last try failed, or why it is paused."""
+    waiting: int = 0
+    """The most events that the receiver may lack."""
+    lag_s: float = 0.0
+    """Age of the oldest event that is on its way."""
+    delivered: int = 0
+    """Events that the receiver took since the scheduler started."""
+    failed: int = 0
+    """Tries that failed since the scheduler started."""
+    dead: int = 0
+    """Dead letters."""
+    dropped: int = 0
+    """Events that were deleted before the receiver had them."""
+    lost_letters: int = 0
+    """Dead letters that were deleted because there were too many."""
+
+
+class SinkList(_Value):
+    """All sinks, by name, and the kinds that can be added."""
+
+    sinks: tuple[SinkNow, ...]
+    kinds: tuple[str, ...] = ()
+
+
+class SinkTested(_Value):
+    """The receiver took a test event."""
+
+    seconds: float
+
+
+class SentEvent(_Value):
+    """An event, as every kind of sink sends it."""
+
+    id: str
+    """The same each time the event is sent."""
+    type: str
+    timestamp: datetime
+    data: Mapping[str, Any]
+
+
+class DeadLetterNow(_Value):
+    """An event that was given up."""
+
+    number: int
+    """The number of the event."""
+    reason: str
+    attempts: int
+    at: datetime
+    """When it was given up."""
+    replaying: bool = False
+    """It is being delivered again."""
+    event: SentEvent
+
+
+class DeadLetterPage(_Value):
+    """Dead letters of a sink by number."""
+
+    letters: tuple[DeadLetterNow, ...]
+    next: int | None = None
+    """Number after which the next page begins; None at the end."""
+
+
+class ReplayRequest(_Wish):
+    """Dead letters to deliver again."""
+
+    numbers: Annotated[tuple[int, ...], Field(max_length=1000)] | None = None
+    """The numbers of their events; None: all."""
+
+
+class Replayed(_Value):
+    """Dead letters that are delivered again."""
+
+    count: int
