@@ -128,6 +128,21 @@ async def test_an_engine_computes_on_a_cloud_node(tmp_path: Path, with_package: 
     assert (int(np.argmax(logits)), about["platform"]) == (99, "mean")
 
 
+async def test_a_sink_gets_the_events_of_a_scheduler(tmp_path: Path, with_package: dict[str, str]) -> None:
+    lines = tmp_path / "lines"
+    command = ["-m", "terrace", "scheduler", "--port", "0", "--state", str(tmp_path / "state")]
+    sinks = [{"name": name, "kind": name, "options": {"path": str(lines)}} for name in ("lines", "faulty")]
+    async with (
+        service_process(command, ready_file=tmp_path / "ready", environment=with_package) as scheduler,
+        httpx.AsyncClient(base_url=scheduler.url) as http,
+    ):
+        known, faulty = [await http.post("/v1/sinks", json=sink) for sink in sinks]
+        assert known.status_code == 201, known.text
+        assert (await http.post("/v1/sinks/lines/test")).is_success
+        assert json.loads(lines.read_text())["id"].startswith("evt_")
+    assert faulty.status_code == 400, faulty.text
+
+
 def test_an_engine_without_its_package_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(["cloud", "--engine", "mean", "--port", "0"])
