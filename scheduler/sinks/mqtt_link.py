@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import secrets
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from socket import socket
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiomqtt
 from msgspec import Struct
 from msgspec.structs import replace
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from scheduler.core.outbox import SinkEvent
-from scheduler.sinks.addresses import check_host
 from scheduler.sinks.discovery import (
     Topics,
     device_message,
@@ -31,35 +24,27 @@ from scheduler.sinks.discovery import (
     shows_source,
     state_message,
 )
+from scheduler.sinks.mqtt_client import IN_FLIGHT, JSON, BrokerClient, RefusedError, connected, message_properties
 from scheduler.sinks.mqtt_options import MqttOptions
-from scheduler.sinks.protocol import SinkContext, payload, read_secret
-from tierkit.access import client_context, tls_trouble
+from scheduler.sinks.protocol import SinkContext, payload
+from tierkit.access import tls_trouble
 from tierkit.distribution import installed_version
-from tierkit.errors import ConnectionEnded, NotFound, Rejected, SetupError, Unavailable, UpstreamError
+from tierkit.errors import ConnectionEnded, NotFound, Rejected, Unavailable, UpstreamError
 
 __all__ = ["opened"]
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 10.0
-"""Limit on one exchange with the broker."""
-_KEEP_ALIVE_S = 30
 _LOOK_S = 1.0
 """Time between two looks at the sources; a change of the health of a node ends no wait."""
 _PAUSE_S = 0.2
 _GOODBYE_S = 2.0
-_IN_FLIGHT = 10
-"""Messages without an acknowledgement. Some brokers allow no more."""
-_MOST_BYTES = 64 * 1024
-"""Largest message that this side reads, which are states of sources."""
-_MOST_UNREAD = 10_000
 _EVENT_EXPIRES_S = 24 * 3600
 """An event is not kept longer for a subscriber that is away."""
 _PICTURE_EXPIRES_S = 24 * 3600
 """A retained picture is not kept longer."""
 _HEAD_BYTES = 2048
 """More than all of a message except its payload."""
-_JSON = "application/json"
 _NEVER_ACCEPTED = (0x90, 0x95, 0x99)
 """Topic name invalid, packet too large, payload format invalid."""
 
@@ -78,7 +63,7 @@ async def opened(options: MqttOptions, context: SinkContext) -> AsyncIterator[Mq
     where = f"the MQTT broker at {options.host}:{options.tcp_port}"
     link: MqttLink | None = None
     try:
-        async with _connected(options, context, where) as client:
+        async with connected(options, context, where) as client:
             link = MqttLink(client, options, context, where)
             if context.testing:
                 yield link
@@ -94,135 +79,6 @@ async def opened(options: MqttOptions, context: SinkContext) -> AsyncIterator[Mq
         raise ConnectionEnded(why) from exc
 
 
-@asynccontextmanager
-async def _connected(options: MqttOptions, context: SinkContext, where: str) -> AsyncIterator[_Client]:
-    async with asyncio.timeout(_TIMEOUT_S):
-        addresses = await check_host(
-            options.host, options.tcp_port, allow_private=context.allow_private, resolve=context.resolve
-        )
-    password = None if options.password_file is None else await asyncio.to_thread(read_secret, options.password_file)
-    asked, will = _empty_properties(PacketTypes.CONNECT), None
-    asked.MaximumPacketSize = _MOST_BYTES
-    if context.testing:  # the broker ends the older one of two connections with the same id
-        client_id = f"terrace-test-{secrets.token_hex(8)}"
-    else:
-        client_id = options.client_id or f"terrace-{context.id}"
-        will = aiomqtt.Will(Topics(options.prefix).status, b"offline", qos=1, retain=True)
-    async with _Client(
-        random.choice(addresses),
-        options.tcp_port,
-        username=options.username,
-        password=password,
-        identifier=client_id,
-        protocol=aiomqtt.ProtocolVersion.V5,
-        clean_start=True,
-        properties=asked,
-        will=will,
-        tls_context=_tls(options, context),
-        timeout=_TIMEOUT_S,
-        keepalive=_KEEP_ALIVE_S,
-        max_inflight_messages=_IN_FLIGHT,
-        max_queued_incoming_messages=_MOST_UNREAD,
-        logger=_log,
-    ) as client:
-        if client.limit("MaximumQoS") == 0 or client.limit("RetainAvailable") == 0:
-            raise SetupError(f"{where} does not allow QoS 1 and retained messages")
-        yield client
-
-
-def _tls(options: MqttOptions, context: SinkContext) -> Any:
-    if not options.tls:
-        return None
-    return _NamedContext(client_context(options.tls_ca or context.tls_ca, http=False), options.host)
-
-
-class _RefusedError(aiomqtt.MqttError):
-    """The broker has answered a message with a failure."""
-
-    def __init__(self, code: ReasonCode) -> None:
-        super().__init__(f"the broker refuses a message: {code}")
-        self.code = code.value
-
-
-class _Client(aiomqtt.Client):
-    """A client that raises what the broker answers to a message; aiomqtt drops it."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.pending_calls_threshold = _MOST_UNREAD  # above it, it logs a warning
-        self.limits: Properties | None = None
-        self._refusals: dict[int, ReasonCode] = {}
-
-    def limit(self, name: str) -> int | None:
-        """A limit of the broker, by its name in MQTT 5 (MaximumPacketSize); None if it has named none."""
-        return getattr(self.limits, name, None)
-
-    async def ended(self) -> None:
-        """Return, or raise the reason, when the connection has ended. aiomqtt's other calls time out only later."""
-        await asyncio.shield(self._disconnected)
-        raise aiomqtt.MqttError("the broker has ended the connection")
-
-    def _on_connect(self, *args: Any) -> None:
-        self.limits = args[-1]
-        super()._on_connect(*args)
-
-    def _on_publish(self, *args: Any) -> None:
-        _, _, mid, code, _ = args
-        if code.is_failure:
-            self._refusals[mid] = code
-        super()._on_publish(*args)
-
-    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
-        def write() -> None:
-            try:
-                client.loop_write()
-            except Exception as exc:  # the connection broke
-                if not self._disconnected.done():
-                    self._disconnected.set_exception(exc)
-
-        def register() -> None:
-            if sock.fileno() > -1:  # aiomqtt does not ask, and it may be closed by now
-                self._loop.add_writer(sock.fileno(), write)
-
-        self._loop.call_soon_threadsafe(register)
-
-    async def _wait_for(self, fut: Awaitable[Any], timeout: float | None, **_: Any) -> Any:  # noqa: ASYNC109 (aiomqtt's)
-        # Python 3.11's `wait_for`, which aiomqtt uses, loses a cancellation that comes with the result.
-        try:
-            async with asyncio.timeout(self.timeout if timeout is None else timeout):
-                return await fut
-        except TimeoutError:
-            raise aiomqtt.MqttError("no answer in time") from None
-
-    @contextmanager
-    def _pending_call(self, mid: int, value: Any, pending: dict[int, Any]) -> Iterator[None]:
-        self._refusals.pop(mid, None)
-        with super()._pending_call(mid, value, pending):
-            yield
-        if (code := self._refusals.pop(mid, None)) is not None:
-            raise _RefusedError(code)
-
-
-class _NamedContext:
-    """A TLS context that verifies the name of the broker, while the connection goes to a checked address of it."""
-
-    check_hostname = True  # paho would verify the address otherwise
-
-    def __init__(self, context: ssl.SSLContext, name: str) -> None:
-        self._context = context
-        self._name = name
-
-    def wrap_socket(self, sock: socket, **_: Any) -> ssl.SSLSocket:
-        made = self._context.wrap_socket(sock, server_hostname=self._name, do_handshake_on_connect=False)
-        made.settimeout(_TIMEOUT_S)
-        try:
-            made.do_handshake()
-        except BaseException:
-            made.close()  # paho would leave it open
-            raise
-        return made
-
-
 class MqttLink:
     """An open sink.
 
@@ -233,7 +89,7 @@ class MqttLink:
         where: names the broker in messages.
     """
 
-    def __init__(self, client: _Client, options: MqttOptions, context: SinkContext, where: str) -> None:
+    def __init__(self, client: BrokerClient, options: MqttOptions, context: SinkContext, where: str) -> None:
         self._client = client
         self._options = options
         self._context = context
@@ -258,10 +114,10 @@ class MqttLink:
         content = payload(event)
         if not self._fits(content):
             raise Rejected(f"{self._where} takes no message of {len(content):,} bytes")
-        properties = _properties([("id", event.id), ("type", event.type)], kind=_JSON, expires_s=_EVENT_EXPIRES_S)
+        properties = message_properties([("id", event.id), ("type", event.type)], kind=JSON, expires_s=_EVENT_EXPIRES_S)
         try:
             await self._client.publish(self._topics.event(event.key), content, qos=1, properties=properties)
-        except _RefusedError as exc:
+        except RefusedError as exc:
             self.refusal = f"{self._where}: {exc}"
             if exc.code in _NEVER_ACCEPTED:
                 raise Rejected(self.refusal) from exc
@@ -322,8 +178,8 @@ class MqttLink:
         while True:
             version, marks = sources.version, self._look()
             changed = [key for key, mark in marks.items() if key not in shown or shown[key].mark != mark]
-            for first in range(0, len(changed), _IN_FLIGHT):
-                part = changed[first : first + _IN_FLIGHT]
+            for first in range(0, len(changed), IN_FLIGHT):
+                part = changed[first : first + IN_FLIGHT]
                 found = await asyncio.gather(
                     *(self._show(sources.now(*key), marks[key], shown.get(key)) for key in part)
                 )
@@ -343,10 +199,10 @@ class MqttLink:
             now = await self._show_picture(source, now, before)
         if options.discovery_prefix and (before is None or before.device != now.device):
             device = device_message(source, topics, version=installed_version(), picture_type=now.picture_type)
-            await self._retain(topics.discovery(options.discovery_prefix, state), device, kind=_JSON)
+            await self._retain(topics.discovery(options.discovery_prefix, state), device, kind=JSON)
         message = state_message(source, shows_answer=shows_answer(context.filter, source["last"]))
         owner = self._ownership(has_picture=now.picture is not None)
-        await self._retain(state, message, kind=_JSON, properties=owner)
+        await self._retain(state, message, kind=JSON, properties=owner)
         return now
 
     async def _show_picture(self, source: dict[str, Any], now: _Shown, before: _Shown | None) -> _Shown:
@@ -388,10 +244,10 @@ class MqttLink:
         properties: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Publish a retained message; an empty one clears the topic."""
-        made = _properties(properties, kind=kind, expires_s=expires_s)
+        made = message_properties(properties, kind=kind, expires_s=expires_s)
         try:
             await self._client.publish(topic, payload, qos=1, retain=True, properties=made)
-        except _RefusedError as exc:
+        except RefusedError as exc:
             if not self.refusal:
                 _log.warning("sink %s: %s: %s (topic %s)", self._context.name, self._where, exc, topic)
             self.refusal = f"{self._where}: {exc} (topic {topic})"
@@ -410,30 +266,6 @@ class _Shown(Struct, frozen=True, kw_only=True):
     def device(self) -> tuple[str | None, str | None]:
         """Another value when the discovery message is another one."""
         return self.site, self.picture_type
-
-
-def _properties(
-    user: Sequence[tuple[str, str]], *, kind: str | None = None, expires_s: int | None = None
-) -> Properties:
-    """The properties of a message.
-
-    Args:
-        user: user properties.
-        kind: media type of the payload.
-    """
-    made = _empty_properties(PacketTypes.PUBLISH)
-    if user:
-        made.UserProperty = list(user)
-    if kind is not None:
-        made.ContentType = kind
-        made.PayloadFormatIndicator = int(kind == _JSON)
-    if expires_s is not None:
-        made.MessageExpiryInterval = expires_s
-    return made
-
-
-def _empty_properties(packet: int) -> Properties:
-    return Properties(packet)  # type: ignore[no-untyped-call]
 
 
 def _first(error: BaseException) -> BaseException:

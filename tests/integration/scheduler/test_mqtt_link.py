@@ -383,3 +383,12 @@ async def test_a_private_address_needs_the_permission_and_what_is_checked_is_use
     with pytest.raises(Forbidden, match="metadata"):
         async with MQTT.open(options, context(resolve=resolve)):
             pass
+
+
+async def test_the_first_address_that_works_is_used(mosquitto: Broker) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.3", "127.0.0.2", "127.0.0.1"]  # the broker listens at the last one
+
+    options = MqttOptions(host="broker.example", port=mosquitto.port)
+    async with MQTT.open(options, context(resolve=resolve)) as sink:
+        await sink.deliver(event(1))

@@ -81,7 +81,7 @@ async def test_a_sink_from_its_first_event_to_its_end(terrace: Command, running:
     [
         (["add", "hook", "webhook", "url"], "'url' is not OPTION=VALUE"),
         (["add", "hook", "webhook", "url=http://me:secret@example.org"], "must not hold a user name or password"),
-        (["add", "hook", "smoke", "url=http://example.org"], "known: webhook"),
+        (["add", "hook", "smoke", "url=http://example.org"], "known: mqtt, webhook"),
         (["add", "Hook!", "webhook", "url=http://example.org"], "name"),
         (["replay", "hook", "3"], "no sink 'hook'"),
     ],

@@ -319,7 +319,7 @@ async def test_a_test_event_shows_at_once_what_is_wrong(running: Any, receiver: 
         ({"options": {"url": "ftp://example.org/"}}, "must be http://HOST"),
         ({"options": {"secret": "whsec_x"}}, "options: secret is unknown; did you mean secret_file?"),
         ({"options": {"secret_file": "secret"}}, "must be an absolute path"),
-        ({"kind": "carrier-pigeon"}, "known: webhook"),
+        ({"kind": "carrier-pigeon"}, "known: mqtt, webhook"),
         ({"events": ["jobs.*"]}, "no event is called 'jobs.*'; there are job.submitted"),
         ({"events": ["job.*"] * 101}, "at most 100"),
         ({"labels": [""]}, "each of 1 to 200 characters"),
