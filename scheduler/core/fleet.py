@@ -80,8 +80,10 @@ class Change(NamedTuple):
     reason: str = ""
     to_save: bool = False
     """The stored row of the node is out of date."""
-    struck: Device | None = None
-    """The record of a node that is off the list now."""
+    struck: Registration | None = None
+    """Of a node that is off the list now."""
+    died: bool = False
+    """It was dead before; else it has left."""
 
 
 class Ledger:
@@ -480,7 +482,9 @@ class Ledger:
         self._present.pop(node_id, None)
         self._unannounced.discard(node_id)
         self._dead.pop(node_id, None)
-        self._feed.append(Change(node_id, None, to_save=True, struck=device))
+        self._feed.append(
+            Change(node_id, None, to_save=True, struck=device.registration, died=device.death is not None)
+        )
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
 from scheduler.core.outbox import SinkEvent, is_online, node_event, source_event
 from tierkit.types import Health
+from tierkit.wire.messages import Registration
 from tierkit.wire.observations import DeviceStatus
 
 __all__ = ["FleetNews"]
@@ -44,31 +44,31 @@ class FleetNews:
             self._online.clear()
             return
         if change.struck is not None:
-            self._struck(change.struck)
+            self._struck(change.struck, died=change.died)
         elif (device := self._devices.find(change.node_id)) is not None:
             known = device.left if change.health is not None else not change.to_save
             event = node_event(device.registration, change.health, change.reason, known=known)
             # One that has just registered says itself how its sources are.
-            sources = [] if change.health is None else self._of_sources(device, change.health)
+            sources = [] if change.health is None else self._of_sources(device.registration, change.health)
             self._put([event, *sources])
 
-    def _struck(self, device: Device) -> None:
+    def _struck(self, node: Registration, *, died: bool) -> None:
         """A node is off the list: it has left, or has been dead for long."""
-        if device.death is None:
-            event = node_event(device.registration, Health.DEAD, "has left: its process has ended", known=True)
-            self._put([event, *self._of_sources(device, Health.DEAD)])
-        self._online.pop(device.node_id, None)
+        if not died:
+            event = node_event(node, Health.DEAD, "has left: its process has ended", known=True)
+            self._put([event, *self._of_sources(node, Health.DEAD)])
+        self._online.pop(node.node_id, None)
 
     def heard(self, node_id: str) -> None:
         """A node has said how its sources are."""
         if not self._used():
             return
         device = self._devices.find(node_id)
-        if device is not None and (events := self._of_sources(device, device.told[0])):
+        if device is not None and (events := self._of_sources(device.registration, device.told[0])):
             self._put(events)
 
-    def _of_sources(self, device: Device, health: Health) -> list[SinkEvent]:
-        node_id = device.node_id
+    def _of_sources(self, node: Registration, health: Health) -> list[SinkEvent]:
+        node_id = node.node_id
         status = self._status_of(node_id)
         events, told = [], self._online.setdefault(node_id, {})
         for source in () if status is None else status.sources:
@@ -79,7 +79,7 @@ class FleetNews:
             fields = {
                 "node": node_id,
                 "source": source.name,
-                "site": device.registration.site,
+                "site": node.site,
                 "state": source.state,
                 "reason": source.reason,
                 "health": health,
