@@ -30,7 +30,7 @@ def test_a_browser_is_led_to_the_map_and_a_program_is_not(fleet: Fleet, open_pag
         expect(page.locator(f'[data-testid=node][data-node="{node_id}"]')).to_contain_text(network)
     names = page.locator("nav a").all_inner_texts()
     assert names[:8] == ["Fleet", "Live", "Try it", "Learn", "Jobs", "Timeline", "Releases", "Privacy"]
-    assert set(names[8:]) == {"Training", "Hosts"}
+    assert set(names[8:]) == {"Training", "Hosts", "Sinks"}
     assert httpx.get(fleet.url).status_code == 404
 
 

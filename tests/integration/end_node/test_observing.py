@@ -382,9 +382,12 @@ async def test_a_disk_that_is_full_for_a_while_loses_nothing_that_was_taken(
         node.node.spool.do = spool  # type: ignore[method-assign]
         scheduler.receipt = lambda batch: None
         await node.push(png(1))
-        await has(scheduler, 2)
+
+        def labels() -> list[int | None]:
+            return [each.finer and each.finer.label for _, each in sorted(scheduler.observations.items())]
+
+        await wait_for(lambda: labels() == [3, 1])
         assert node.node.lifecycle.crash is None
-    assert [each.finer and each.finer.label for _, each in sorted(scheduler.observations.items())] == [3, 1]
 
 
 async def test_pictures_overtake_jobs(tmp_path: Path, http: httpx.AsyncClient) -> None:

@@ -249,7 +249,7 @@ async def test_an_improvement_that_is_killed_at_any_step_goes_on(
             await improve(
                 tmp_path / "improved", running.url, validation, within_s=0.1, told=lambda now: told.append(now.state)
             )
-        assert told == ["training", "training", "paused"]
+        assert (set(told[:-1]), told[-1]) == ({"training"}, "paused")
         await stack.enter_async_context(devices(tmp_path, running.url))
         seen: list[str] = []
 
