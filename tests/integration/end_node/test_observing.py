@@ -384,7 +384,7 @@ async def test_a_disk_that_is_full_for_a_while_loses_nothing_that_was_taken(
         await node.push(png(1))
 
         def labels() -> list[int | None]:
-            return [each.finer and each.finer.label for _, each in sorted(scheduler.observations.items())]
+            return [each.finer.label if each.finer else None for _, each in sorted(scheduler.observations.items())]
 
         await wait_for(lambda: labels() == [3, 1])
         assert node.node.lifecycle.crash is None
