@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json as jsons
 import logging
 import re
+import select
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -39,6 +42,8 @@ app = typer.Typer(add_completion=False)
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LABEL = "label="
+_UNREAD_S = 0.5
+"""Between two checks of the output."""
 
 
 class _Until(NamedTuple):
@@ -133,16 +138,32 @@ async def _watch(settings: SourceSettings, network: OnnxModel, end: _Until, *, j
         raise InvalidInput(without_passwords(str(exc))) from exc
     keeper = SourceKeeper(settings, answering, opened=opened)
     reading = asyncio.create_task(keeper.run())
+    unread = asyncio.create_task(_until_unread())
     try:
         async with asyncio.timeout(end.seconds):
-            await asyncio.wait([reading, answering.over], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reading, answering.over, unread], return_when=asyncio.FIRST_COMPLETED)
     except TimeoutError:
         return
     finally:
         reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        unread.cancel()
+        await asyncio.gather(reading, unread, return_exceptions=True)
     if answering.over.done():
         answering.over.result()
+    elif unread.done() and not unread.cancelled():
+        unread.result()
+
+
+async def _until_unread() -> None:
+    """Raise BrokenPipeError when the program that reads standard output has ended. A write would only notice that at
+    the next picture."""
+    poll = select.poll()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a test's buffer; closed from the start
+        poll.register(sys.stdout.fileno(), 0)
+    while True:
+        if poll.poll(0):
+            raise BrokenPipeError
+        await asyncio.sleep(_UNREAD_S)
 
 
 class _Answering:

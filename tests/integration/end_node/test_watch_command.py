@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,8 +94,16 @@ async def test_a_wrong_source_or_option(arguments: list[str], reason: str) -> No
     assert "hidden" not in err
 
 
-async def test_output_that_nobody_reads_ends_the_command(sample: Path) -> None:
-    shell = f"{' '.join(TERRACE)} watch {sample} | head -1"
+def some_of(sample: Path, folder: Path, count: int) -> None:
+    for picture in sorted(sample.iterdir())[:count]:
+        shutil.copy(picture, folder)
+
+
+@pytest.mark.parametrize("pictures", [1, 5], ids=["one picture", "several pictures"])
+async def test_output_that_nobody_reads_ends_the_command(sample: Path, tmp_path: Path, pictures: int) -> None:
+    some_of(sample, tmp_path, pictures)
+    shell = f"{' '.join(TERRACE)} watch {tmp_path} | head -1"
     process = await asyncio.create_subprocess_shell(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, _ = await process.communicate()
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
     assert len(out.splitlines()) == 1
