@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LANES = 32
-"""Events of a sink that are on their way at a time. Events with the same key go one after the other."""
+"""Events of a sink that are on their way at a time. Those with the same key are delivered one at a time."""
 _FIRST_S = 1.0
 _LONGEST_S = 60.0
 _LEAST_ATTEMPTS = 5
@@ -104,7 +104,7 @@ class SinkEvent(Struct, frozen=True, kw_only=True):
     """Something that has become true."""
 
     number: int = 0
-    """Rises in the order in which events were stored; 0 before that, and for a test."""
+    """Rises with each stored event; 0 for an event that is not stored, such as a test."""
     type: str
     key: str
     """The thing that it is about. Events of one key are delivered in order."""
@@ -219,7 +219,7 @@ def _labels(data: Mapping[str, Any]) -> set[str | None]:
 
 
 def lane_of(key: str) -> int:
-    """The lane in which the events of a key go one after the other."""
+    """The lane of a key. It delivers its events in order, one at a time."""
     return crc32(key.encode()) % LANES
 
 

@@ -114,7 +114,7 @@ class Courier:
         """Numbers of the dead letters that are on their way again."""
         self._look_at_letters = True
         self._full = False
-        """True while no more events are read, because so many are on their way."""
+        """True while as many events are in memory as may be; no more are read then."""
         self._wake = asyncio.Event()
 
     @property
@@ -137,8 +137,6 @@ class Courier:
     def replay(self) -> None:
         """Dead letters were marked for another delivery."""
         self._look_at_letters = True
-        self._full = False
-        """True while no more events are read, because so many are on their way."""
         self._wake.set()
 
     def drop(self, events: Sequence[SinkEvent]) -> int:
