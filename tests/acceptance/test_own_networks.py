@@ -1,4 +1,4 @@
-"""`docs/own-networks.md` as a new user follows it: the five commands, then its other examples with the same fleet."""
+"""`docs/get-started/own-networks.md` as a new user follows it: the five commands, then the other examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.test_docs import ROOT, blocks, run
 from tests.model_sets import colour_network, wide_picture
 from tierkit.client import DEFAULT_URL
 
-PAGE = "docs/own-networks.md"
+PAGE = "docs/get-started/own-networks.md"
 CLASSES = {"red": "poppy", "green": "fern", "blue": "cornflower"}
 """What the networks see is the colour that a picture has most of."""
 UP = "terrace up "

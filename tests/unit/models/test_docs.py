@@ -1,4 +1,4 @@
-"""`docs/models.md` says what the manifest says, and its example runs."""
+"""`docs/how-to/networks.md` says what the manifest says, and its example runs."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from models.manifest import load_manifest
 from tierkit.types import Tier
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "networks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("tier", Tier)
@@ -54,7 +54,7 @@ def test_the_recipe_is_that_of_the_records():
 
 
 def test_the_escalation_page_says_what_the_record_says():
-    page = (ROOT / "docs" / "escalation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "escalation.md").read_text(encoding="utf-8")
     rows = {}
     for line in re.findall(r"^\| (?:accuracy|budget) .*$", page, flags=re.MULTILINE):
         aim, lowest, below, *figures = [cell.strip() for cell in line.strip("|").split("|")]
