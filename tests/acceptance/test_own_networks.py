@@ -104,7 +104,7 @@ def test_five_commands_answer_photographs(workplace: Path, fleet: dict[str, str]
 
 @pytest.mark.timeout(180)
 def test_the_other_examples_run(fleet: dict[str, str]) -> None:
-    found = blocks(PAGE)
+    found = [*blocks(PAGE), *blocks("docs/how-to/import.md")]
     shell = "".join(text for language, text in found if language == "sh")
     run(["bash", "-euo", "pipefail", "-x", "-c", shell.replace(DEFAULT_URL, fleet["TERRACE_SCHEDULER"])], fleet)
     for language, text in found:
