@@ -86,7 +86,7 @@ def test_units_stop_for_a_wrong_setting_alone() -> None:
 
 def test_the_documentation_that_units_name_is_installed_by_the_commands() -> None:
     named = section(COMMON, "Unit")["Documentation"].removeprefix("file://")
-    assert "\n# cp -r docs /opt/terrace/" in (DEPLOY.parent / "docs" / "how-to" / "machines.md").read_text()
+    assert "\n# cp -r docs /opt/terrace/" in (DEPLOY.parent / "docs" / "how-to" / "systemd.md").read_text()
     assert (ROOT / Path(named).relative_to("/opt/terrace")).is_file()
 
 
@@ -194,7 +194,7 @@ def test_containers_have_no_more_rights_than_they_need(containers: dict[str, dic
 def test_what_containers_mount_is_there_or_made_by_the_documented_commands(
     containers: dict[str, dict[str, Any]],
 ) -> None:
-    page = (ROOT / "docs" / "how-to" / "machines.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "containers.md").read_text()
     assert "install -d -m 700 -o 10001 -g 10001 secrets tokens" in page
     for container in containers.values():
         for volume in container["volumes"]:

@@ -132,7 +132,7 @@ MATRIX: dict[str, dict[str, Any]] = {
 (MATRIX["the page's"],) = (
     yaml.safe_load(example)
     for example in re.findall(
-        r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "how-to" / "machines.md").read_text(), re.M | re.S
+        r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(), re.M | re.S
     )
     if example.startswith("scheduler:")
 )
