@@ -25,7 +25,14 @@ from tierkit.client import DEFAULT_URL
 from tierkit.http.address import free_port
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/how-to/jobs.md", "docs/reference/cli.md", "docs/how-to/monitoring.md")
+PAGES = (
+    "README.md",
+    "docs/get-started/install.md",
+    "docs/get-started/first-fleet.md",
+    "docs/how-to/jobs.md",
+    "docs/reference/cli.md",
+    "docs/how-to/monitoring.md",
+)
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
