@@ -211,7 +211,7 @@ def test_the_bounds_of_the_policy_are_told() -> None:
 
 
 def test_the_errors_of_the_api_page_exist() -> None:
-    table = (ROOT / "docs/how-to/jobs.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| [\d, ]+ \|.*\| `(\w+)` \|$", table, re.MULTILINE))
     assert len(named) == 12
     assert named <= set(errors.__all__)
