@@ -1,7 +1,7 @@
 """A two-level label hierarchy: classes, superclasses, and which class belongs to which superclass.
 
-The hierarchy is data. It is read from a small TOML or JSON file of this form; the order of `fine` is the order of the
-fine labels, the order of the superclasses that of the coarse labels:
+The hierarchy is data. It is read from a small TOML or JSON file of this form. Fine labels are numbered in the order of
+`fine`, coarse labels in the order of the superclasses:
 
     name = "shapes"
     fine = ["circle", "ellipse", "square"]

@@ -1,7 +1,7 @@
-"""Pictures of the bundled sample that all networks of Terrace answer rightly: the first that a newcomer sees.
+"""Pictures of the bundled sample that all networks of Terrace answer correctly; a newcomer sees them first.
 
-They are no measure of accuracy: some 60 % of the sample are answered like that. `python -m models.rightly` writes the
-list anew when other networks ship.
+They do not measure accuracy: about 60 % of the sample are answered correctly by all. `python -m models.rightly` writes
+the list again when other networks ship.
 """
 
 from __future__ import annotations

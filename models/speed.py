@@ -1,4 +1,4 @@
-"""How fast a loaded network runs, by batch size."""
+"""Time per image of a loaded network, by batch size."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _quantised(
     zero_point: int,
     excluded: list[str],
 ) -> onnx.ModelProto:
-    """Quantised, with the scale and zero point of the tensor `first` given and those of all others measured."""
+    """Quantise with a given scale and zero point for the tensor `first` and measured ones for all others."""
     exact = {
         first: [
             {

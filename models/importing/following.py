@@ -1,7 +1,7 @@
 """The first operators of a network, followed from its input.
 
-Three numbers for each channel tell what they do: which channel of the input it is, and the factor and the offset that
-its values have got.
+Three numbers describe each channel: the channel of the input that it comes from, and the factor and the offset that
+were applied to its values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class PixelTensor:
 
 
 def followed(graph: onnx.GraphProto, taken: str) -> list[tuple[PixelTensor, str]]:
-    """What the input's values have become where something else is done with them, and the operator that does it."""
+    """Follow the input to the first operators that do more than scale, shift and move channels. Return the tensor and
+    the operator at each of these ends.
+    """
     constants = _Constants(graph)
     found = {taken: _input(graph, taken)}
     ends: list[tuple[PixelTensor, str]] = []
@@ -133,7 +135,7 @@ def _argument(node: onnx.NodeProto, at: int, name: str, constants: _Constants) -
 
 
 def _form(node: onnx.NodeProto, say: Callable[[int, str], Any], rank: int) -> Callable[[Array], Array]:
-    """What an operator does to the axes."""
+    """Return the change that an operator makes to the axes."""
     match node.op_type:
         case "Transpose":
             order = say(9, "perm")
@@ -163,7 +165,7 @@ def _sliced(array: Array, axes: list[int], starts: Any, say: Callable[[int, str]
 
 
 def _after(node: onnx.NodeProto, found: Mapping[str, PixelTensor], constants: _Constants) -> list[PixelTensor] | None:
-    """What an operator gives; None if it does something else than to scale, shift and move channels.
+    """Return the outputs of an operator; None if it does more than scale, shift and move channels.
 
     Raises:
         Exception: an argument is not known, or does not fit.

@@ -31,7 +31,7 @@ _KINDS = {number: name for name, number in TensorProto.DataType.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a file takes and gives."""
+    """Input and output of a network file."""
 
     input: str
     element: int
@@ -73,13 +73,13 @@ class _Output:
 
 
 def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -> Signature:
-    """What the file takes and gives, for pictures and this many classes.
+    """Find the file's input for pictures and its output for this many classes.
 
     Args:
         layout: nchw or nhwc, if a source says so.
 
     Raises:
-        InvalidInput: it is no image classifier of these classes.
+        InvalidInput: it is not an image classifier with these classes.
     """
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}

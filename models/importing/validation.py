@@ -1,4 +1,4 @@
-"""How good an imported network is on labelled pictures, and whether its preprocessing looks like a mistake."""
+"""Accuracy of an imported network on labelled pictures, and signs of mistakes in its preprocessing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mistake:
     """Preprocessing that fits the network better."""
 
     change: str
-    """As lines of `preprocess.toml`."""
+    """The changed setting, as a line of `preprocess.toml`."""
     accuracy: float
     given_accuracy: float
     images: int
@@ -59,18 +59,18 @@ def pictures_in(folder: Path, preprocess: Preprocess) -> Pictures:
         DataError: no such folder, or no pictures.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder")
+        raise DataError(f"{folder} is not a folder")
     return _as_taken(all_pictures(folder), preprocess)
 
 
 def labelled_in(
     folder: Path, hierarchy: Hierarchy, target: Literal["coarse", "fine"], preprocess: Preprocess
 ) -> tuple[Pictures, Array]:
-    """The pictures in folders that are called like the network's classes, and their labels, int64 `[n]`. Those of a
-    network that answers superclasses may be called like the classes as well.
+    """Return the pictures in folders named after the network's classes, and their labels, int64 `[n]`. For a network
+    that answers superclasses, folders may be named after the classes as well.
 
     Raises:
-        DataError: as `find_pictures`.
+        DataError: the pictures are missing or misplaced. See `find_pictures`.
     """
     labels = {name: label for label, name in enumerate(hierarchy.labels(target))}
     if target == "coarse":
@@ -84,7 +84,7 @@ def _as_taken(paths: Sequence[Path], preprocess: Preprocess) -> Pictures:
 
 
 def batches(pictures: Pictures) -> Iterator[tuple[Array, list[int], list[str]]]:
-    """As `Pictures.readable`, some pictures at a time."""
+    """Yield the results of `Pictures.readable`, a few pictures at a time."""
     return (pictures.readable(slice(start, start + _BATCH)) for start in range(0, len(pictures), _BATCH))
 
 
@@ -156,7 +156,7 @@ def clearly_more(then: Array, now: Array) -> bool:
 
 
 def _alternatives(given: Preprocess) -> Iterator[tuple[str, Preprocess]]:
-    """What people get wrong, one thing at a time."""
+    """Yield the common mistakes, one change at a time."""
     if given.colour != "grey":
         swapped = "rgb" if given.colour == "bgr" else "bgr"
         yield f'colour = "{swapped}"', given.model_copy(update={"colour": swapped})

@@ -39,20 +39,22 @@ __all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "resize
 MAX_PIXELS = 2**28
 """The highest bound of pixels that can be set."""
 _SCALED = 4
-"""Times the bound of pixels that a sequential JPEG may have: it is decoded at a half to an eighth of its size then."""
+"""Factor by which a sequential JPEG may exceed the bound of pixels; it is then decoded at 1/2 to 1/8 of its size."""
 _MENDED = 2048
-"""Pixels on the longer side of what is left of a damaged picture."""
+"""Pixels on the longer side of the readable remains of a damaged picture."""
 
 _PIECEWISE = ("PNG", "JPEG", "GIF")
-"""Decoded in small pieces. Rows of the uncompressed formats are longer than these; the others take the whole file."""
+"""Formats decoded in small pieces. Rows of the uncompressed formats are longer; the others take the whole file."""
 
 _TIFF_COMPRESSIONS = {"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg"}
-"""Those of photographs. The decoders of fax write each damaged line to the standard error."""
+"""Compressions used for photographs. The decoders of fax write each damaged line to the standard error."""
 _MAX_TIFF_SCANS = 4
-"""Of a piece of a TIFF that is compressed as JPEG: one for each channel. There is no time budget inside these."""
+"""Most scans in a piece of a TIFF that is compressed as JPEG: one for each channel. There is no time budget inside
+these.
+"""
 
 _HEIC_PARTS = 2
-"""Times `max_pixels` that the parts of a HEIC image may have together: tiles stand out, and transparency counts."""
+"""Bound of all parts of a HEIC image together, in `max_pixels`: tiles exceed the edges, and transparency counts."""
 
 _WHITE = (255, 255, 255)
 
@@ -62,13 +64,16 @@ _MAX_SIDE = 65_535
 _LARGE_PIXELS = 16 * 1024**2
 
 _PIECE_BYTES = 1024
-"""What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
-bytes, and goes through all pixels."""
+"""Bytes that a decoder gets at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
+bytes, and goes through all pixels.
+"""
 
 _FEW_SCANS = 20
-"""Of a JPEG: it is decoded in one go, since its bytes and pixels bound its time."""
+"""A JPEG with at most this many scans is decoded in one go, since its bytes and pixels bound its time."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
-"""Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
+"""Most scans and segments of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make about
+ten.
+"""
 
 _SCAN = b"\xff\xda"
 """Marker at the beginning of a scan."""
@@ -84,7 +89,7 @@ goes through its pixels once only, but inflating them may take long."""
 
 _A_FILE = "file"
 _MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, MAX_PIXELS
-"""Of a file that a node gets: what its scheduler lets through is no more."""
+"""Most bytes and pixels of a file that a node gets. Its scheduler lets no more through."""
 _one_large = threading.Lock()
 
 _DRAFT = 8
@@ -202,7 +207,7 @@ class Picture:
         return self._whole(*self._decode(max(fit.height, fit.width, fit.resize_to or 0), lambda height, width: fit))
 
     def thumbnail(self, longest: int) -> Array:
-        """Decode it as `decode` does, in its own shape and with at most `longest` pixels on its longer side."""
+        """Decode it like `decode`, but in its own shape and with at most `longest` pixels on its longer side."""
         return self._whole(*self._decode(longest, lambda height, width: within(height, width, longest)))
 
     def mended(self) -> tuple[bytes, str] | None:
@@ -365,7 +370,9 @@ class _StoppableFile(io.BytesIO):
         self._stopped = stopped
 
     def allow(self, seconds: float) -> None:
-        """Of this thread's processor time, from now on: however busy the machine is, the same files are accepted."""
+        """Set the budget of this thread's processor time, from now on. So the same files are accepted on a busy
+        machine.
+        """
         self._seconds = seconds
         self._until = time.thread_time() + seconds
         self._not_before = time.monotonic() + seconds
@@ -384,13 +391,17 @@ class _StoppableFile(io.BytesIO):
 
 
 def _count_scans(data: bytes | memoryview) -> int:
-    """Those of a JPEG, and those of what a camera has put into it or behind it. Four times as fast as `bytes.count`."""
+    """Number of scans in a JPEG, including pictures that a camera has put inside or behind it. This is four times
+    faster than `bytes.count`.
+    """
     view = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((view[:-1] == _SCAN[0]) & (view[1:] == _SCAN[1])))
 
 
 def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
-    """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
+    """True if a JPEG has too many scans up to the end of its first picture. Cameras append further pictures and
+    films.
+    """
     # As many as there can be at the most, which is known sooner.
     markers_at_most = np.count_nonzero(np.frombuffer(data, np.uint8) == _SCAN[0])
     if scans_at_most <= _MAX_SCANS and markers_at_most <= _MAX_SEGMENTS:
@@ -428,7 +439,7 @@ def _kind(data: bytes | memoryview, name: str) -> str:
 
 
 def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes | memoryview, name: str, *, max_pixels: int) -> None:
-    """Bound what its decoder takes beside the pixels of the picture: it does that in one go."""
+    """Bound the memory that the decoder of a TIFF takes in addition to the pixels, because it cannot be stopped."""
     tags = image.tag_v2
     compression = image.info["compression"]
     if compression not in _TIFF_COMPRESSIONS:

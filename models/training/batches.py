@@ -1,7 +1,7 @@
 """Training batches: all images stay on the device as UINT8, and augmentation happens there.
 
-Every random choice is drawn from the seed and the number of the epoch or step alone, so a resumed run sees exactly
-the batches that an unbroken one would have seen, with no generator state to save.
+Every random choice depends only on the seed and the number of the epoch or step. So a resumed run sees exactly the
+batches of an unbroken run, and no generator state has to be saved.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class BatchSource:
         parts = config.all_epochs if config.stream else 1
         if parts > self._pass_steps:
             raise DataError(
-                f"a stream of {len(train):,} images has {self._pass_steps:,} batches of {config.batch_size:,}, which "
-                f"are no {parts:,} parts: lower epochs or batch_size"
+                f"a stream of {len(train):,} images has {self._pass_steps:,} batches of {config.batch_size:,}, too "
+                f"few for {parts:,} parts: lower epochs or batch_size"
             )
         self.steps_per_epoch = self._pass_steps // parts
         self._order: tuple[int, Tensor] | None = None

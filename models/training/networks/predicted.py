@@ -21,15 +21,15 @@ _SEED = 0
 class PredictedLinear(nn.Module):
     """Dense layer from values `[n, inputs]` of square grey images to `[n, outputs]`.
 
-    It learns the weights of some pixels, the same ones for each output. Those of the other pixels follow by kernel
-    ridge regression with a squared exponential kernel over the distance in the image.
+    It learns the weights of some pixels, the same ones for each output. The other weights follow by kernel ridge
+    regression with a squared exponential kernel over the distance in the image.
 
     Args:
         inputs: a square number.
-        share: of the weights that are learned, above 0 and below 1.
+        share: share of the weights that are learned, above 0 and below 1.
 
     Raises:
-        ValueError: the inputs are not those of a square image, or the share is outside its bounds.
+        ValueError: the number of inputs is not a square, or the share is outside its bounds.
     """
 
     def __init__(self, inputs: int, outputs: int, share: float) -> None:
