@@ -86,7 +86,7 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
 
 
 def rounded(values: Flat, format: Format) -> Flat:
-    """The numbers as `unpack` returns them if `pack` left nothing out, in a new vector."""
+    """Return, in a new vector, the numbers that `unpack` gives after a `pack` that left nothing out."""
     if format == "fp32":
         return values.copy()
     return _from_bf16(_to_bf16(values)) if format == "bf16" else _from_int8(*_to_int8(values))
@@ -162,9 +162,10 @@ def decompress(body: bytes, *, most_bytes: int) -> bytes:
 def worth_compressing(bytes_per_s: float | None) -> bool:
     """True if a compressed body arrives sooner.
 
-    Measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon (2026): level 1 reads
-    200 to 850 MB/s, leaves 0.62 to 0.79 of them, and decompresses 520 to 780 MB/s. Below 56 to 82 MB/s the saved bytes
-    would take longer than both. In fp32, of which it leaves 0.93, that is below 21 to 34 MB/s.
+    The threshold was measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon
+    (2026). Level 1 reads 200 to 850 MB/s, leaves 0.62 to 0.79 of the bytes, and decompresses 520 to 780 MB/s. Below 56
+    to 82 MB/s the saved bytes would take longer than both. In fp32, of which it leaves 0.93, that is below 21 to 34
+    MB/s.
     """
     return bytes_per_s is not None and bytes_per_s < _COMPRESSION_BYTES_PER_S
 

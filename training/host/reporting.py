@@ -1,4 +1,4 @@
-"""What a host tells the scheduler of its run, every second: so that people can watch it, and workers find it."""
+"""Reports that a host sends to the scheduler every second, so that people can watch its run and workers can find it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MOST_WORKERS = 1_000
 MOST_ERROR = 2_000
 """Characters of why a run has failed."""
 _MOST_SPANS = 8
-"""Of the numbers of segments that a worker has."""
+"""Most spans that list the segments of a worker."""
 
 
 class Reported(Protocol):
@@ -245,7 +245,7 @@ class HostReports:
 
 
 def copies_of(data: WorkerData) -> WorkerCopies:
-    """What it knows of a worker's training images."""
+    """Return the part of the report about a worker's training images."""
     return WorkerCopies(
         holds=spans(data.holds),
         has=len(data.holds),

@@ -1,6 +1,6 @@
-"""A run as its host knows it: a strategy, its workers, and what has been counted. No I/O, no clock of its own.
+"""A run as its host knows it: a strategy, its workers, and counters. It does no I/O and reads no clock.
 
-The same calls with the same times give the same state, to the bit: so a host that was killed repeats them from its
+The same calls with the same times give the same state, to the bit. So a host that was killed repeats them from its
 journal (`training.host.journal`).
 """
 
@@ -48,7 +48,7 @@ class _Worker:
     bytes_sent: int = 0
     bytes_received: int = 0
     segments: list[int] | None = None
-    """Of the training images, that it has; None for all of them."""
+    """Numbers of the segments that it has; None if it has all training images."""
     steps: int = 0
     caller: str = ""
 
@@ -68,8 +68,11 @@ class _Totals:
 
 
 class TrainingRun:
-    """Times are seconds on one clock for the whole run, which stands still while there is no host. What a worker does
-    under its name and incarnation raises Forbidden, NotFound or Conflict as `check`."""
+    """State of one training run, and the calls that change it.
+
+    Times are seconds on one clock for the whole run, which stops while there is no host. Calls with a worker's name and
+    incarnation raise Forbidden, NotFound or Conflict; see `check`.
+    """
 
     def __init__(self, strategy: Strategy, *, most_workers: float = _MOST_WORKERS) -> None:
         self.strategy = strategy
@@ -200,11 +203,11 @@ class TrainingRun:
             self.strategy.leases.segments.pop(name, None)
 
     def check(self, name: str, incarnation: str) -> None:
-        """True if a worker is the one that has joined.
+        """Check that a worker has joined.
 
         Raises:
-            Forbidden: it takes no part any more.
-            NotFound: nobody has joined under this name.
+            Forbidden: it is barred from this run.
+            NotFound: no worker has joined under this name.
             Conflict: another process has taken its name since.
         """
         self.strategy.scores.check(name)
@@ -247,7 +250,7 @@ class TrainingRun:
         return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), UnitLease)
 
     def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
-        """What a worker has sent; without its numbers where it is not expected, and nobody looks at them."""
+        """Decode an update of a worker. Numbers of an unexpected update are left out, because nothing reads them."""
         return decoded(head, body, spec) if self.expects(head, now) else _update(head, _NOTHING, _NOTHING)
 
     def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:
@@ -370,7 +373,7 @@ class TrainingRun:
         return tuple(sorted(shown, key=lambda each: each.left)[:_MOST_SHOWN])
 
     def worker(self, name: str, now: float) -> WorkerStatus:
-        """What is known of a worker, also of one that has left."""
+        """Return the status of a worker, including one that has left."""
         known, scores = self._workers.get(name, _Worker(_GONE, now)), self.strategy.scores
         return WorkerStatus(
             name=name,
@@ -385,10 +388,10 @@ class TrainingRun:
         )
 
     def repeat(self, call: Mapping[str, Any], body: bytes, spec: RunSpec) -> None:
-        """Make a call again, as the journal has it.
+        """Repeat a call from the journal.
 
         Raises:
-            KeyError, TypeError, ValueError, MalformedMessage: it is none.
+            KeyError, TypeError, ValueError, MalformedMessage: it is not a valid call.
         """
         given = {name: value for name, value in call.items() if name != "do"}
         if call["do"] == "take":
@@ -410,7 +413,7 @@ class TrainingRun:
             known[call["do"]](**given)
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
-        """All that changes, as `Strategy.state`."""
+        """Everything that changes during the run. See `Strategy.state`."""
         vectors, figures = self.strategy.state()
         return vectors, {
             "strategy": figures,
@@ -422,7 +425,7 @@ class TrainingRun:
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
-        """As `Strategy.restore`."""
+        """Continue from a result of `state`. See `Strategy.restore`."""
         self.strategy.restore(vectors, figures["strategy"])
         self.totals, self._refused = _Totals(**figures["totals"]), figures["refused"]
         self.totals.times = known_times(self.totals.times)
@@ -434,10 +437,10 @@ class TrainingRun:
 
 
 def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:
-    """An update from what a worker has sent.
+    """Decode an update of a worker.
 
     Raises:
-        MalformedMessage: the body is no update of this network.
+        MalformedMessage: the body is not an update of this network.
     """
     return _update(head, *unpack(body, values=spec.values, buffers=spec.buffers))
 

@@ -1,4 +1,6 @@
-"""What a host gives away of its training images: the segments, and who is to copy which one from whom."""
+"""Training images that a host distributes: the segments, and the worker from which each worker copies the next
+segment.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,13 @@ class Sharing:
         self._urls: dict[str, str | None] = {}
         self._wanted: dict[str, tuple[int, ...]] = {}
         self._shares: dict[str, float] = {}
-        """How much is there of the copies under way."""
+        """Fraction that each worker has of the copy in progress."""
         self._began: dict[str, tuple[float, int]] = {}
         """When a worker was first seen with steps computed, and how many."""
         self._speeds: dict[str, float] = {}
         """Steps a second."""
         self._drawn: tuple[tuple[int, ...], TrainingData] | None = None
-        """What was asked for last by `images_of`."""
+        """Segments and result of the last call of `images_of`."""
         self._changed = asyncio.Event()
 
     def told(self, report: DataReport, steps: int) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ class Sharing:
         return self._tree.holds(name)
 
     async def answer(self, report: DataReport, *, ended: Callable[[], bool]) -> DataAnswer:
-        """What it is to do, once there is something, or after some seconds."""
+        """Return instructions for the worker as soon as there are some, or after some seconds."""
         deadline = time.monotonic() + self._wait_s
         while True:
             copy, changed = self._tree.copy_of(report.worker), self._changed
@@ -127,7 +129,7 @@ class Sharing:
         self._speeds.pop(name, None)
 
     def wake(self) -> None:
-        """Let nobody wait."""
+        """Answer all waiting workers now."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -141,11 +143,11 @@ class Sharing:
                 self.left(name)
 
     async def read(self, sha256: str, span: range | None) -> tuple[bytes, int]:
-        """Some bytes of a segment, all unless a span is given; and how many there are in all.
+        """Return some bytes of a segment, by default all, and the size of the segment.
 
         Raises:
             NotFound: there is no such segment.
-            InvalidInput: as `bounded`.
+            InvalidInput: the span is outside the segment. See `bounded`.
         """
         number = self._numbers.get(sha256)
         if number is None:
@@ -155,7 +157,7 @@ class Sharing:
         return await asyncio.to_thread(_read, self._folder / sha256, wanted), size
 
     def images_of(self, segments: tuple[int, ...], network: TrainConfig) -> TrainingData:
-        """What a worker with these segments trains on. Reads files."""
+        """Return the training data of a worker with these segments. Reads files."""
         if self._drawn is None or self._drawn[0] != segments:
             paths = [self._folder / self.manifest.segments[number].sha256 for number in segments]
             pieces = [decoded(path.read_bytes(), self.manifest) for path in paths]
@@ -163,7 +165,7 @@ class Sharing:
         return self._drawn[1]
 
     def view(self) -> list[WorkerData]:
-        """Who has what, and copies what from whom."""
+        """List for each worker the segments that it has, and the copy in progress with its source."""
         found = []
         for name in self._tree:
             copy = self._tree.copy_of(name)

@@ -36,7 +36,7 @@ def allreduce(learner: FlatLearner, config: ExchangeConfig, *, rank: int, ranks:
     """One rank's program, with plain vectors.
 
     Args:
-        start: step to go on with.
+        start: step to continue with.
     """
     steps = learner.steps // ranks
     for step in range(start, steps):

@@ -77,6 +77,7 @@ class Seat:
 
 
 Program = Generator[Request, Flat, dict[str, float]]
-"""The work of one rank to the end of the run. Its learner then holds the result, the same at all
-ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among
-them replaces the one that the learner's weights have."""
+"""The work of one rank to the end of the run. Its learner then holds the result, the same at all ranks unless the rule
+says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among them replaces the
+accuracy of the learner's weights.
+"""

@@ -24,7 +24,7 @@ class Ranks:
     """The machines of a simulated run."""
 
     step_s: Sequence[float]
-    """Seconds of a step, for each rank."""
+    """Seconds per step of each rank."""
     link: Link = field(default_factory=Link)
     """From each rank to each other one, the same both ways."""
     cheat: Callable[[Flat], Flat] | None = None

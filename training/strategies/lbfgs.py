@@ -1,5 +1,5 @@
-"""Sandblaster L-BFGS (Dean et al. 2012, section 4.2): workers compute the gradient of a whole pass in portions, shards
-hold the vectors, and a coordinator that sees only numbers decides where the next pass is computed.
+"""Sandblaster L-BFGS (Dean et al. 2012, section 4.2). Workers compute the gradient of a whole pass in portions, and
+shards hold the vectors. A coordinator that sees only numbers decides where the next pass is computed.
 
 The two-loop recursion runs on the dot products of the vectors (Chen et al. 2014, "Large-scale L-BFGS using MapReduce").
 """

@@ -13,7 +13,7 @@ from training.units import Flat
 __all__ = ["centre_of", "pieces"]
 
 _PIECE = 1 << 14
-"""Values of each update that are looked at together. With 64 updates, what lies in between takes some 30 MB."""
+"""Values of each update that are processed together. With 64 updates, the intermediate values take about 30 MB."""
 _HALF = 0.5
 _DUST = 1e-9
 """A share of the weight that is only a rounding error, and would let a value of 1e38 in."""

@@ -1,7 +1,9 @@
-"""Rechecks: the host computes some updates again, to see whether their worker has computed them. Pure, but for chance.
+"""Rechecks: the host computes some updates again, to see whether their worker has computed them. Pure except for the
+random choice.
 
-A unit is chosen when it is granted, by a chance that no worker can know. The weights that it starts from are kept until
-its update has come, for a bounded number of units. A worker's description of its machine proves nothing, so each run
+A unit is chosen at random when it is granted, and no worker can know the choice. The weights that it starts from are
+kept until its update has come. The number of such units is bounded. A worker's description of its machine proves
+nothing, so each run
 chooses the tolerance: none if all machines are of one kind, else some, since other processors round differently.
 """
 
@@ -25,10 +27,10 @@ MOST_KEPT = 8
 
 
 class Steps(Protocol):
-    """What computes; see `training.learner.FlatLearner`."""
+    """Interface of the learner that computes units again; see `training.learner.FlatLearner`."""
 
     moments: Any
-    """What the worker that computes has kept of its steps."""
+    """Optimiser state that the computing worker has kept from its steps."""
 
     def load(self, weights: Flat, buffers: Flat) -> None: ...
 
@@ -101,8 +103,9 @@ class Rechecks:
 
 
 def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
-    """True if an update is what its steps give: neither its values nor its buffers are further from that than this
-    share of their length; to the bit with 0, but for the sign of a zero."""
+    """True if an update is the result of its steps: its values and its buffers may differ by this share of their
+    length. With 0 every bit must be equal, except the sign of a zero.
+    """
     return _near(came.values, own.values, tolerance) and _near(came.buffers, own.buffers, tolerance)
 
 

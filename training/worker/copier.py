@@ -97,7 +97,7 @@ class Copier:
         answer = await self._have(lambda: self._host.data(report))
         parts = len(self.store.files)
         if max((*answer.wanted, answer.segment or 0)) >= parts:
-            raise InvalidAnswer(f"the host names a segment of the training images that is none of the {parts:,}")
+            raise InvalidAnswer(f"the host names a segment beyond the {parts:,} of the training images")
         return answer
 
     def _look(self, answer: DataAnswer) -> None:

@@ -35,7 +35,7 @@ class HostRetry:
         self._until = 0.0
 
     async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives at last. All that a worker asks may be asked twice."""
+        """Return the result of `ask` once it succeeds. All requests of a worker may be sent twice."""
         failures, away_since = 0, time.monotonic()
         while True:
             try:
