@@ -318,8 +318,8 @@ class EncoderEntry(Frozen):
     """An encoder, whose features a device may send to an upper network instead of pixels: a head for the lower tier,
     the packing of its output, and a tail for the upper tier.
 
-    On the wire a feature x is `q = clip(round(x / scale) + zero_point, 0, 2**bits - 1)`, and the tail gets `(q -
-    zero_point) * scale`.
+    On the wire a feature x is `q = clip(round(x / scale) + zero_point, 0, 2**bits - 1)`, and the tail gets
+    `(q - zero_point) * scale`.
     """
 
     kind: EncoderKind

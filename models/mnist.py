@@ -38,7 +38,8 @@ def read_mnist(split: Split, root: Path | None = None) -> ImageSet:
         split: "train" or "test".
         root: folder that holds `mnist/`.
 
-    Returns: Images UINT8 `[n, 28, 28, 1]`; the classes are their own superclasses.
+    Returns:
+        Images UINT8 `[n, 28, 28, 1]`; the classes are their own superclasses.
 
     Raises:
         DataError: `root` is not given, or a file is missing, damaged, or does not fit the other one.

@@ -309,7 +309,8 @@ def load_encoder(
         folder: folder of that side's file; the bundled weights by default.
         provider, threads, labels: see `load_model`.
 
-    Raises: The errors of `load_model`.
+    Raises:
+        The errors of `load_model`.
     """
     file = encoder.head if side == "head" else encoder.tail
     as_network = entry_of(encoder, network, side)

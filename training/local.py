@@ -44,7 +44,8 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
     Args:
         watch: called with the status of the run, ten times a second.
 
-    Returns: The host's result; its `faults` count the processes that were killed as well.
+    Returns:
+        The host's result; its `faults` count the processes that were killed as well.
 
     Raises:
         ServiceFailed: the host, or all workers, have ended with an error; the message ends with its last output.
