@@ -1,4 +1,4 @@
-"""How soon a release reaches all nodes on virtual time, and how many bytes the scheduler sends itself: there, and
+"""The time until a release reaches all nodes on virtual time, and the bytes that the scheduler sends itself: there, and
 to real nodes on this machine.
 
 The scheduler's own service decides who copies from whom (`scheduler.releases.spreading`). Links are virtual: a machine

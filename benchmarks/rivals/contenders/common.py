@@ -1,9 +1,10 @@
 # mypy: ignore-errors
-"""What the rivals' scripts share: their task, the network as Terrace has it, and how accuracy is measured.
+"""The shared parts of the rivals' scripts: their task, Terrace's network, and the measurement of accuracy.
 
-It runs in each rival's own environment, without Terrace; so it imports numpy and torch only, and reads the network from
-its file. The task is a folder: UINT8 images `[n, h, w, 3]` and labels of the training images and of those held out with
-the centre and spread of the pixels (`images.npz`), and the initial weights of each seed as one vector (`SEED.npy`).
+It runs in each rival's own environment, without Terrace; so it imports only numpy and torch, and reads the network from
+its file. The task is a folder with two kinds of files. `images.npz` has the training and held-out images,
+UINT8 `[n, h, w, 3]`, their labels, and the centre and spread of the pixels. `SEED.npy` has the initial weights of a
+seed as one vector.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import torch
 from torch import nn
 
 BATCH, MOMENTUM, WEIGHT_DECAY, CLASSES = 100, 0.9, 5e-4, 20
-"""As in `wrn-10-1.toml`; momentum is Nesterov's, and biases and normalisation have no decay."""
+"""Values of `wrn-10-1.toml`; momentum is Nesterov's, and biases and normalisation have no decay."""
 _NETWORK = Path(__file__).parents[3] / "models" / "training" / "networks" / "wideresnet.py"
 _EVALUATED = 250
 """Images together."""
 
 
 def task(**others: type) -> argparse.Namespace:
-    """What is to be done; `others` are further options of a script's own."""
+    """Read the task from the command line; `others` are further options of a script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     parser.add_argument("--rate", type=float, required=True)
