@@ -95,7 +95,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
     Args:
         ordered: ascending, at least one value.
-        percent: above 0, at most 100.
+        percent: in the interval (0, 100].
     """
     # Rounded first: 99 % of 1000 is 990.0000000000001 in floating point, and its ceiling a rank too far.
     return ordered[max(0, math.ceil(round(percent / 100 * len(ordered), 9)) - 1)]

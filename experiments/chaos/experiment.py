@@ -47,7 +47,7 @@ _PAUSE_S = 0.2
 
 
 class Chosen(Options):
-    """How much happens."""
+    """Size of the run."""
 
     faults: int = option(1000, "Number of faults.", quick=60, min=1, max=1_000_000)
     jobs: int = option(20, "Least number of jobs.", quick=2, min=1, max=10_000)
@@ -182,7 +182,7 @@ async def _all_results(client: AsyncClient, job: Job) -> list[ImageResult]:
 
 
 async def _insist(refusals: Counter[str], call: Any) -> Any:
-    """Try again while the scheduler is away or in trouble, as a user would, for at most two minutes."""
+    """Repeat a call for at most two minutes while the scheduler is away or in trouble, as a user would."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -208,7 +208,7 @@ def _seconds(value: float | None) -> str:
 
 
 class Chaos(Experiment):
-    """What gets lost when services are killed, stopped and cut off under load."""
+    """Losses when services are killed, stopped and cut off under load."""
 
     name = "chaos"
     options = Chosen

@@ -25,7 +25,7 @@ from experiments.emulation.waiting import wait_until
 __all__ = ["Clock", "LinkMiddleware", "WallClock"]
 
 _MAX_PIECES = 256
-"""Pieces of an answer under way, some 64 kB each: the flow control of a real connection has a similar bound."""
+"""Most pieces of an answer in transit, about 64 kB each. The flow control of a real connection has a similar bound."""
 
 
 class Clock(Protocol):

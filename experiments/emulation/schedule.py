@@ -22,7 +22,7 @@ __all__ = ["Fate", "Fault", "draw_fate", "transmitted_at"]
 
 
 class Fault(StrEnum):
-    """How an exchange is lost."""
+    """Way in which an exchange is lost."""
 
     RESET = "reset"
     STALL = "stall"
@@ -30,7 +30,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What the link does to one exchange, a question and its answer."""
+    """Effect of the link on one exchange, a question and its answer."""
 
     there_s: float
     """Delay of the question."""
