@@ -68,7 +68,7 @@ class Choice:
 
 
 def choices(budgets: Sequence[float], accuracies: Sequence[float]) -> list[Choice]:
-    """All to one tier, then each aim with each lowest tier."""
+    """Return the jobs that send all images to one tier, then each aim with each lowest tier."""
     aims = [(Escalate.BUDGET, aim) for aim in budgets] + [(Escalate.THRESHOLD, aim) for aim in accuracies]
     return [
         *(Choice(scheme=scheme) for scheme in (Scheme.END, Scheme.END_EDGE, Scheme.END_CLOUD)),

@@ -111,7 +111,7 @@ class Table:
     """Rows as text. Markdown and the terminal show them."""
 
     headings: str
-    """With ` | ` between them, as in Markdown."""
+    """Headings with ` | ` between them, the form of Markdown."""
     rows: Sequence[Sequence[str]]
     spare: Sequence[str] = ()
     """Headings of the columns that a narrow terminal can do without, the first to go first; after them go the last."""
@@ -171,7 +171,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def settled(self, *, quick: bool) -> Self:
-        """With the defaults of a quick run for what was not chosen, if it is one."""
+        """Return the choices, with the defaults of a quick run for unset ones if it is one."""
         facts = {
             name: cast(dict[str, Any], about.json_schema_extra or {}) for name, about in type(self).model_fields.items()
         }
@@ -285,7 +285,7 @@ class Run:
 
     request: Request
     folder: Path
-    """For files that only the run needs."""
+    """Folder for temporary files of the run."""
     tell: Tell
     log: Log
     config: dict[str, Any] = field(default_factory=dict)

@@ -144,10 +144,10 @@ class Profile(_Part):
     """A table with the numbers of nodes: end, edge and cloud."""
     compute_ms_per_image: Speeds = Speeds()
     path: Mapping[str, PathSpec] = {}
-    """By name of the path; paths that are not named are as this machine has them."""
+    """Links by the name of the path. Paths without an entry are not emulated."""
 
     def with_nodes(self, **counts: int) -> Profile:
-        """The same machines, other numbers of them: `with_nodes(end=3, edge=0)`."""
+        """Return the profile with other numbers of machines: `with_nodes(end=3, edge=0)`."""
         return self.model_copy(update={"nodes": self.nodes.model_copy(update=counts)})
 
     def __str__(self) -> str:

@@ -164,12 +164,12 @@ class RunRecord(_Part):
     notes: list[str] = Field(default_factory=list)
     """Facts that a reader of the figures must know."""
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
-    """None where nothing is drawn by chance."""
+    """Seed of the random choices; None if there are none."""
     command: list[str] = Field(
         default_factory=lambda: [Path(sys.argv[0]).name, *_without_places(sys.argv[1:])], min_length=1
     )
     commit: str | None = Field(default_factory=lambda: source_commit())
-    """None outside of a checkout."""
+    """Commit of the code; None outside a checkout."""
     host: Host = Field(default_factory=lambda: Host.model_validate(host_facts()))
     measured_at: Annotated[str, AfterValidator(_in_utc)] = Field(
         default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")

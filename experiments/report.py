@@ -1,4 +1,4 @@
-"""All runs below a folder as one HTML page that needs no other file: tables, plots, and where they come from."""
+"""All runs below a folder as one HTML page that needs no other file: tables, plots, and their sources."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Way:
 
     upper: Tier
     encode_on: EncodeOn | None
-    """None: they go there as pixels."""
+    """Node that encodes; None to send pixels."""
 
     def __str__(self) -> str:
         return f"pixels to the {self.upper}" if self.encode_on is None else f"{self.encode_on} to {self.upper}"

@@ -44,7 +44,7 @@ PAPER_S: Mapping[str, Sequence[float | None]] = {
 """The paper's Table 5, by number of failures; None where the job did not end."""
 
 COMMUNICATION_S = 0.5
-"""To connect to a device and have its acknowledgement (t_comm of Eq. 9)."""
+"""Seconds to connect to a device and receive its acknowledgement (t_comm of Eq. 9)."""
 
 _MOST_FAILURES = 6
 _JOB_BUDGET_S = 900.0
@@ -126,7 +126,7 @@ async def _attempts(url: str) -> Counter[str]:
 
 
 async def _all_idle(client: AsyncClient, devices: int) -> None:
-    """Until every device is alive and has nothing left of the job before."""
+    """Wait until every device is alive and has nothing left of the job before."""
 
     def lacking(listed: Sequence[Device]) -> str:
         alive = [device for device in listed if device.health is Health.ALIVE and device.reached]

@@ -75,10 +75,10 @@ class Network:
     tier: Tier
     name: str
     real_ms_per_image: float
-    """On one core of this machine, now."""
+    """Measured now, on one core of this machine."""
     emulated_ms_per_image: float | None
     answers: Path | None = None
-    """Computed beforehand; None where the network really runs."""
+    """File of answers computed beforehand; None if the network really runs."""
 
     def __str__(self) -> str:
         if self.emulated_ms_per_image is None:

@@ -87,7 +87,7 @@ class OperatingPoint(Frozen):
 
 
 class Gate(Frozen):
-    """Between two networks: accuracy against the share of images that go up, as measured on held-out images."""
+    """Gate between two networks: accuracy against the share of images that go up, as measured on held-out images."""
 
     lower: GateSide
     upper: GateSide
@@ -148,7 +148,7 @@ class Gate(Frozen):
 
 
 class Tuning(Frozen):
-    """All gates, and the operating point that a job gets which does not name its own."""
+    """All gates, and the operating point of jobs that do not name one."""
 
     format: Literal[1] = 1
     data: str

@@ -80,7 +80,7 @@ class Pictures:
         return self._stacked([self._pixels(path) for path in self.paths[which]])
 
     def readable(self, which: slice) -> tuple[Array, list[int], list[str]]:
-        """Those that can be read, their numbers, and what is wrong with each of the others."""
+        """Return the pictures that can be read, their numbers, and the fault of each of the others."""
         pixels, numbers, damage = [], [], []
         for number in range(len(self))[which]:
             try:
@@ -91,7 +91,7 @@ class Pictures:
         return self._stacked(pixels), numbers, damage
 
     def take(self, numbers: Iterable[int]) -> Pictures:
-        """Some of them, in that order."""
+        """Return the pictures with these numbers, in this order."""
         return replace(self, paths=tuple(self.paths[number] for number in numbers))
 
     def _stacked(self, pixels: list[Array]) -> Array:

@@ -49,7 +49,7 @@ class Hierarchy:
 
     @property
     def classes(self) -> tuple[object, ...]:
-        """All but its name: if this is equal, answers mean the same under two hierarchies."""
+        """Everything except the name. Answers mean the same under two hierarchies with equal classes."""
         return (self.fine, self.coarse, self.parent)
 
     @classmethod
@@ -186,6 +186,6 @@ def _stand(names: Collection[str]) -> str:
 
 
 def few(names: Collection[str]) -> str:
-    """Some of the names, quoted, and how many more there are."""
+    """Return some of the names, quoted, and the number of the others."""
     more = len(names) - _MOST_NAMED
     return ", ".join(map(repr, sorted(names)[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -145,7 +145,7 @@ class Fit(NamedTuple):
 
     @property
     def turned(self) -> Fit:
-        """The same for a picture that lies on its side."""
+        """Return the same for a picture that lies on its side."""
         return self._replace(height=self.width, width=self.height)
 
 
@@ -199,9 +199,9 @@ class ModelEntry(Costed):
     temperature: PositiveFloat
     """`softmax(logits / temperature)` is calibrated; fitted on held-out training images."""
     coarse_accuracy: Share | None
-    """On the whole test set; of a fine network after summing its probabilities per superclass."""
+    """Coarse accuracy on the whole test set; a fine network's probabilities are summed per superclass."""
     fine_accuracy: Share | None
-    """On the whole test set; None for a coarse network."""
+    """Fine accuracy on the whole test set; None for a coarse network."""
     fp32_coarse_accuracy: Share | None = None
     fp32_fine_accuracy: Share | None = None
     """The same before quantisation."""
@@ -342,7 +342,7 @@ class EncoderEntry(Frozen):
     """`softmax(logits / temperature)` is calibrated."""
     fine_accuracy: Share
     coarse_accuracy: Share
-    """On the whole test set, through the UINT8 features."""
+    """Coarse accuracy on the whole test set, through the UINT8 features."""
     fp32_fine_accuracy: Share
     """The same with the features as FP32, without noise."""
     test_images: PositiveInt
@@ -350,7 +350,7 @@ class EncoderEntry(Frozen):
     parameters: PositiveInt
     """Trained values of head and tail together."""
     training: TrainingFacts | None = None
-    """None where the encoder is the network's own first layer."""
+    """None if the encoder is the network's own first layer."""
 
     @model_serializer(mode="wrap")
     def _without_default_hiding(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -461,8 +461,9 @@ class Manifest(Frozen):
 
     @cached_property
     def offered(self) -> Mapping[str, tuple[str, str]]:
-        """By name: sha256 and `ModelEntry.reading` of each network and each encoder's tail that a node may serve. A
-        tail takes no pictures, so its reading is ""."""
+        """Map the name of each network and each encoder's tail that a node may serve to its sha256 and
+        `ModelEntry.reading`. A tail takes no pictures, so its reading is "".
+        """
         tails = {encoder.name: (encoder.tail.sha256, "") for encoder in self.encoders}
         return tails | {entry.name: (entry.sha256, entry.reading) for entry in self.models}
 
@@ -621,7 +622,7 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
 
 
 def checked_manifest(manifest: Manifest, source: str) -> Manifest:
-    """The same manifest, whose parts fit each other; `source` names it in messages.
+    """Check that the manifest's parts fit each other, and return it. `source` names it in messages.
 
     Raises:
         WeightsError: they do not.

@@ -454,7 +454,7 @@ def _check_fit(model: OnnxModel, path: Path) -> None:
 
 
 def _any_batch(spec: TensorSpec) -> TensorSpec:
-    """The same for any number of images: a graph that takes one is run once for each."""
+    """Return the spec for any number of images. A graph that takes one image is run once for each."""
     return replace(spec, shape=(-1, *spec.shape[1:]))
 
 

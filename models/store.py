@@ -128,7 +128,7 @@ def _keeping() -> Iterator[None]:
 
 
 def _digest(path: Path) -> str | None:
-    """None where there is no such file. Raises WeightsError where it cannot be read."""
+    """Return the digest of a file; None if there is no such file. Raises WeightsError if it cannot be read."""
     try:
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -61,7 +61,7 @@ class Side:
 
 
 Answers = Mapping[Tier, Side]
-"""By tier, all to the same images."""
+"""Answers by tier, all to the same images."""
 
 
 def _answer_all(
@@ -163,7 +163,7 @@ class TuningOutcome:
     """The lowest tier whose answer may stand."""
     images: int
     thresholds: dict[str, float]
-    """By gate, as "edge-cloud"."""
+    """Threshold of each gate, such as "edge-cloud"."""
     went_to: dict[str, float]
     """Share of the images that were sent to a tier."""
     stayed_at: dict[str, float]
@@ -172,7 +172,7 @@ class TuningOutcome:
     """Fine accuracy of the final answers; None if some images have only a coarse one."""
     coarse_accuracy: float
     relative_accuracy: float
-    """To the highest tier's accuracy: fine where all images have a fine answer, else coarse."""
+    """Accuracy divided by the highest tier's: fine accuracy if all images have a fine answer, else coarse."""
 
 
 def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: Tier) -> TuningOutcome:

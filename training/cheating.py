@@ -32,7 +32,7 @@ class Plot:
     """Knowledge shared by the cheaters of one run: only their own latest honest updates."""
 
     workers: int = 1
-    """In the run."""
+    """Number of workers in the run."""
     cheaters: int = 1
     honest: dict[int, Flat] = field(default_factory=dict)
 

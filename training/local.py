@@ -30,7 +30,7 @@ class LocalRun:
     host: Mapping[str, object]
     """Settings of the host, by the names of its flags; unset ones are left out."""
     worker: Mapping[str, object]
-    """The same of each worker."""
+    """Settings of each worker, in the same form."""
     workers: int
     on_line: Callable[[str, str], None] = lambda name, line: None
     """Called with the name of a process and a line that it has written."""

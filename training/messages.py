@@ -46,20 +46,20 @@ __all__ = [
 ]
 
 LEASE_HEADER = "Terrace-Lease"
-"""With the weights that a lease starts from: a `GrantedLease` as JSON."""
+"""Header of the weights that a lease starts from: a `GrantedLease` as JSON."""
 UPDATE_HEADER = "Terrace-Update"
-"""With an update: an `UpdateHead` as JSON."""
+"""Header of an update: an `UpdateHead` as JSON."""
 VERSION_HEADER = "Terrace-Version"
-"""With weights: which these are."""
+"""Header of weights: their version."""
 
 SPEC = "run.json"
-"""In the folder of a host's run: what is trained, and how."""
+"""File in the folder of a host's run, with its specification."""
 RESULT = "result.json"
-"""In the folder of a run that has finished: what came of it."""
+"""File in the folder of a finished run, with its result."""
 CURVES = "curves.json"
-"""In the folder of a host's run: loss, accuracy, bytes and staleness."""
+"""File in the folder of a host's run, with loss, accuracy, bytes and staleness."""
 CURVES_PLOT = "curves.png"
-"""The same as a plot, of a run that has finished."""
+"""File in the folder of a finished run, with a plot of the curves."""
 
 _MOST_STEPS = 10**9
 _MOST_VALUES = 250_000_000
@@ -78,7 +78,7 @@ SPENT_ON = ("load", "forward", "backward", "step", "send", "wait", "apply")
 
 
 def known_times(times: Times) -> Times:
-    """Without words that are not in `SPENT_ON`: a newer worker may know more, and its update counts all the same."""
+    """Remove words that are not in `SPENT_ON`. A newer worker may know more, and its update still counts."""
     return {name: times[name] for name in SPENT_ON if name in times}
 
 
@@ -138,11 +138,11 @@ class DataReport(Frozen):
     room: Annotated[int, Field(ge=0, le=1_024)]
     """Segments that fit on its disk, those that it has among them, but not those that it is about to drop."""
     holds: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)] = ()
-    """Whole segments that it has."""
+    """Segments that it has as a whole."""
     got: SegmentNumber | None = None
     """The copy of this segment is whole."""
     bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """At which it came."""
+    """Speed at which it came."""
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Fraction of the current segment that has been copied."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
@@ -164,7 +164,7 @@ class DataAnswer(Frozen):
     wanted: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)]
     """Segments that it is to have. It may drop others once it has these."""
     segment: SegmentNumber | None = None
-    """To be copied now; null for none."""
+    """Segment to copy now; null for none."""
     source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
     """URL of the worker to copy it from; null for the host."""
 
@@ -180,7 +180,7 @@ class WorkerData(Frozen):
     trusted: bool
     """False once it has sent wrong bytes, or lacked what it said that it had."""
     segment: int | None
-    """That it is copying."""
+    """Segment that it is copying."""
     source: str | None
     """The worker that it copies it from; "" for the host."""
     share: float = 0.0
@@ -255,7 +255,7 @@ class UpdateHead(Frozen):
     times: Annotated[
         dict[SpentOn, Annotated[float, Field(ge=0, le=_LONGEST_S)]], Field(max_length=16), AfterValidator(known_times)
     ] = Field(default_factory=dict)
-    """Spent since the worker's last update; words that are not known here are left out."""
+    """Seconds spent since the worker's last update; words that are not known here are left out."""
 
 
 class UpdateAnswer(Frozen):
@@ -267,7 +267,7 @@ class UpdateAnswer(Frozen):
     finished: bool
     """True if the run has all that it needs."""
     host_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 0.0
-    """From the last byte of the update to this answer: time that the link has not taken."""
+    """Seconds from the last byte of the update to this answer, which the link has not taken."""
 
 
 class WorkerStatus(Frozen):
@@ -280,7 +280,7 @@ class WorkerStatus(Frozen):
     bytes_sent: int
     bytes_received: int
     idle_s: float
-    """Since it was heard last."""
+    """Seconds since it was heard last."""
     left: bool = False
     """True if it has gone."""
     score: float = FIRST
@@ -304,7 +304,7 @@ class RunStatus(Frozen):
     loss: float | None
     """Mean of the last 100 updates."""
     accuracy: float | None
-    """On the held-out images, as it was measured last; on the test images once the run has finished."""
+    """Last measured accuracy on the held-out images; once the run has finished, the accuracy on the test images."""
     updates: int
     bytes_sent: int
     bytes_received: int

@@ -139,7 +139,7 @@ def unpack(body: bytes | memoryview, *, values: int, buffers: int) -> tuple[Flat
 
 
 def compress(body: bytes) -> bytes:
-    """With zstd."""
+    """Compress with zstd."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
 
 

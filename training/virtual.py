@@ -49,14 +49,14 @@ comes late. "duplicate": its answer is lost, and the worker sends it again.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Between a worker and the host, the same both ways."""
+    """Link between a worker and the host, the same in both directions."""
 
     delay_s: float = 0.0
     """One way."""
     bytes_per_s: float | None = None
 
     def seconds(self, size: int) -> float:
-        """Until a message has arrived."""
+        """Seconds until a message of this size has arrived."""
         return self.delay_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0)
 
 
@@ -69,14 +69,15 @@ class SimulatedWorker:
     """Seconds per step."""
     link: Link = field(default_factory=Link)
     leaves_after_s: float | None = None
-    """When it dies, without a word."""
+    """Time of its sudden death."""
     cheat: Cheat | None = None
     """Kind of cheating; None for an honest worker."""
     data: TrainingData | None = None
     """Images that only this worker has, from which its batches are drawn. None: the learner's."""
     stays_s: float | None = None
-    """It dies without a word, and another one, of another name, comes in its place at once: after so long on average,
-    drawn from an exponential distribution, over and over. None for a machine that stays."""
+    """Mean time until it dies suddenly and another worker, with another name, takes its place at once, over and over.
+    The time is drawn from an exponential distribution. None for a machine that stays.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class UpdateFault:
 
     kind: FaultKind
     seconds: float
-    """Until the worker is back, the update is sent again, or it comes."""
+    """Seconds until the worker is back, the update is sent again, or it arrives."""
 
 
 def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, UpdateFault]:
@@ -111,9 +112,9 @@ class Simulated:
     virtual_seconds: float = 0.0
     updates: int = 0
     bytes_sent: int = 0
-    """By workers: their updates."""
+    """Bytes of the updates that workers sent."""
     bytes_received: int = 0
-    """By workers: the weights."""
+    """Bytes of the weights that workers received."""
     faults: int = 0
     """Workers that died, the faults that were drawn, and other updates that were not taken."""
     twice: int = 0
@@ -147,7 +148,7 @@ class Conditions:
     """A worker's steps take from `1 - spread` to `1 + spread` of its time, drawn for each update."""
     seed: int = 0
     faults: Mapping[int, UpdateFault] = field(default_factory=dict)
-    """By the number of the update that they hit, counted in the order in which updates are ready to be sent."""
+    """Fault of each update that is hit, by its number in the order in which updates are ready to be sent."""
 
 
 @runtime_checkable

@@ -54,9 +54,9 @@ class Target:
 
     origin: Origin
     name: str
-    """For people: "classify at http://127.0.0.1:8070"."""
+    """Name for people, such as "classify at http://127.0.0.1:8070"."""
     requests: Sequence[bytes]
-    """Whole HTTP requests, sent in turn."""
+    """Complete HTTP requests, sent in turn."""
     images: int
     """Images in each request."""
     judge: Judge

@@ -68,7 +68,7 @@ async def _run_both(run: Run, world: World, plan: Sequence[Fault], load: _Load) 
 
 
 async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
-    """All faults of the plan, several at a time, but never two on one service."""
+    """Inflict all faults of the plan, several at a time, but never two on one service."""
     slots = asyncio.Semaphore(_AT_ONCE)
     held: dict[str, asyncio.Lock] = {}
     turns = itertools.count(1)
@@ -307,8 +307,9 @@ class Chaos(Experiment):
         return Table(headings=" | counted", rows=list(shown.items()))
 
     def draw(self, record: Record, figures: Figures) -> None:
-        """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then; no
-        plot where none was."""
+        """Draw when each fault was noticed: the number of killed and silent nodes that were dead in the device list by
+        then. Without such nodes there is no plot.
+        """
         looks = ((Kind.KILL, "killed", "#0072B2", "-"), (Kind.STOP, "silent", "#D55E00", "--"))
         lines = [(_detected(record["points"], kind), *look) for kind, *look in looks]
         if not any(samples for samples, *_ in lines):

@@ -45,9 +45,9 @@ class Sight:
         self.busy: frozenset[str] = frozenset()
         """Nodes that hold work."""
         self.deaths: dict[str, float] = {}
-        """When each node was last seen to be dead or gone, having been there before (`time.monotonic`)."""
+        """Time when each node was last seen to become dead or to disappear (`time.monotonic`)."""
         self.blind_since = 0.0
-        """When the list could not be read last."""
+        """Time when the list could not be read last."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:

@@ -70,7 +70,7 @@ class Answers:
         )
 
     def joined(self, other: Answers) -> Answers:
-        """With those to other inputs of the same model."""
+        """Add answers to other inputs of the same model."""
         if other.model_sha256 != self.model_sha256 or other.outputs.keys() != self.outputs.keys():
             raise ValueError("answers of another model")
         have = len(next(iter(self.outputs.values())))
@@ -191,10 +191,10 @@ class EmulatedModel:
 
 
 def emulate(models: Sequence[Model], ms_per_image: float, answers: Answers | None) -> list[Model]:
-    """The same models at an emulated speed, which the log says aloud.
+    """Return the models with an emulated speed, and log a warning.
 
     Args:
-        answers: of one of them, or of none.
+        answers: answers of one of them, or None.
     """
 
     def known(model: Model) -> Answers | None:

@@ -79,7 +79,7 @@ class LinkTo(LinkSpec):
     """A link and where it leads."""
 
     name: str
-    """For the log, and for the seed: links of different names draw different random numbers."""
+    """Name in the log, and part of the seed: links of different names draw different random numbers."""
     to: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to; a single one needs no
     list.

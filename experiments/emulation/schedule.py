@@ -1,4 +1,4 @@
-"""When bytes arrive at the other end of a link, and which exchanges never do. Pure functions.
+"""Times at which bytes arrive at the other end of a link, and exchanges that are lost. Pure functions.
 
 A link is a queue, then a wire. The queue sends one message after the other at the link's bandwidth (what transfers at
 the same time have to share); the wire carries any number of them at once, each for its delay. So a message of b bytes
@@ -55,10 +55,11 @@ def draw_fate(spec: LinkSpec, random: Random) -> Fate:
 
 
 def transmitted_at(spec: LinkSpec, n_bytes: int, *, now: float, free_at: float) -> float:
-    """When the last of `n_bytes` given to the link at `now` has left its queue; from then on the queue is free again.
+    """Time when the last of `n_bytes`, given to the link at `now`, has left its queue. From then on the queue is free
+    again.
 
     Args:
-        free_at: when the queue has sent all that was given to it before.
+        free_at: time when the queue has sent all earlier bytes.
     """
     if spec.bandwidth_bps is None:
         return now

@@ -30,7 +30,7 @@ _AWAKE_S = 0.0003
 """Seconds before its end at which a thread's sleep stops; waking up takes a third of this or less."""
 
 _AWAKE_ON_LOOP_S = 0.00015
-"""The same of a wait on an event loop, which stands still for so long."""
+"""Seconds before its end at which a wait on an event loop stops; the loop is blocked for this long."""
 
 
 class PreciseTimer(Protocol):

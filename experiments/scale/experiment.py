@@ -37,7 +37,7 @@ from tierkit.types import Privacy, Scheme, Tier
 __all__ = ["SCALE", "Size", "case_of", "simulated_point"]
 
 _JOINED_IMAGES = NodeSettings.model_fields["max_batch_size"].default
-"""For each core of an upstream node."""
+"""Images of a batch for each core of an upstream node."""
 _SCHEMES = (Scheme.MAPPING, Scheme.ADAPTIVE)
 _SPREAD = 0.3
 _CHURN_PER_MINUTE = 0.02

@@ -56,7 +56,7 @@ BATCH = 50
 _SWEEP_S = 0.05
 """Seconds between two checks of the device list, equal to the scheduler's."""
 _REFUSED_S = 0.002
-"""Until the scheduler knows that a process has ended whose connection it holds."""
+"""Seconds until the scheduler knows that a process has ended whose connection it holds."""
 _TOP_UP_S = 0.25
 _JOB_TASKS = 10_000
 _LEAST_READY = 4
@@ -88,7 +88,7 @@ class Case:
     edge_link_s: float
     cloud_link_s: float
     hop_s: float = 0.004
-    """Between scheduler and end device, and what the services take for themselves."""
+    """Seconds between scheduler and end device, including the services' own time."""
     joins: int = 1
     """Tasks that an edge node or a cloud computes in one batch, if as many wait."""
     window: int = 3
@@ -128,7 +128,7 @@ class Case:
 
 
 _Served = tuple[float, float, int]
-"""When a batch was begun, its seconds, and its tasks."""
+"""Start of a batch, its seconds, and its tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +136,7 @@ class _Node:
     node_id: str
     tier: Tier
     seconds: float
-    """For one task."""
+    """Seconds for one task."""
     model: str
     site: str = NO_SITE
     life: int = 0
@@ -229,7 +229,7 @@ class World:
         """Pictures that reached a node which their site, or the job's, does not allow, and those that reached edge
         nodes of other sites."""
         self.coarse_at = self.fine_at = self.finished_at = 0.0
-        """When the last answer came: coarse, fine, of a task."""
+        """Times of the last answers: coarse, fine, and of a task."""
         self.beats = self.messages = self.deaths = self.returns = 0
         self._chance = random.Random(case.seed)
         manifest = load_manifest()
@@ -603,7 +603,7 @@ class _Hung(Exception):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the scheduler's warnings: of a fleet that loses nodes all the time there are many."""
+    """Suppress the scheduler's warnings, because a fleet that loses nodes all the time gives many."""
     log = logging.getLogger("scheduler")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -92,7 +92,7 @@ _SOURCE_S = {
     ("dc-adaptive", 12): 3.64,
 }
 _SOURCE_EPOCHS = 20
-"""Over which the source takes its mean."""
+"""Epochs over which the source takes its mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Case:
         return self.strategy.rule in ("pipeline", "hybrid") if isinstance(self.strategy, ExchangeConfig) else False
 
     def passes(self, epochs: int) -> int:
-        """Through the training images, by all workers together."""
+        """Number of passes through the training images, by all workers together."""
         return epochs * (self.workers if self.scaling == "weak" else 1)
 
     @property
@@ -161,7 +161,7 @@ class Case:
 
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
-    """With an exchange every so many steps."""
+    """Return the strategy with an exchange every `steps` steps."""
     return strategy.model_copy(update={"period": steps, **changes})
 
 
@@ -174,7 +174,7 @@ _SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
     ("weak", _EXCHANGE, 1, _SOURCE_EPOCHS),
     ("strong", _ROUND, 5, 0),
 )
-"""With steps between exchanges, epochs, and epochs of the run without gradients."""
+"""Scalings with their steps between exchanges, epochs, and epochs of the run without gradients."""
 _DELAYED: tuple[tuple[str, HostedConfig, int], ...] = (
     ("sgd", _PLAIN, 1),
     ("sgd", _PLAIN, 8),
@@ -211,7 +211,7 @@ APART = "lineages apart"
 _ALLREDUCE = ExchangeConfig(rule="allreduce")
 _PIPELINE = ExchangeConfig(rule="pipeline")
 _GRID = [0.01, 0.0464, 0.2154, 1.0]
-"""From a tenth of the network's rate to ten times it, which is too high."""
+"""Rates from a tenth of the network's rate to ten times it, which is too high."""
 _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("allreduce", _ALLREDUCE, 4),
     ("gossip", ExchangeConfig(rule="gossip"), 4),
@@ -236,7 +236,7 @@ _PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = (
     ("factors", ExchangeConfig(rule="factors"), _WIDE_NETWORK),
     ("hybrid", ExchangeConfig(rule="hybrid"), _DENSE_NETWORK),
 )
-"""With the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
+"""Rules with the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
 _SANDBLASTER, _PASSES = BatchConfig(period=92), 20
 """Six portions of a pass of 550 batches: three workers need as many turns for them as four do. And passes in all."""
 DESCENT, NESTEROV = "gradient descent", "Nesterov"
@@ -246,7 +246,7 @@ _SECOND_ORDER: tuple[tuple[str, int, tuple[float, ...]], ...] = (
     ("lbfgs", 4, ()),
     ("lbfgs", 4, (8.0,)),
 )
-"""With workers, and how many times slower the first ones are."""
+"""Methods with the number of workers, and the factors by which the first ones are slower."""
 _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     (ONE_PROCESS, _ALLREDUCE, True),
     ("allreduce", _ALLREDUCE, True),
@@ -266,14 +266,14 @@ _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     ("crowdsourced", HOSTED["crowdsourced"], False),
     ("lbfgs", _SANDBLASTER, False),
 )
-"""With their names, and True for ranks."""
+"""Names and strategies, and True for ranks."""
 _WIDE_COMPARED: tuple[tuple[str, StrategyConfig, int], ...] = (
     (f"{ONE_PROCESS}{WIDE}", _ALLREDUCE, 1),
     (_WIDE, _ALLREDUCE, 2),
     (f"factors{WIDE}", ExchangeConfig(rule="factors"), 2),
     (f"hybrid{WIDE}", ExchangeConfig(rule="hybrid"), 2),
 )
-"""With workers. These train `_WIDE_NETWORK`."""
+"""Names, strategies and numbers of workers. These lines train `_WIDE_NETWORK`."""
 
 
 _VOLUNTEERS = HOSTED["crowdsourced"]
@@ -324,7 +324,7 @@ def _compared() -> list[Case]:
 
 
 def cases(tables: Sequence[str] = TABLES) -> list[Case]:
-    """All lines of these tables."""
+    """Return all lines of these tables."""
     rules = ("downpour", _DOWNPOUR, None), ("dc-adaptive", _DC, _DC_RATE)
     lines = [
         Case(

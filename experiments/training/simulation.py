@@ -51,7 +51,7 @@ class Machines:
     wire: Format = "fp32"
     """Number format in which updates are sent."""
     leave_after_s: Sequence[float] = ()
-    """When the last workers die, one number for each."""
+    """Times when the last workers die, one number for each."""
     stays_s: float | None = None
     """Mean seconds until another worker takes the place of a worker; see `SimulatedWorker`."""
     faults: int = 0

@@ -71,10 +71,10 @@ def with_cut(model: onnx.ModelProto, images: Array) -> tuple[onnx.ModelProto, Cu
 
 
 def _checked(model: onnx.ModelProto, convolution: onnx.NodeProto, images: Array) -> tuple[onnx.ModelProto, Cut]:
-    """With the shape of the features noted.
+    """Add the shape of the features.
 
     Raises:
-        WeightsError: the parts do not do what the whole does.
+        WeightsError: the parts answer differently from the whole.
     """
     features = _run(extract_part(model.SerializeToString(), "head"), {IMAGES: images}, FEATURES)
     if features.ndim != 4 or len(features) != len(images):
@@ -108,7 +108,9 @@ def _run(network: bytes, inputs: dict[str, Array], output: str) -> Array:
 
 
 def _sides(graph: onnx.GraphProto) -> _Sides | None:
-    """None where there is no convolution, or more than its output comes from the images to the rest."""
+    """Find the two sides of the cut; None if there is no convolution, or if more than its output leads from the images
+    to the rest.
+    """
     made_by = {name: node for node in graph.node for name in node.output}
     seen = {IMAGES}
     """Tensors that depend on the images."""
@@ -156,7 +158,7 @@ def _element_type(model: onnx.ModelProto, name: str, images: Array) -> int | Non
 
 
 def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
-    """With another name for one of its tensors."""
+    """Rename one of the node's tensors."""
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
     changed.input[:] = [new if name == old else name for name in node.input]

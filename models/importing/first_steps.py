@@ -77,8 +77,9 @@ def _seen(graph: onnx.GraphProto, taken: str) -> _Seen:
 
 
 def _judged(pixels: PixelTensor, kind: str) -> float | str | None:
-    """By what pixels are to be divided (1 or 255), the operator that is not understood, or None for values that are
-    taken as they are."""
+    """Divisor of the pixels (1 or 255), the operator that is not understood, or None for values that are taken
+    unchanged.
+    """
     unchanged = (pixels.factor == 1).all() and (pixels.offset == 0).all() and np.isnan(pixels.limit)
     if pixels.by is None or (unchanged and pixels.by in SUMS):
         return None if any(part in kind for part in _ORDINARY) else kind

@@ -91,7 +91,7 @@ class _Constants:
         self._made_by = {name: node for node in graph.node for name in node.output}
 
     def of(self, name: str, depth: int = 0) -> Array | None:
-        """None if it is not known."""
+        """Return the value of a tensor; None if it is unknown."""
         if name in self._stored:
             return np.asarray(numpy_helper.to_array(self._stored[name]))
         node = self._made_by.get(name)
@@ -114,7 +114,7 @@ class _Constants:
         return None
 
     def small(self, name: str) -> Array:
-        """By channel; of a whole picture the mean of each."""
+        """Return the values by channel; for a whole picture, the mean of each channel."""
         value = self.of(name)
         if value is None:
             raise ValueError(name)

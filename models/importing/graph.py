@@ -309,7 +309,7 @@ def _replace(field: object, values: list[onnx.ValueInfoProto]) -> None:
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
-    """None for an axis that is open."""
+    """Shape of a value, with None for each open axis."""
     dimensions = value.type.tensor_type.shape.dim
     return [size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None for size in dimensions]
 

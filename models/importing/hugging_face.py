@@ -26,7 +26,7 @@ _HALF: tuple[Three, Three] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP: tuple[Three, Three] = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 _FILTERS: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By Pillow's number, which `resample` holds."""
+"""Filters by Pillow's number, which `resample` holds."""
 
 _OPEN: Any = object()
 """A default that differs between versions of transformers."""

@@ -66,10 +66,10 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _checked(names: Sequence[str], what: str, place: str, first: int = 0) -> tuple[str, ...]:
-    """The same names.
+    """Check the names and return them.
 
     Args:
-        what: Names them in messages, and `place` one of them.
+        what: description of the names in messages; `place` describes one of them.
 
     Raises:
         DataError: one is missing, too long or there twice.

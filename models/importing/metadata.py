@@ -86,7 +86,7 @@ def structure_of(text: str) -> Any:
 
 
 def _ultralytics(said: Mapping[str, str]) -> dict[str, Any]:
-    """By `ultralytics.data.augment.classify_transforms`."""
+    """Facts from Ultralytics' metadata, by the rules of `ultralytics.data.augment.classify_transforms`."""
     if (task := said.get("task", "classify")) != "classify":
         raise InvalidInput(f"the network is for the task {task!r}, and not a classifier of pictures")
     try:

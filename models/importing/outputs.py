@@ -68,7 +68,7 @@ _TURNING = {"Neg", "Reciprocal"}
 """Operators that make the largest value the smallest."""
 _EXACT = 1e-3
 _ROUNDED = 0.02
-"""By how much probabilities may miss a sum of 1, or their softmax: as computed, and rounded to 8 bits."""
+"""Allowed difference of probabilities from a sum of 1, or from their softmax: as computed, and rounded to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Ending:
 
     @property
     def tolerance(self) -> float:
-        """By how much probabilities may miss their sum, or the softmax of the scores."""
+        """Allowed difference of the probabilities from their sum, or from the softmax of the scores."""
         return _ROUNDED if self.rounded else _EXACT
 
 

@@ -65,13 +65,13 @@ class PreprocessFacts(BaseModel):
     colour: Colour | None = None
     """Order of the colours, or grey for one channel."""
     scale: PositiveFloat | None = None
-    """By which pixels are divided before `mean` and `std`: 255 where these are for values of 0 to 1."""
+    """Divisor of the pixels before `mean` and `std`: 255 if these are for values of 0 to 1."""
     mean: Mean | None = None
     """Subtracted, by colour in the network's order."""
     std: Std | None = None
-    """By which the difference is divided, likewise by colour."""
+    """Divisor after the subtraction of `mean`, by colour in the network's order."""
     layout: Literal["nchw", "nhwc"] | None = None
-    """True if colours come before or after height and width."""
+    """Place of the colours: before or after height and width."""
 
     @property
     def is_whole(self) -> bool:
@@ -99,7 +99,7 @@ class Preprocess(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_side(cls, content: Any) -> Any:
-        """Without `resize_to` the shortest side gets the size itself."""
+        """Set the shortest side to the size itself if `resize_to` is missing."""
         shortest = isinstance(content, dict) and content.get("resize", "shortest-side") == "shortest-side"
         if shortest and "resize_to" not in content and "size" in content:
             return {**content, "resize_to": max(content["size"])}

@@ -86,7 +86,7 @@ class ImportReport:
     sources: tuple[str, ...]
     """Sources of the preprocessing facts."""
     ms_per_image: float
-    """On one core of this machine, in batches of eight."""
+    """Milliseconds per image on one core of this machine, in batches of eight."""
     difference: float
     """Largest change by the folding: of a score, as a share of the largest one, or of a probability."""
     same_answers: float | None = None
@@ -263,8 +263,9 @@ def _answered(running: Folded, chosen: Pictures, labels: Array, say: Say) -> tup
 
 
 def _measured(entry: ModelEntry, logits: Array, labels: Array, hierarchy: Hierarchy) -> ModelEntry:
-    """With the accuracy on labelled pictures; a temperature is fitted on one half, and stands if it does the other
-    good."""
+    """Add the accuracy on labelled pictures. A temperature is fitted on one half, and kept if it improves the other
+    half.
+    """
     shuffled = np.random.default_rng(0).permutation(len(labels))
     fitted, judged = shuffled[::2], shuffled[1::2] if len(shuffled) > 1 else shuffled
     temperature = fit_temperature(logits[fitted], labels[fitted]) if len(labels) >= _LEAST_FITTED else 1.0

@@ -1,4 +1,4 @@
-"""All that the files of a network say: what its classes are called, and what it expects of its pixels."""
+"""All facts that the files of a network give: the names of its classes, and the pixels that it expects."""
 
 from __future__ import annotations
 

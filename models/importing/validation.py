@@ -34,7 +34,9 @@ _MOST_TRIED = 200
 _WORTH = 0.05
 """Share of the pictures by which another preprocessing must be better to be called a likely mistake."""
 _DEVIATIONS = 3.0
-"""By so many standard deviations of a sign test must it be better, too: several are tried, at times on few pictures."""
+"""Standard deviations of a sign test by which other preprocessing must also be better, because several are tried, at
+times on few pictures.
+"""
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _NONE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -53,7 +55,7 @@ class Mistake:
 
 
 def pictures_in(folder: Path, preprocess: Preprocess) -> Pictures:
-    """All pictures of a folder, as the network takes them.
+    """Return all pictures of a folder in the form that the network takes.
 
     Raises:
         DataError: no such folder, or no pictures.

@@ -51,13 +51,13 @@ class KeptCounts:
     dropped: int = 0
     """Pictures that had to go for others, since the sample began."""
     bytes: int = 0
-    """On the disk."""
+    """Bytes on the disk."""
     size_bytes: int = 0
     """Limit on `bytes`."""
 
 
 class KeptPage(NamedTuple):
-    """Some pictures of a sample."""
+    """Page of kept pictures from a sample."""
 
     pictures: list[tuple[int, KeptPicture, bytes]]
     after: int
@@ -215,7 +215,7 @@ class KeptStore:
         return KeptPage(list(_parsed(rows)), rows[-1][0] if rows else after, more)
 
     def read_all(self) -> Iterator[tuple[int, KeptPicture, bytes]]:
-        """All pictures, some at a time."""
+        """Yield all pictures, some at a time."""
         after = 0
         while rows := self._rows(after, _AT_ONCE):
             yield from _parsed(rows)

@@ -79,7 +79,7 @@ _SCAN = b"\xff\xda"
 """Marker at the beginning of a scan."""
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
-"""In front of a segment; what else follows 0xFF belongs to the data of a scan."""
+"""Marker in front of a segment. Other bytes after 0xFF belong to the data of a scan."""
 
 _HEAD_S = 1.0
 _S_PER_PIXEL = 200e-9
@@ -114,7 +114,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""By EXIF orientation."""
+"""Transposition by EXIF orientation."""
 _TURNED = (5, 6, 7, 8)
 """Orientations by which width and height change places."""
 
@@ -471,7 +471,7 @@ def is_large(height: int, width: int) -> bool:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """In grey or in colours of 8 bits, with as few copies as can be: one of the largest has 256 MB."""
+    """Convert to grey or to colours of 8 bits, with as few copies as possible: one of the largest has 256 MB."""
     if image.mode.startswith("I;16"):  # 16-bit grey; Pillow's own conversion would clip it at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:

@@ -21,7 +21,7 @@ END = b"\xff\xd9"
 """Marker behind the last scan."""
 
 COLOURS = {"L": ("GRAY", 1), "RGB": ("RGB", 3), "CMYK": ("CMYK", 4)}
-"""By Pillow's modes: simplejpeg's name, and channels."""
+"""Name in simplejpeg and number of channels, by Pillow's mode."""
 
 _SEQUENTIAL = (0xC0, 0xC1)
 _PROGRESSIVE = 0xC2

@@ -108,7 +108,7 @@ class BatchSource:
         """The latest pass, and its order."""
 
     def part(self, number: int, parts: int) -> BatchSource:
-        """The same, with only every `parts`-th training image, from `number` on.
+        """Return a source with only every `parts`-th training image, from `number` on.
 
         Raises:
             DataError: there are fewer images than parts.

@@ -70,7 +70,7 @@ class TrainConfig(Frozen):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov momentum."""
     weight_decay: NonNegativeFloat = 5e-4
-    """On convolution and linear weights; biases and normalisation are exempt."""
+    """Weight decay of convolution and linear weights; biases and normalisation are exempt."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0, le=1_000)
     """Beta parameter of mixup (arXiv:1710.09412); 0 switches it off."""

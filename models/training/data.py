@@ -98,7 +98,7 @@ class TrainingData:
         )
 
     def part(self, number: int, parts: int) -> TrainingData:
-        """The same, with only every `parts`-th training image, from `number` on.
+        """Return the data with only every `parts`-th training image, from `number` on.
 
         Raises:
             DataError: there are fewer images than parts.

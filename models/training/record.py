@@ -39,9 +39,9 @@ class Reached(Frozen):
     """The moment at which a run had the accuracy that it was to reach."""
 
     accuracy: float
-    """On the held-out images."""
+    """Accuracy on the held-out images."""
     seconds: float
-    """From the first unit of work to the last update."""
+    """Seconds from the first unit of work to the last update."""
     updates: int
     steps: int
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _FAREWELL_S = 2.0
 _PAUSE_S = 0.05
-"""Between two requests for work that were both in vain."""
+"""Pause between two requests for work when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

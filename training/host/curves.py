@@ -36,9 +36,9 @@ class RunPoint(Strict):
     loss: float | None = None
     """Mean of the last 100 updates."""
     accuracy: Share | None = None
-    """On the held-out images; None where it was not measured at this moment."""
+    """Accuracy on the held-out images; None if it was not measured at this moment."""
     bytes_sent: NonNegativeInt
-    """By the workers."""
+    """Bytes sent by the workers."""
     bytes_received: NonNegativeInt
     staleness: NonNegativeFloat
     """Mean over the updates."""

@@ -61,11 +61,11 @@ _MOST_UNWRITTEN = 4
 _EVALUATION_SHARE = 0.05
 """Share of the time that evaluations during the run may take."""
 _POINT_S = 1.0
-"""Between two points of the curves, where the accuracy is not measured more often."""
+"""Seconds between two points of the curves, unless the accuracy is measured more often."""
 _LOOK_S = 0.5
-"""Between two looks who is still there."""
+"""Seconds between two checks for workers that have left."""
 _FAREWELL_S = 10.0
-"""For the workers to hear that the run has ended."""
+"""Seconds for the workers to hear that the run has ended."""
 _LOWER = (
     "lower the learning rate, in the network's configuration or the strategy's, and begin anew in another folder; "
     "where workers may have sent wild updates, judge them by [trust]"
@@ -547,7 +547,7 @@ class Host:
         return GrantedLease.of(lease), self._packed[1]
 
     def _now(self) -> float:
-        """On the run's clock."""
+        """Current time on the run's clock."""
         return self._offset + time.monotonic()
 
     def _until_change(self) -> float:
@@ -634,8 +634,9 @@ class Host:
     # --- accuracy, and the end ---
 
     async def _train(self) -> None:
-        """Until there is nothing left to compute. Measure the accuracy on the held-out images now and then; at the end
-        that on the test images."""
+        """Measure the accuracy on the held-out images now and then while there is work, and on the test images at the
+        end.
+        """
         while not self.finished:
             await self._changed.wait()
             if self.finished or self._test is None:

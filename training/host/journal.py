@@ -65,7 +65,7 @@ class Journal:
         self._key = b""
         """Begins the journal and each of its calls; drawn at random for each journal, and kept with the state."""
         self._calls = 0
-        """In the journal."""
+        """Number of calls in the journal."""
         self._length = self._state_bytes = 0
         self._added = self._dirty = False
         self._changing = threading.Lock()
@@ -239,7 +239,7 @@ class Journal:
             self._added, self._dirty = False, True
 
     def sync(self) -> None:
-        """All that was flushed is on disk when this returns. May be called in another thread than the rest."""
+        """Put all flushed calls on disk. May be called in another thread than the other methods."""
         with self._changing:
             if self._dirty and self._file is not None:
                 self._dirty = False
@@ -305,7 +305,7 @@ class Journal:
 
 
 def _crc_of(vectors: Mapping[str, Flat], figures: str, key: bytes) -> str:
-    """Over all that a state says."""
+    """Return the CRC-32 over everything in a state."""
     crc = zlib.crc32(figures.encode(), zlib.crc32(key))
     for name in sorted(vectors):
         each = np.ascontiguousarray(vectors[name])

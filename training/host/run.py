@@ -61,9 +61,9 @@ class _Totals:
     bytes_received: int = 0
     faults: int = 0
     began_at: float | None = None
-    """When the first lease was granted."""
+    """Time when the first lease was granted."""
     latest_at: float = 0.0
-    """When the last update was taken."""
+    """Time when the last update was taken."""
     times: Times = field(default_factory=dict)
 
 
@@ -330,7 +330,7 @@ class TrainingRun:
 
     @property
     def seconds(self) -> float:
-        """From the first lease to the last update."""
+        """Seconds from the first lease to the last update."""
         began_at = self.totals.began_at
         return 0.0 if began_at is None else max(0.0, self.totals.latest_at - began_at)
 
@@ -366,7 +366,7 @@ class TrainingRun:
         )
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
-        """All that are in the run, and then those that have done something, or are barred, and are not."""
+        """Return all workers in the run, then former workers that have done something or are barred."""
         barred = self.strategy.scores.barred()
         found = [self.worker(name, now) for name in [*self._workers, *sorted(barred - self._workers.keys())]]
         shown = (each for each in found if not each.left or each.updates or each.name in barred)

@@ -92,10 +92,10 @@ class HostSettings(ServiceSettings):
     network's."""
 
     offer_epochs: Range = None
-    """The same of epochs. Default: 1 to twice the network's."""
+    """Numbers of epochs that they may choose, in the same form. Default: 1 to twice the network's."""
 
     offer_batch: Range = None
-    """The same of images per step. Default: a quarter to four times the network's."""
+    """Images per step that they may choose, in the same form. Default: a quarter to four times the network's."""
 
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
     """Hand out no work before so many workers have joined and have their images: a group starts together. At most

@@ -53,7 +53,7 @@ class Sharing:
         self._shares: dict[str, float] = {}
         """Fraction that each worker has of the copy in progress."""
         self._began: dict[str, tuple[float, int]] = {}
-        """When a worker was first seen with steps computed, and how many."""
+        """Time when a worker was first seen with computed steps, and their number."""
         self._speeds: dict[str, float] = {}
         """Steps a second."""
         self._drawn: tuple[tuple[int, ...], TrainingData] | None = None
@@ -96,7 +96,7 @@ class Sharing:
         return wanted
 
     def held_by(self, name: str) -> frozenset[int]:
-        """Whole segments of a worker, as it says."""
+        """Whole segments of a worker, by its own report."""
         return self._tree.holds(name)
 
     async def answer(self, report: DataReport, *, ended: Callable[[], bool]) -> DataAnswer:

@@ -1,4 +1,4 @@
-"""From the file of a release's network to a learner of its last layers, and back to a file."""
+"""Conversion of a release's network to a learner of its last layers, and back to a file."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 IMPROVED = "network.onnx"
-"""In the folder of a host's run that has finished: the network that it has made of a release's."""
+"""File in the folder of a finished run, with the improved network of the release."""
 WEIGHTS = "weights.npy"
-"""In the same folder: its trained weights in FP32, before they were rounded."""
+"""File in the same folder, with the trained weights in FP32 before they were rounded."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
-"""That the steps of a network may give for one picture: 400 MB in fp32."""
+"""Most numbers that the steps of a network may give for one picture: 400 MB in fp32."""
 
 
 class FileNetwork(nn.Module):

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 BASE_FILE = "base.onnx"
-"""In the folder of a plan: the network that the run starts from."""
+"""File in the folder of a plan, with the network that the run starts from."""
 _PLAN = "plan.json"
 _FROM_FILE = NetworkConfig(kind="file")
 

@@ -62,7 +62,7 @@ def computed_by_torch(learner: FlatLearner, *, start: int) -> Iterator[None]:
 
 
 def allreduce_by_torch(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start: int = 0) -> Program:
-    """The same program for a learner that is `computed_by_torch`."""
+    """Return the same program for a learner that is `computed_by_torch`."""
     ranks, steps = group.ranks, learner.steps // group.ranks
     share = 2 * (ranks - 1) * 4 * learner.lengths[0] // ranks
     for step in range(start, steps):

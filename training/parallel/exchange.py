@@ -21,7 +21,7 @@ class Done:
     vector."""
 
     step: int
-    """That was done, counted from 0."""
+    """Step that was done, counted from 0."""
     loss: float
     kept: Mapping[str, float] = field(default_factory=dict)
     """Figures that the program needs to continue after this step, in addition to its learner."""
@@ -29,7 +29,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """All-reduce: answered by the mean of the ranks' vectors."""
+    """Request for an all-reduce. The answer is the mean of the ranks' vectors."""
 
     values: Flat
 
@@ -46,7 +46,9 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """All-gather of vectors of the same length: answered by all of them, joined in the order of the ranks."""
+    """Request for an all-gather of vectors of the same length. The answer is all of them, joined in the order of the
+    ranks.
+    """
 
     values: Flat
 

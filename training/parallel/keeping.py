@@ -55,7 +55,7 @@ class Checkpoints:
             made_folder(folder)
 
     def steps(self) -> list[int]:
-        """From which this rank can continue, without damaged checkpoints.
+        """Return the steps from which this rank can continue. Damaged checkpoints are left out.
 
         Raises:
             SetupError: the folder holds another run.

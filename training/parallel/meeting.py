@@ -30,9 +30,9 @@ __all__ = ["Meeting", "RankPlace", "address_towards", "choose_interface", "commo
 _LOOK_S = 0.05
 _CONNECT_S = 5.0
 _FAREWELL_S = 1.5
-"""For the other ranks to read what rank 0 keeps, before that ends; if the run was stopped, they have longer."""
+"""Seconds for the other ranks to read what rank 0 keeps, before it ends. If the run was stopped, they have longer."""
 _GRACE_S = 5.0
-"""For torch to find a wait too long by itself."""
+"""Seconds for torch to notice by itself that a wait is too long."""
 _SIOCGIFADDR = 0x8915
 
 

@@ -262,8 +262,9 @@ RULES_WITHOUT_HOST = {
 
 
 class BatchConfig(Strict):
-    """In passes over all training images: a coordinator finds the next weights from the gradients of many portions
-    (Sandblaster L-BFGS; Dean et al. 2012)."""
+    """Training in passes over all images: a coordinator finds the next weights from the gradients of many portions
+    (Sandblaster L-BFGS; Dean et al. 2012).
+    """
 
     sends: ClassVar[Sends] = "portion"
     inner: ClassVar[Inner] = "sgd"

@@ -40,7 +40,7 @@ _NOISE = 1e-7
 _LEAST_BACK, _MOST_BACK = 0.1, 0.5
 """Bounds on the next rate, as shares of a rate that was too high."""
 _BACK_STEPS = 8
-"""After so many rates that were too high, the coordinator forgets the pairs and follows the gradient."""
+"""Number of too high rates after which the coordinator forgets the pairs and follows the gradient."""
 _CURVATURE = 1e-8
 """Least cosine between the changes of a pair. Smaller ones have no curvature to learn from."""
 _DIGITS = 9
@@ -186,7 +186,7 @@ class Coordinator:
         self._ask({"do": "go", "along": along, "rate": rate})
 
     def state(self) -> dict[str, Any]:
-        """All that changes, as JSON."""
+        """Everything that changes, as JSON."""
         return {
             "pairs": list(self._pairs),
             "products": self._products.tolist(),

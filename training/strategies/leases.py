@@ -32,9 +32,9 @@ class _Held:
     shown: int
     """The first step that the worker has not shown to have computed."""
     until: float
-    """When the lease expires, unless its worker shows progress before."""
+    """Time when the lease expires, unless its worker shows progress before."""
     since: float
-    """When the worker began with it."""
+    """Time when the worker began with it."""
 
 
 class Leases:
@@ -200,8 +200,7 @@ class Leases:
         return [self._held[number].lease for _, number in late]
 
     def next_change(self, now: float) -> float | None:
-        """When the next of the leases that are out becomes overdue or expires, or may be copied; None where none is
-        out."""
+        """Time when the next current lease becomes overdue, expires or may be copied; None if there is none."""
         copies = [due for due, _, _ in self._copies_due() if due > now]
         return min(
             (*copies, *(due if now < due < held.until else held.until for held, due in self._due())), default=None
@@ -228,7 +227,7 @@ class Leases:
             del self._took[next(iter(self._took))]
 
     def state(self) -> dict[str, Any]:
-        """All that changes, as JSON."""
+        """Everything that changes, as JSON."""
         return {
             "next_step": self._next_step,
             "number": self._number,

@@ -106,7 +106,7 @@ class Pool:
         }
 
     def figures(self) -> dict[str, Any]:
-        """And the rest, as JSON."""
+        """The rest of the state, as JSON."""
         return {
             "turn": self._turn,
             "waiting": [[each.worker, each.version, each.first, each.steps] for each in self._waiting],

@@ -230,7 +230,7 @@ class Strategy(ABC):
         return {}
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
-        """All that changes: vectors, which are not copied, and the rest as JSON."""
+        """Everything that changes: vectors, which are not copied, and the rest as JSON."""
         vectors = {"weights": self.weights, "buffers": self.buffers, **self._vectors()}
         figures = {"version": self.version, "leases": self.leases.state(), "scores": self.scores.state()}
         if self._pool is not None:

@@ -56,6 +56,8 @@ def _trimmed(vectors: Sequence[Flat], share: NDArray[np.float64], cut: float) ->
 
 
 def pieces(vectors: Sequence[Flat]) -> Iterator[NDArray[np.float64]]:
-    """All vectors, some values of each at a time: `[vectors, values]`, in 64 bits, which the square of 1e30 needs."""
+    """Yield all vectors, some values of each at a time: `[vectors, values]`, in 64 bits, which the square of 1e30
+    needs.
+    """
     for start in range(0, len(vectors[0]), _PIECE):
         yield np.stack([each[start : start + _PIECE] for each in vectors]).astype(np.float64)

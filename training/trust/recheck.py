@@ -47,7 +47,7 @@ class Recheck:
     weights: Flat
     buffers: Flat
     update: Update | None = None
-    """Once it is there."""
+    """Update of the unit, once it has come."""
 
 
 class Rechecks:
@@ -61,7 +61,7 @@ class Rechecks:
         self._share, self._tolerance = (0.0, 0.0) if config is None else (config.recheck, config.tolerance)
         self._chance = chance
         self._chosen: dict[int, Recheck] = {}
-        """By lease."""
+        """Chosen units by lease."""
 
     def granted(self, lease: UnitLease, start: Callable[[], tuple[Flat, Flat]], out: Container[UnitLease]) -> None:
         """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
@@ -98,7 +98,7 @@ class Rechecks:
         return is_same(chosen.update.computed, own, tolerance=self._tolerance)
 
     def done(self, chosen: Recheck) -> None:
-        """It was computed again."""
+        """Remove a unit that was computed again."""
         self._chosen.pop(chosen.lease.number, None)
 
 

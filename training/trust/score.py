@@ -57,7 +57,7 @@ class Scores:
         self._put_out: deque[str] = deque(maxlen=_MOST)
 
     def score(self, worker: str) -> float:
-        """From 0 to 1."""
+        """Score of a worker, from 0 to 1."""
         return self._known.get(worker, _Known()).score
 
     def standing(self, worker: str) -> WorkerStanding:
@@ -139,7 +139,7 @@ class Scores:
             known.score = FIRST
 
     def barred(self) -> set[str]:
-        """Those that get no work, whatever they ask for."""
+        """Workers that get no work, whatever they ask for."""
         return {name for name, known in self._known.items() if known.standing not in ("active", "trusted")}
 
     def knows(self, worker: str) -> bool:
@@ -147,7 +147,7 @@ class Scores:
         return worker in self._known
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """The whole state, as JSON."""
         return {name: asdict(known) for name, known in self._known.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

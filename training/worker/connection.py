@@ -50,10 +50,12 @@ __all__ = ["HostConnection"]
 _WHO = "the host"
 _BUDGET_S = 30.0
 _TRANSFER_S = 600.0
-"""For weights and updates, which may be large and the link slow. A machine that has gone is noticed long before."""
+"""Seconds for weights and updates, which may be large and the link slow. A machine that has gone is noticed long
+before.
+"""
 _SMALL_BYTES = 4 << 20
 _NEW_TICKET_S = 2.0
-"""Before another ticket is tried."""
+"""Seconds before another ticket is tried."""
 _REASON = 300
 """Characters of what is wrong with an answer."""
 _REASON_BYTES = 4096

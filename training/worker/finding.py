@@ -27,7 +27,7 @@ class HostAddress(NamedTuple):
     scheduler gets only its ticket; "" if it has none.
     """
     until: float = math.inf
-    """When to ask for the place again, although the host is there; monotonic seconds."""
+    """Time to ask for the address again, even if the host is still there; monotonic seconds."""
 
 
 FindHost = Callable[[], Awaitable[HostAddress]]

@@ -62,11 +62,11 @@ _MISMATCH = {
     False: "the run of {name!r} trains on pictures that devices have kept: give the folder with --kept",
     True: "the run of {name!r} trains on a data set, and not on kept pictures: leave out --kept",
 }
-"""By whether the run trains on a data set."""
+"""Errors for workers with other images than the run's. The key is True if the run trains on a data set."""
 _FAREWELL_S = 2.0
 _AGAIN_S = 0.2
 _PAUSE_S = 0.05
-"""Between two looks whether there may be work."""
+"""Seconds between two checks for work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class WorkerOptions:
     find_host: FindHost
     """Called again when the host is away, because it may come back elsewhere."""
     name: str
-    """In the run; another worker of this name takes its place."""
+    """Name in the run; another worker of this name takes its place."""
     data: Path | None = None
     dataset: str | None = None
     """Data set to use instead of the network's configured one; its images must be the run's."""
@@ -85,12 +85,12 @@ class WorkerOptions:
     device: str = "cpu"
     threads: int | None = None
     token: Callable[[], str] | None = None
-    """For a host that no scheduler has named."""
+    """Token for a host that no scheduler has named."""
     tls_ca: Path | None = None
     patience_s: float = 120.0
     """Seconds that a host may be away."""
     may_work: Callable[[], bool] = lambda: True
-    """Asked before each unit and between two steps; while it says no, the worker does nothing."""
+    """Called before each unit and between two steps; while it returns False, the worker does nothing."""
     fetch: Keeps | None = None
     """Training images to fetch from the run: this worker's own segments, or all; None to use the images that are
     here.

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 3.0
 _AGAIN_S = 60.0
-"""Between two tries to get a new ticket."""
+"""Seconds between two tries to get a new ticket."""
 
 T = TypeVar("T")
 

@@ -58,7 +58,7 @@ class Pictures:
         self._initial = torch.from_numpy(np.load(folder / f"{asked.seed}.npy"))
 
     def network(self) -> nn.Module:
-        """With the initial weights."""
+        """Return the network with the initial weights."""
         spec = importlib.util.spec_from_file_location("wideresnet", _NETWORK)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -67,7 +67,7 @@ class Pictures:
         return network
 
     def batches(self, seed: int, part: slice = slice(None)) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Without end: each pass over a part of the images in a new order."""
+        """Yield batches without end: each pass over a part of the images has a new order."""
         chance = torch.Generator().manual_seed(seed)
         chosen = torch.arange(len(self._images))[part]
         while True:
@@ -80,7 +80,7 @@ class Pictures:
         return images.float().sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
 
     def accuracy(self, network: nn.Module) -> float:
-        """On the images held out."""
+        """Accuracy on the held-out images."""
         network.eval()
         with torch.inference_mode():
             parts = [network(self._normal(each)).argmax(1) for each in self._held_out.split(_EVALUATED)]

@@ -62,7 +62,7 @@ class PredictedLinear(nn.Module):
         return F.linear(F.linear(values, self.spread), self.weight, self.bias)
 
     def as_linear(self) -> nn.Linear:
-        """The same layer with all its weights."""
+        """Return the same layer with all its weights."""
         assert isinstance(self.spread, Tensor)
         whole = nn.Linear(self.spread.shape[1], len(self.bias))
         with torch.no_grad():
