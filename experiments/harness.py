@@ -189,7 +189,7 @@ class Experiment(ABC):
     ignores: frozenset[str] = frozenset()
     """Fields of `Request` that it ignores: quick, seed, tasks or data."""
     profile: Literal["paper", "native"] | None = "paper"
-    """Its machines unless another profile is named, `native` for this machine as it is; None where none has a part."""
+    """Default profile; `native` is this machine without emulation. None if machines have no part in it."""
     repeats: tuple[str, str] = ("runs", "runs")
     """The field of a row that counts what its figures were made of, and what that is; a row without it counts one."""
     quick: str = ""
@@ -337,7 +337,7 @@ class Run:
         self.points.append(point)
 
     def expect(self, steps: int) -> None:
-        """So many more steps are to come."""
+        """Add to the number of steps that are still to come."""
         self._steps += steps
 
     @contextmanager

@@ -196,11 +196,11 @@ def profile_names() -> list[str]:
 
 
 def read_profile(name: str) -> Profile:
-    """A profile by its name, or by the path of a TOML file of one's own.
+    """Read a profile by its name, or by the path of a TOML file.
 
     Raises:
         InvalidInput: there is no such profile.
-        SetupError: the file cannot be read, or says something that is unknown or does not fit.
+        SetupError: the file cannot be read, or has an unknown field or a value that does not fit.
     """
     if name.endswith(".toml"):
         return read_document(Path(name), Profile, what="profile")

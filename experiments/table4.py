@@ -168,7 +168,7 @@ def turns_of(
 
 
 def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | None) -> Profile:
-    """One node of each tier that has a part, and so much latency on the way to the upper one, there and back."""
+    """Return a profile with one node of each tier that takes part, and with this latency to the upper node and back."""
     limited = {} if mbps is None else {"bandwidth_bps": mbps * 1e6}
     far = {"delay_s": latency_s / 2, "jitter_s": 0.0, **limited}
     near = {"delay_s": 0.0, "jitter_s": 0.0, **limited}

@@ -90,7 +90,7 @@ class Network:
 
 
 def read_tasks(tasks: int, data: Path | None) -> tuple[ImageSet, str]:
-    """So many tasks of 50 test images, and which images they are.
+    """Read the images of `tasks` tasks of 50 test images, and describe them.
 
     Args:
         data: folder with CIFAR-100; without it, the bundled sample of its test set.

@@ -40,14 +40,14 @@ _SAMPLE = "cifar-100-test-1000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """Images of one size with their labels, where they have any."""
+    """Images of one size with their labels, if they have any."""
 
     images: Array
     """UINT8 `[n, h, w, 3]`, RGB; `[n, h, w, 1]` of MNIST."""
     fine: Array | None
-    """int64 `[n]`, or None where the images are unlabelled."""
+    """int64 `[n]`; None if the images are unlabelled."""
     coarse: Array | None
-    """int64 `[n]`, or None where the images are unlabelled."""
+    """int64 `[n]`; None if the images are unlabelled."""
     names: tuple[str, ...]
     """int64 `[n]`; None if the images are unlabelled."""
     hierarchy_name: str

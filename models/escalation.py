@@ -76,7 +76,7 @@ class GateSide(Frozen):
 
 
 class OperatingPoint(Frozen):
-    """A threshold, and what came of it on the held-out images."""
+    """A threshold, and its results on the held-out images."""
 
     below: Threshold
     """Images with a smaller margin go up."""

@@ -73,7 +73,7 @@ class Hierarchy:
         """Check the decoded content of a hierarchy file; `source` names it in messages.
 
         Raises:
-            DataError: what is wrong, and with which name.
+            DataError: the content is wrong; the message names the fault and the name.
         """
         if not isinstance(content, Mapping):
             raise DataError(f"{source}: a hierarchy is a table with `name`, `fine` and `superclasses`")

@@ -174,7 +174,7 @@ class Costed(Frozen):
 
 
 class ModelEntry(Costed):
-    """One network as it is shipped."""
+    """One shipped network."""
 
     name: PlainName
     tier: Literal["end", "edge", "cloud"]
@@ -482,7 +482,7 @@ class Manifest(Frozen):
         """The first network listed for `tier` that is for such a processor; the first of all if none is.
 
         Args:
-            gpu: whether it is to run on a GPU.
+            gpu: True if it will run on a GPU.
 
         Raises:
             NotFound: no network serves this tier.
@@ -610,10 +610,10 @@ def load_manifest(folder: Path | None = None) -> Manifest:
 
 
 def parse_manifest(content: bytes, source: str) -> Manifest:
-    """A manifest that came from elsewhere; `source` names it in messages.
+    """Parse a manifest from elsewhere; `source` names it in messages.
 
     Raises:
-        WeightsError: what is wrong with it.
+        WeightsError: it is wrong; the message says why.
     """
     try:
         return checked_manifest(Manifest.model_validate_json(content), source)

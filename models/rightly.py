@@ -31,8 +31,9 @@ def read_rightly() -> tuple[dict[str, str], list[int]]:
 
 
 def right_first(count: int) -> Array:
-    """Numbers of so many pictures of the sample, int64 `[count]`: first those that are answered rightly, then the
-    others, both in the order of the sample."""
+    """Numbers of `count` pictures of the sample, int64 `[count]`: first the pictures that are answered correctly, then
+    the others, both in the order of the sample.
+    """
     _, rightly = read_rightly()
     others = np.setdiff1d(np.arange(len(read_sample())), rightly)
     return np.concatenate([np.array(rightly, np.int64), others])[:count]

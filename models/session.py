@@ -350,7 +350,7 @@ def _load(
     labels: Sequence[str] | None,
     decode: Decode | None = None,
 ) -> OnnxModel:
-    """`part`: what the loaded graph is; `cut`: what of the file it is."""
+    """`part`: the part that the loaded graph is; `cut`: the part of the file to take."""
     import_runtime()  # told before the file is read
     check_threads(threads)
     place = folder or weights_folder()

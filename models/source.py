@@ -174,7 +174,7 @@ async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
     network for this node: then it keeps what it has, and the scheduler refuses it.
 
     Args:
-        served: what the node has loaded.
+        served: manifest of the networks that the node has loaded.
     """
     try:
         if not from_scheduler(settings):
@@ -266,7 +266,7 @@ def remember(settings: NodeSettings, given: GivenSet, *, last: bool = True) -> N
     """Keep a copy for a start without the scheduler. Without a place for it the node works all the same.
 
     Args:
-        last: whether that start serves it.
+        last: True if that start serves it.
     """
     paths = [_last_set(settings)] if last else []
     if given.release != UNKNOWN:

@@ -76,11 +76,10 @@ def _answer_all(
     """Let the network that each tier serves by default answer labelled images.
 
     Args:
-        images: as a network takes them.
+        images: returns the images in the form that a network takes.
 
     Raises:
-        DataError: the images have no labels.
-        As `load_model`.
+        DataError: the images have no labels. As `load_model`.
     """
     sides: dict[Tier, Side] = {}
     for tier, entry in _served(manifest, provider).items():

@@ -1,4 +1,6 @@
-"""The networks' own learner with flat weights: what a worker computes, and what the host's weights are worth."""
+"""The networks' own learner with flat weights. Workers compute their steps with it, and the host measures its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -363,10 +365,10 @@ class FlatLearner:
             final: its weights and buffers.
             dataset: its name.
             seconds: from the first unit of work to the last update.
-            fleet: how the run was spread over machines.
+            fleet: facts about the machines of the run.
 
         Raises:
-            WeightsError: they are of another network.
+            WeightsError: weights or buffers belong to another network.
             SetupError: it could not be written.
         """
         self.load(*final)

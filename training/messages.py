@@ -211,7 +211,7 @@ class GrantedLease(Frozen, extra="ignore"):
         return WorkUnit(steps=self.push, **self.model_dump(exclude={"number", "push"}))
 
     def check(self, spec: RunSpec, steps: int) -> None:
-        """True if a run of so many steps can grant this.
+        """Check that a run of `steps` steps can grant this.
 
         Raises:
             InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice; or
@@ -290,7 +290,7 @@ class WorkerStatus(Frozen):
 
 
 class RunStatus(Frozen):
-    """A run as it is now."""
+    """Current state of a run."""
 
     id: str
     network: str

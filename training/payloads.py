@@ -40,7 +40,9 @@ _COMPRESSION_BYTES_PER_S = 60e6
 _LEVEL = 1
 
 _MOST_HEADER_BYTES = 4096
-"""Bound of a header; ours have about 200. A longer one could describe so many tensors that their list fills memory."""
+"""Most bytes of a header; ours have about 200. A longer one could describe enough tensors to fill the memory with their
+list.
+"""
 _CHUNK = 1 << 16
 """Numbers that are converted at a time, a multiple of `BLOCK`. Their intermediate values fit the processor's cache."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
@@ -55,11 +57,11 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
     """A safetensors file of two vectors.
 
     Args:
-        format: of `values`; `buffers` are always fp32. In bf16 each number is rounded to the nearest, with a relative
-            error of at most 2**-8. In int8 it is off by at most 1/254 of the largest in its block of 256 (and 1e-43).
-            A block with NaN or an infinity comes back without a finite number.
-        sparse: leave out zeros where that makes it shorter: a bitmap says where they are. Nothing is lost by it but
-            the sign of a zero.
+        format: number format of `values`; `buffers` are always fp32. In bf16 each number is rounded to the nearest,
+            with a relative error of at most 2**-8. In int8 it is off by at most 1/254 of the largest in its block of
+            256 (and 1e-43). A block with NaN or an infinity comes back without a finite number.
+        sparse: leave out zeros where that makes it shorter: a bitmap says where they are. Nothing is lost by it but the
+            sign of a zero.
     """
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     if sparse and (mask := _mask(values, format)) is not None:
@@ -93,7 +95,7 @@ def rounded(values: Flat, format: Format) -> Flat:
 
 
 def packed_bytes(values: int, buffers: int, format: Format) -> int:
-    """Length of what `pack` makes of so many numbers when nothing is left out."""
+    """Length of the result of `pack` for these numbers of values when nothing is left out."""
     each = {"fp32": 4 * values, "bf16": 2 * values, "int8": values + 4 * -(-values // BLOCK)}[format]
     return _header_bytes(values, buffers, format) + each + 4 * buffers
 
@@ -101,7 +103,7 @@ def packed_bytes(values: int, buffers: int, format: Format) -> int:
 def unpack(body: bytes | memoryview, *, values: int, buffers: int) -> tuple[Flat, Flat]:
     """The two vectors of `pack`, of these lengths, in fp32. Numbers that are not finite are left as they are.
 
-    Needs three times the memory of its result at most, whatever the body says.
+    It needs at most three times the memory of its result, whatever the body contains.
 
     Raises:
         MalformedMessage: it holds something else.

@@ -1,8 +1,8 @@
-"""Units of work: what a worker computes under a lease, and the update that it sends.
+"""Units of work, which workers compute under a lease, and the updates that they send.
 
 A work unit is a version of the weights, a range of steps, and the segments of the data set that its worker holds. A
-step's batch depends only on the seed, the number of the step and these segments. So a unit can be repeated, by the
-same worker or by another one that has the segments.
+step's batch depends only on the seed, the number of the step and these segments. So a unit can be repeated, by the same
+worker or by another one that has the segments.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class UpdateFault:
 
 
 def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, UpdateFault]:
-    """Faults of so many of the first `updates` updates of a run, by their number, each kind as often as the others.
+    """Draw `count` faults among the first `updates` updates of a run, by the update's number, with equal shares of each
+    kind.
 
     Raises:
         InvalidInput: there are fewer updates.
@@ -126,7 +127,7 @@ class Simulated:
     loss: float | None = None
     """Mean of the last 100 updates; None for a run without any."""
     quarantined: list[str] = field(default_factory=list)
-    """Workers that were told that they take no part any more, in this order."""
+    """Workers that were told that they are barred, in this order."""
     rechecks: int = 0
     """Updates that the host has computed again."""
     staleness: float = 0.0

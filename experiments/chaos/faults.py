@@ -85,11 +85,11 @@ class Fault:
 
 
 def plan_faults(seed: int, count: int, *, scheduler: str, nodes: Sequence[Sequence[str]], disk: bool) -> list[Fault]:
-    """So many faults.
+    """Draw `count` faults.
 
     Args:
         nodes: names of the nodes of each tier; each tier is struck as often as the others, however few nodes it has.
-        disk: whether the disk can be filled; then it is full once, in the middle of the plan.
+        disk: True if the disk can be filled; then it is full once, in the middle of the plan.
     """
     chance = random.Random(seed)
     plan = list(_draw(chance, count, scheduler, nodes))

@@ -48,11 +48,11 @@ class WallClock:
 
 
 class LinkMiddleware:
-    """Sends requests over the links that lead to their hosts, and the others as they are.
+    """Sends requests over the links that lead to their hosts, and other requests unchanged.
 
     Args:
-        links: which there are.
-        clock: for tests.
+        links: all links of the service.
+        clock: replaces the clock in tests.
     """
 
     def __init__(self, links: Links, *, clock: Clock | None = None) -> None:

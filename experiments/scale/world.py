@@ -440,7 +440,9 @@ class World:
     # --- computing ----------------------------------------------------------------------------------------------------
 
     def _serve(self, node: _Node, arrival: float, back_s: float) -> asyncio.Future[_Served]:
-        """Queue a task that arrives then, not before those in the queue; the future is done so long after the task."""
+        """Queue a task that arrives at this time, not before the tasks in the queue. The future is done `back_s` after
+        the task.
+        """
         future: asyncio.Future[_Served] = self.loop.create_future()
         node.queue.append((arrival, back_s, future))
         if not node.serving:

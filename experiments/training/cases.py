@@ -302,7 +302,7 @@ def _predicted() -> list[Case]:
 
 
 def _compared() -> list[Case]:
-    """Each strategy as it is, with a worker that is lost, and with one that cheats."""
+    """Each strategy unchanged, with a worker that is lost, and with one that cheats."""
     found = []
     for name, strategy, ranks in _COMPARED:
         epochs = _PASSES if strategy == _SANDBLASTER else 2

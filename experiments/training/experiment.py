@@ -26,7 +26,7 @@ from training.strategies.config import ServerConfig
 __all__ = ["TRAINING"]
 
 _MOST_SEEDS = 20
-"""The exact test looks at all signs of so many differences."""
+"""Most seeds, because the exact test looks at all signs of their differences."""
 
 
 _HEADINGS = (

@@ -1,4 +1,4 @@
-"""Ranks on virtual time: their programs as they are, with real gradients, on machines and links that are simulated."""
+"""Ranks on virtual time. Their programs are unchanged and compute real gradients; machines and links are simulated."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SPREAD = 0.1
 _STEPS, _FEW_STEPS, _UNMEASURED = 200, 30, 20
 _CLIENTS = 4
 _HELD_OUT = 120
-"""One of so many images is held out: 500 of each class of all 60,000."""
+"""Reciprocal of the share of images that is held out: 500 of each class of all 60,000."""
 _FEW, _SMALL_BATCH = 7_000, 32
 """Images that the networks of single lines train on, and their batches."""
 
@@ -94,7 +94,7 @@ class Bench:
     def run(
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """One run of a line; what came of it."""
+        """Run a line once and return the results."""
         images = self._images, self._test, self._dataset.hierarchy
         if case.table == "second-order":
             return second_order(case, images, seed, watch)
@@ -323,8 +323,9 @@ async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, c
 
 
 async def _exchange(worker: HostConnection, times: int) -> int:
-    """Fetch weights, and bring at least so many updates, which change little; how many there were before the run
-    ended."""
+    """Fetch weights and bring an update that changes little, `times` times. Return the number of updates before the run
+    ended.
+    """
     spec = await worker.spec()
     await worker.join(spec.data_sha256)
     chance = np.random.default_rng(0)

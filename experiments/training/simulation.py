@@ -29,7 +29,7 @@ __all__ = ["Machines", "run_simulation"]
 
 _PROBES = 5
 _FAULT_LEASES = 2
-"""The longest fault lasts so many leases."""
+"""Longest fault, in leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A stranger's network: what it takes and gives, and the same network fed with plain pixels."""
+"""An unknown network: its input and output, and its conversion to a network that takes plain pixels."""
 
 from __future__ import annotations
 
@@ -178,14 +178,14 @@ def fold(
     end: Ending,
     batch: int | None = None,
 ) -> onnx.ModelProto:
-    """The network with its preprocessing inside: `images` UINT8 `[n, height, width, 3]`, RGB, to `logits` FP32
-    `[n, classes]`.
+    """Put the preprocessing inside the network. It then maps RGB `images` UINT8 `[n, height, width, 3]` to `logits`
+    FP32 `[n, classes]`.
 
     Args:
-        model: Left as it is.
-        read_as: Where its scores are.
-        end: How it ends.
-        batch: Pictures that it takes at once; None for any number.
+        model: the network; it is not changed.
+        read_as: place of its scores.
+        end: end of its graph.
+        batch: number of pictures that it takes at once; None for any number.
     """
     folded = onnx.ModelProto()
     folded.CopyFrom(model)

@@ -1,4 +1,4 @@
-"""The set that an import enters a network into: what it holds, and how it changes whole or not at all."""
+"""The set that an import enters a network into: its content, and its changes, which are complete or do not happen."""
 
 from __future__ import annotations
 

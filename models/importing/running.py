@@ -1,4 +1,4 @@
-"""An imported network run: as it came, and as it will be served, which must answer alike."""
+"""Runs of an imported network in its original form and in the form to be served, whose answers must agree."""
 
 from __future__ import annotations
 

@@ -105,15 +105,15 @@ def left_out(damage: Sequence[str], left: int, purpose: str) -> str | None:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """The numbers of at most so many of a row of things, spread over the whole of it."""
+    """Return at most `most` of the numbers below `count`, spread evenly."""
     return sorted({int(at) for at in np.linspace(0, count - 1, min(count, most)).round()})
 
 
 def evenly_by_class(labels: Array, most: int) -> list[int]:
-    """The numbers of at most so many pictures: as many of each class as there are, chosen by chance, always the same.
+    """Return the numbers of at most `most` pictures, evenly by class. They are drawn with a fixed seed.
 
     Args:
-        labels: Of the pictures, int64 `[n]`.
+        labels: labels of the pictures, int64 `[n]`.
     """
     turn: dict[int, int] = {}
     order: list[tuple[int, int, int]] = []
@@ -131,7 +131,7 @@ def likely_mistake(
 
     Args:
         run: logits FP32 `[n, classes]` of UINT8 pictures under some preprocessing.
-        labels: of the pictures, int64 `[n]`.
+        labels: labels of the pictures, int64 `[n]`.
     """
     some = evenly_by_class(labels, _MOST_TRIED)
     pictures, labels = chosen.take(some)[:], labels[some]

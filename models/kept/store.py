@@ -200,7 +200,7 @@ class KeptStore:
         Args:
             after: key of the last picture that was read; 0 at the beginning.
             limit: number of pictures.
-            most_bytes: of their files together, unless the first is larger.
+            most_bytes: most bytes of their files together, unless the first is larger.
         """
         rows: list[tuple[int, bytes, bytes]] = []
         more, size = False, 0
@@ -226,7 +226,7 @@ class KeptStore:
             return connection.execute(_ROWS, (after, limit)).fetchall()
 
     def _make_room(self, connection: sqlite3.Connection, needed: int) -> None:
-        """Drop pictures until a transaction can write so many bytes."""
+        """Drop pictures until a transaction can write `needed` bytes."""
         wanted = needed // _PAGE_BYTES + _SPARE_PAGES
         while self._pages - _used(connection) < wanted and _drop_one(connection):
             pass

@@ -131,9 +131,9 @@ class Picture:
 
     Args:
         data: the file.
-        name: for messages.
-        max_bytes: that it may have.
-        max_pixels: that it may have.
+        name: name in messages.
+        max_bytes: most bytes that it may have.
+        max_pixels: most pixels that it may have.
         stopped: ends the decoding when it is set.
 
     Raises:
@@ -258,7 +258,7 @@ class Picture:
             raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
 
     def _draft_size(self, wanted: int) -> tuple[int, int]:
-        """Width and height at which a JPEG is to be decoded: what is wanted or more, and no more pixels than may be."""
+        """Width and height at which a JPEG is decoded: at least the wanted size, within the bound of pixels."""
         width, height = self._image.size
         scale = next((scale for scale in (8, 4, 2) if min(width, height) // wanted >= scale), 1)
         while width * height > self._max_pixels * scale**2:

@@ -40,9 +40,9 @@ class Batch:
     images: Tensor
     """Float `[n, c, h, w]`, normalised, channels last; `c` is 3, or 1 of grey images."""
     index: Tensor
-    """int64 `[n]`: which images of the data set these are."""
+    """int64 `[n]`: numbers of these images in the data set."""
     flipped: Tensor
-    """int64 `[n]`, 1 where the image was mirrored."""
+    """int64 `[n]`, 1 if the image was mirrored."""
     partner: Tensor
     """int64 `[n]`: position in the batch of the image mixed into this one."""
     share: Tensor

@@ -25,7 +25,7 @@ class DataPart:
     """Facts about a whole data set of which only some images are here."""
 
     train: np.ndarray
-    """bool `[n]`: which of these images are trained on. The others are held out, and not used."""
+    """bool `[n]`: True for the images that are trained on. The others are held out, and not used."""
     statistics: Statistics
     """Statistics of all training images of the data set."""
     steps_per_epoch: int

@@ -1,4 +1,4 @@
-"""A network that is served, as it is trained, and as it answers after that."""
+"""The training of a network that is served, and its answers after that."""
 
 from __future__ import annotations
 

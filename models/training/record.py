@@ -1,4 +1,4 @@
-"""The record of a training run: what was run, on what, and how it went."""
+"""The record of a training run: configuration, data, hardware and progress."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def make_record(
 
     Args:
         kind: class of the record; the package that it belongs to is the one whose code has run.
-        images: of the run.
+        images: images of the run.
         data: name of the data set.
-        seconds: of the steps.
+        seconds: seconds of the steps.
     """
     package = Path(inspect.getfile(kind)).parent
     return kind(

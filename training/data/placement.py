@@ -80,8 +80,8 @@ class SegmentPlacement:
 
     Args:
         parts: segments of the data set.
-        images: of a segment, on average.
-        batch: images of a step.
+        images: mean number of images of a segment.
+        batch: number of images of a step.
     """
 
     def __init__(self, *, parts: int, images: float, batch: int) -> None:
@@ -94,10 +94,10 @@ class SegmentPlacement:
         """The segments of a worker, which may be others than before.
 
         Args:
-            room: segments that fit on its disk, those that it holds among them.
+            room: segments that fit on its disk, including those that it holds.
             holds: segments that it has.
-            steps: that it has computed so far.
-            speeds: steps a second of the workers of which they are known.
+            steps: number of steps that it has computed so far.
+            speeds: steps a second of the workers whose speed is known.
 
         Raises:
             TooLarge: not even one fits.

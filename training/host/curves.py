@@ -63,7 +63,7 @@ class Curves:
     """The curves of the run in a folder, with the points of earlier processes of its host.
 
     Args:
-        updates: that the run has now: points beyond them are of updates that were lost, and are left out.
+        updates: number of updates in the run now. Later points belong to lost updates, and are left out.
     """
 
     def __init__(self, folder: Path, updates: int) -> None:

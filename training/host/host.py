@@ -100,7 +100,7 @@ class HostParts:
     learner: FlatLearner
     """Measures accuracies, in a thread."""
     test: ImageSet | None
-    """Images of the accuracy at the end; None for a run without images of the host's own, which measures nothing."""
+    """Test images for the accuracy at the end; None for a run in which the host has no images and measures nothing."""
     dataset: str = ""
     """Name of the data set, kept in the record of the run."""
     checker: FlatLearner | None
@@ -161,7 +161,7 @@ class Host:
         self.result: dict[str, Any] | None = _read_result(self._journal.folder)
 
     def _gather(self, workers: int) -> None:
-        """Hand out nothing before so many workers are ready. A worker that waits asks within `_wait_s`."""
+        """Grant no work before this number of workers is ready. A worker that waits asks within `_wait_s`."""
         now, silent_s = self._now(), self.spec.lease_s + self._wait_s
         self._run.gather(workers, silent_s, now)
         self._note("gather", now, workers=workers, silent_s=silent_s)
@@ -716,8 +716,9 @@ class Host:
         return accuracy
 
     async def _doubt(self, first: int) -> None:
-        """Updates were refused one after the other. Compute these steps here, from the weights as they are: where that
-        gives no finite numbers either, it is not the workers' fault, and the run has failed."""
+        """Compute these steps here from the current weights, after several updates were refused in a row. If the
+        numbers are not finite here either, the workers are not at fault, and the run has failed.
+        """
         first = min(first, self.steps - 1)
         steps = range(first, min(first + self.spec.strategy.period, self.steps))
         async with self._learning:
@@ -763,7 +764,7 @@ def _point(figures: Mapping[str, Any], steps: int, accuracy: float | None = None
     """A moment on the curves.
 
     Args:
-        figures: as the result has them.
+        figures: figures in the form of the result.
     """
     names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received", "staleness")
     return RunPoint(steps=steps, accuracy=accuracy, **{name: figures[name] for name in names})

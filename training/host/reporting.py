@@ -96,8 +96,8 @@ async def report_to_scheduler(
     """Report until the run has ended and the scheduler knows of it. A scheduler that is away is tried again.
 
     Args:
-        urls: of the scheduler and its standbys.
-        tickets: of workers, by which the host authenticates them.
+        urls: URLs of the scheduler and its standbys.
+        tickets: tickets by which the host authenticates workers.
     """
     async with scheduler_client(urls, token, tls_ca) as client:
         reporter = _Reporter(run, client, tickets)
@@ -172,7 +172,7 @@ class HostReports:
 
     Args:
         listens_at: the host's own address.
-        tickets: of workers, by which the host authenticates them.
+        tickets: tickets by which the host authenticates workers.
     """
 
     def __init__(self, host: Host, settings: HostSettings, listens_at: str, tickets: Tickets) -> None:

@@ -101,10 +101,11 @@ class TrainingRun:
         return self.strategy.finished
 
     def gather(self, workers: int, silent_s: float, now: float) -> None:
-        """Grant no unit before so many workers are ready; 0 for no waiting.
+        """Grant no unit before `workers` workers are ready; 0 to grant immediately.
 
         Args:
-            silent_s: a worker that was not heard for so long does not count. One that waits asks more often than that.
+            silent_s: a worker that was not heard for this long does not count. One that waits asks more often than
+                that.
         """
         self._start_at, self._silent_s = workers, silent_s
 
@@ -123,10 +124,10 @@ class TrainingRun:
         return max(0, self._start_at - ready)
 
     def join(self, name: str, incarnation: str, now: float, fetches: bool = False, caller: str = "") -> None:
-        """A worker has come, or has come again: what a former process of its name had is given back.
+        """Add a worker. Leases of a former process of its name are given back.
 
         Args:
-            fetches: whether it has no training images yet; it gets no work until it `holds` some.
+            fetches: True if it has no training images yet; it gets no work until it `holds` some.
             caller: the name of its token, or its address. In a full run, who has fewer workers takes the place of one
                 of the caller with the most.
 
@@ -254,11 +255,11 @@ class TrainingRun:
         return decoded(head, body, spec) if self.expects(head, now) else _update(head, _NOTHING, _NOTHING)
 
     def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:
-        """Bring an update into the weights.
+        """Apply an update to the weights.
 
         Args:
-            size: its bytes.
-            times: that its worker has spent.
+            size: bytes of the update.
+            times: seconds that its worker has spent.
         """
         self.check(update.worker, incarnation)
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
@@ -290,7 +291,7 @@ class TrainingRun:
         return strategy.version != version or verdict != "taken" or strategy.finished or not len(strategy.leases)
 
     def copies(self) -> tuple[Flat, Flat]:
-        """Weights and buffers as they are now."""
+        """Return copies of the current weights and buffers."""
         return self.strategy.weights.copy(), self.strategy.buffers.copy()
 
     def drop(self, name: str, now: float, refused: bool = False) -> None:
@@ -351,7 +352,7 @@ class TrainingRun:
         return self.totals.staleness / max(1, self.totals.updates)
 
     def deserted(self, now: float, silent_s: float) -> bool:
-        """True if no worker is in the run, but for those that were told to go, and those that are silent for so long.
+        """True if all workers of the run were told to go, or are silent for this long.
 
         Args:
             silent_s: a worker that lives asks for work, or shows progress, more often than that; one that has no

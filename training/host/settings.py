@@ -98,8 +98,9 @@ class HostSettings(ServiceSettings):
     """Images per step that they may choose, in the same form. Default: a quarter to four times the network's."""
 
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """Hand out no work before so many workers have joined and have their images: a group starts together. At most
-    `workers`. Default: work from the first worker on."""
+    """Number of workers that must have joined and have their images before any work is handed out: a group starts
+    together. At most `workers`. Default: work from the first worker on.
+    """
 
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
     """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
@@ -124,8 +125,9 @@ class HostSettings(ServiceSettings):
     """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
 
     answers: UserPath | None = None
-    """File of `terrace models answers`: what the teacher of the configuration answers to the training images. Workers
-    without images get the answers with them."""
+    """File of `terrace models answers`: the answers of the configuration's teacher to the training images. Workers
+    without images get the answers with them.
+    """
 
     runs: UserPath = Path("runs/models")
     """Folder of runs, with the run whose weights the configuration starts from (`initial`). Workers need nothing."""

@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _STEADY_S = 10.0
-"""A worker's speed is known once it has computed for so long."""
+"""Seconds of computing after which a worker's speed is known."""
 
 
 class Sharing:
     """Lives as long as its host's process: workers tell a new one again what they have.
 
     Args:
-        folder: with the segments of the manifest, which were checked.
-        batch: images of a step.
-        wait_s: for which a worker that has nothing to copy may be kept waiting.
+        folder: folder with the checked segments of the manifest.
+        batch: number of images of a step.
+        wait_s: most seconds that a worker without a copy to make is kept waiting.
     """
 
     def __init__(self, manifest: SegmentManifest, folder: Path, *, batch: int, wait_s: float) -> None:
@@ -61,13 +61,13 @@ class Sharing:
         self._changed = asyncio.Event()
 
     def told(self, report: DataReport, steps: int) -> tuple[int, ...]:
-        """Take in what a worker reports; the segments that it is to have.
+        """Take a worker's report, and return the segments that it should have.
 
         Args:
-            steps: that it has computed.
+            steps: number of steps that it has computed.
 
         Raises:
-            TooLarge: it has no room for any.
+            TooLarge: no segment fits on its disk.
         """
         name, now = report.worker, time.monotonic()
         holds = frozenset(range(len(self.manifest.segments))).intersection(report.holds)
@@ -200,7 +200,7 @@ def drawn_from(now: list[int] | None, wanted: tuple[int, ...], holds: frozenset[
     they are drawn from now, or those that it has of them. None for the whole data set.
 
     Args:
-        now: what they are drawn from; empty for nothing yet.
+        now: segments that its batches are drawn from now; empty for nothing yet.
     """
     if keeps == "all":
         return None if holds >= set(wanted) else []

@@ -22,8 +22,8 @@ def scaled_rate(config: ExchangeConfig, rate: float, *, ranks: int, step: int, s
     from the network's own, later it is that times the number of ranks.
 
     Args:
-        rate: the network's, at this step of its schedule.
-        step: of all ranks, counted from 0; `steps`, how many there are.
+        rate: the network's rate at this step of its schedule.
+        step: step of all ranks, counted from 0; `steps` is their number.
     """
     if config.scaling == "none":
         return rate

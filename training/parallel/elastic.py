@@ -130,7 +130,7 @@ class _Member:
             self._manager.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ask all members to end the run as it is."""
+        """Ask all members to end the run now."""
         self._wants_stop = True
 
     def train(self) -> None:

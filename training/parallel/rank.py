@@ -182,10 +182,10 @@ class RankRun:
         """Measure the accuracy, and keep network, record and result in the folder.
 
         Args:
-            totals: of all ranks.
+            totals: totals of all ranks.
 
         Raises:
-            SetupError: the weights give no loss that means something.
+            SetupError: the weights give no meaningful loss.
         """
         learner = self.learner
         accuracy, loss = learner.evaluated(learner.weights(), learner.buffers(), self.test)

@@ -64,7 +64,7 @@ class _Judged(Strict):
     trust: TrustConfig | None = None
     """Judge several updates together. Default: all updates count, whichever worker sends them."""
     masking: Masking | None = None
-    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
+    """Clip updates and add noise to them before they leave their worker. Default: they are sent unchanged."""
 
     @property
     def keeps_moments(self) -> bool:

@@ -48,7 +48,7 @@ _DIGITS = 9
 
 
 def check_lbfgs(network: TrainConfig, wire: str, *, shares_data: bool = False) -> None:
-    """Check that all passes can evaluate the same function: the loss of the images as they are.
+    """Check that all passes can evaluate the same function: the loss of the unchanged images.
 
     Args:
         wire: format of the updates.
@@ -210,7 +210,7 @@ class Shard:
     Args:
         vectors: by name. `changes` `[2 m + 1, n]` holds m changes of the weights, m changes of the gradient, and the
             gradient at the weights; `portions` `[p, n]` the gradients of a pass; the others are `[n]`.
-        part: of their last axis.
+        part: range of their last axis.
     """
 
     def __init__(self, vectors: Mapping[str, Flat], part: slice) -> None:

@@ -41,7 +41,7 @@ class Leases:
     """The steps of a run, cut into units.
 
     Args:
-        lease_s: how long a worker has to show progress, from the grant or the progress shown before.
+        lease_s: seconds that a worker has to show progress, from the grant or the last progress.
     """
 
     def __init__(self, *, steps: int, period: int, lease_s: float, rate: float | None = None) -> None:

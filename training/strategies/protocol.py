@@ -36,10 +36,10 @@ class Strategy(ABC):
 
     Args:
         start: weights and buffers to start from, which are copied.
-        together: how many updates are judged together, if the configuration judges any.
+        together: number of updates that are judged together, if the configuration judges any.
 
     Raises:
-        InvalidInput: so many cannot be.
+        InvalidInput: this number cannot be judged together.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Strategy(ABC):
 
     @np.errstate(over="ignore", invalid="ignore")  # as in `take`: a round may end here
     def grant(self, worker: str, now: float) -> UnitLease | None:
-        """A unit from the weights as they are now; None where there is nothing to do at present.
+        """Grant a unit from the current weights; None if there is nothing to do at present.
 
         Raises:
-            Forbidden: this worker takes no part any more.
+            Forbidden: this worker is barred.
         """
         self.scores.check(worker)
         self.expire(now)
@@ -130,7 +130,7 @@ class Strategy(ABC):
         return verdict
 
     def refuse(self, worker: str) -> None:
-        """An update of this worker was none: what it has is for others, and it counts less."""
+        """Count an invalid update of this worker. Its leases go to others, and its score falls."""
         self.leave(worker)
         self.scores.refused(worker)
 
@@ -258,7 +258,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
-        """Change weights and buffers by the centre of these updates, which count so much."""
+        """Change weights and buffers by the centre of these updates, with this weight."""
 
     @abstractmethod
     def _vectors(self) -> dict[str, Flat]:

@@ -23,8 +23,8 @@ class ServerRules(Strategy):
     """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive`, `average`, and the rules of packages.
 
     Args:
-        workers: of the run; as many updates are judged together, where the configuration judges some and does not say
-            how many.
+        workers: number of workers of the run. As many updates are judged together if the configuration judges updates
+            without a number.
     """
 
     def __init__(

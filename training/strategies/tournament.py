@@ -61,7 +61,7 @@ def wins(own: Score, other: Score, *, first: bool) -> bool:
     """True if a lineage beats its opponent: more images right, or the smaller loss.
 
     Args:
-        first: whether it wins if both are the same.
+        first: True if it wins if both are the same.
     """
     (right, loss), (their_right, their_loss) = own, other
     if right != their_right:

@@ -1,4 +1,4 @@
-"""Robust centres of several updates: what changes little, whatever some of them are. Pure."""
+"""Robust centres of several updates, which change little even if some updates are extreme. Pure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def centre_of(
 
     Args:
         updates: at least one; finite.
-        weights: how much each counts, above 0. With equal weights these are the rules of the sources.
-        cheaters: the share of them that may be wrong.
+        weights: weight of each update, above 0. With equal weights these are the rules of the sources.
+        cheaters: share of the updates that may be wrong.
     """
     cut = _HALF if centre == "median" else cheaters
     share = np.asarray(weights, np.float64) / np.sum(weights)

@@ -21,7 +21,7 @@ class TrustConfig(Strict):
 
     centre: Centre = "median"
     cheaters: float = Field(default=0.3, ge=0, lt=0.5)
-    """Share of the workers that may cheat: what a trimmed mean leaves out at each end."""
+    """Share of the workers that may cheat. A trimmed mean leaves out this share at each end."""
     updates: int | None = Field(default=None, ge=FEWEST, le=MOST)
     """Number of updates judged together by a server rule; by default the number of the run's workers. With an outer
     rule, all updates of a round are judged together.

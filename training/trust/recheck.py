@@ -23,7 +23,7 @@ from training.units import Computed, Flat, Sends, UnitLease, Update, is_finite
 __all__ = ["MOST_KEPT", "Recheck", "Rechecks", "Steps", "is_same", "is_sound"]
 
 MOST_KEPT = 8
-"""Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
+"""Most units that wait for their update or to be computed again. Then no more units are chosen."""
 
 
 class Steps(Protocol):

@@ -215,7 +215,9 @@ class HostConnection:
         )
 
     def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
-        """An update as it is sent, and the headers that say how: compressed where the link is slow."""
+        """Pack an update for sending, compressed if the link is slow, and return it with the headers that describe its
+        form.
+        """
         body = pack(values, buffers, spec.wire, sparse=True)
         if worth_compressing(self._bytes_per_s):
             return compress(body), {"Content-Encoding": "zstd"}

@@ -27,7 +27,7 @@ class Copier:
     """Copies one segment after the other for as long as it runs.
 
     Args:
-        url: where this worker passes on what it has; None where others cannot reach it.
+        url: URL at which this worker passes on its segments; None if others cannot reach it.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.SGD:
 
 
 class Curve:
-    """The accuracy over time, as it is measured: after each exchange, or as many steps."""
+    """Accuracy over time, measured after each exchange, or after as many steps."""
 
     def __init__(self, pictures: Pictures, accuracy: float) -> None:
         self._pictures, self._wanted = pictures, accuracy
@@ -161,5 +161,5 @@ class Curve:
 
 
 def tell(**result: Any) -> None:
-    """Print what came of it."""
+    """Print the results."""
     print(json.dumps(result), flush=True)  # noqa: T201

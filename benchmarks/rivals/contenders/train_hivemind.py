@@ -39,7 +39,7 @@ class _Rounds(logging.Handler):
 
 
 def peer(asked: argparse.Namespace) -> None:
-    """Train to the end; the first one measures. It says its address when it is ready, and begins when it is told."""
+    """Train to the end; the first peer measures. It prints its address when it is ready, and begins on a signal."""
     rounds = _Rounds(asked.workers)
     logging.getLogger("hivemind.optim.state_averager").addHandler(rounds)
     pictures = Pictures(asked)

@@ -25,7 +25,7 @@ class EarlyExit(nn.Module):
         shared: blocks of the device's network before the cloud's part begins.
         width: multiplier of the channels 32 and 64 of the cloud's two stages; the second halves height and width.
         blocks: residual blocks in each of them.
-        alpha, stem_stride, block_strides: of the device's network, see `MobileNetV1`.
+        alpha, stem_stride, block_strides: options of the device's network, see `MobileNetV1`.
     """
 
     def __init__(

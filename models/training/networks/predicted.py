@@ -47,7 +47,7 @@ class PredictedLinear(nn.Module):
         spread = np.linalg.solve(kernel[chosen] + _RIDGE * np.eye(learned), kernel.T)
         # It follows from the size alone, so it is in no file of weights.
         self.register_buffer("spread", torch.from_numpy(spread.astype(np.float32)), persistent=False)
-        """`[learned, inputs]`: what each learned weight adds to the weight of each pixel."""
+        """`[learned, inputs]`: contribution of each learned weight to the weight of each pixel."""
         self.weight = nn.Parameter(torch.empty(outputs, learned))
         self.bias = nn.Parameter(torch.empty(outputs))
         # All weights begin as widely spread as those of `nn.Linear`.
