@@ -1,7 +1,7 @@
 """Releases: the networks that answer, and the change from one release to another. Pure.
 
 A change goes from `canary` (a part of the end devices tries the new release) over `rolling out` (the part doubles) to
-`done`, or ends as `rolled back` or `stopped`. `advance` decides on each step; `docs/releases.md` states the rules.
+`done`, or ends as `rolled back` or `stopped`. `advance` decides on each step; `docs/how-to/releases.md` has the rules.
 """
 
 from __future__ import annotations

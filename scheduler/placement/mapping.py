@@ -1,6 +1,6 @@
 """The mapping: which upstream nodes serve an end device, with the paper's formulas. Pure functions.
 
-The schemes are those of the paper (section 3.4); see `docs/scheduling.md`. Adaptive has no fixed routes:
+The schemes are those of the paper (section 3.4); see `docs/explanation/scheduling.md`. Adaptive has no fixed routes:
 `scheduler.placement.adaptive` chooses for each task. Where a route is asked for all the same (a second attempt beside a
 slow one), it is every upstream node, the edge first.
 

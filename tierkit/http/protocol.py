@@ -2,8 +2,8 @@
 body that is too large or too slow, an answer that the client does not read, too many connections.
 
 uvicorn has a protocol class of its own, which bounds the idle time between two requests and nothing else that a client
-sends. docs/performance.md gives the reason for each part. A request may be answered before its body is there: the
-rest of it is thrown away as it comes, and the connection stays.
+sends. docs/explanation/performance.md gives the reason for each part. A request may be answered before its body is
+there: the rest of it is thrown away as it comes, and the connection stays.
 """
 
 from __future__ import annotations

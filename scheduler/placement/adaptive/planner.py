@@ -1,6 +1,6 @@
 """The plan for the next task, with its reason. A pure function of a snapshot.
 
-The rule, in the order in which it decides; `docs/scheduling.md` gives the reasons:
+The rule, in the order in which it decides; `docs/explanation/scheduling.md` gives the reasons:
 
 1. The outlook is the earliest time at which all tasks of the job that are still to be sent can be done, by what all
    nodes have to do already. No task goes where it would be done later than that.
