@@ -112,7 +112,7 @@ class HostSettings(ServiceSettings):
     """Passes over the training images. Default: the configuration's."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Seed of all random choices. Default: the configuration's."""
+    """Seed of the training. Default: the configuration's."""
 
     until: Annotated[float, Field(gt=0, le=1)] | None = None
     """End as soon as the accuracy on the held-out training images is this high, such as 0.96. Default: only after the
