@@ -77,7 +77,7 @@ class NetworkCopies:
         self._store: Store | None = None
         """Holds the file that came last."""
         self._own: dict[str, None] = {}
-        """Files of this fleet; the cache may hold those of others as well."""
+        """Files of this fleet, by sha256. The cache may hold files of other fleets as well."""
         self._turn = asyncio.Lock()
         self._sending = asyncio.Semaphore(_SENT_AT_ONCE)
 

@@ -35,7 +35,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 Guard = Callable[[InferRequest], Awaitable[None]]
-"""Raises a TerraceError where a request that fits the model shall not be answered all the same."""
+"""Raises a TerraceError if a request that fits the model must not be answered."""
 
 
 class Engine(Protocol):
@@ -106,7 +106,7 @@ class ServedModels:
     """Models that load themselves with the first request for them, by the name of the one in `ready` as whose equals in
     speed they are offered."""
     guards: Mapping[str, Guard] = field(default_factory=dict)
-    """By model name, for those whose requests are looked at before they are computed."""
+    """Guards by model name, called with a request before it is computed."""
     engine: Engine | None = None
     """Computes them; None: the node's own process."""
 

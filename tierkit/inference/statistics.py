@@ -27,7 +27,7 @@ class ModelRun(NamedTuple):
 
 
 class BatchRecord(Struct, frozen=True, kw_only=True):
-    """What the requests that were computed together cost; seconds."""
+    """Cost of the requests that were computed together, in seconds."""
 
     queue_s: Sequence[float]
     """One entry for each request of the batch: from its arrival to the start of the batch."""

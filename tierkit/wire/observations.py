@@ -96,8 +96,8 @@ class Observation(_Message, frozen=True, kw_only=True):
     local: LocalAnswer | None = None
     """None: the picture cannot be read."""
     release: Count = 0
-    """Number of the release that gave the local answer; 0: none, on a node with networks of its own or from a personal
-    head."""
+    """Number of the release that gave the local answer; 0: none, on a node with its own networks or for the answer of a
+    personal head."""
     finer: FinerAnswer | None = None
     unsure: bool = False
     """True if the local answer is below the threshold of the route."""
@@ -190,8 +190,8 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
 
 
 class Behind(_Message, frozen=True, kw_only=True):
-    """Where the numbers of a source go back. The device gives its observations from `first` on new numbers, above
-    `highest`, and sends them again."""
+    """The point at which the numbers of a source go back. The device gives its observations from `first` on new
+    numbers, above `highest`, and sends them again."""
 
     first: SequenceNumber
     """The lowest number that the scheduler has for another picture. From there on nothing was stored."""

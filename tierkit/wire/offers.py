@@ -120,7 +120,7 @@ class HostOffer(Message):
 
 
 class OfferOrders(Value):
-    """The run to start now; null for none. Repeated until the host reports it as `latest`."""
+    """The run to start now; null for none. Repeated until the host reports it in its `latest` field."""
 
     start: OfferedStart | None = None
 

@@ -170,7 +170,7 @@ class SourceNow(_Value):
     reason: str = ""
     """Why it does not run."""
     health: Health | None = None
-    """Of its node; None if the scheduler does not know the node now."""
+    """Health of its node; None if the scheduler does not know the node now."""
     site: str | None = None
     """Site of its node; None: no site, or the scheduler does not know the node now."""
     heard_s: float | None = None

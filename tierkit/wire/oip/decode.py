@@ -116,12 +116,12 @@ _RESPONSE_HEAD = msgspec.json.Decoder(_ResponseHead)
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a message may cost its reader."""
+    """Most that a message may cost its reader."""
 
     max_body_bytes: int = 64 * 2**20
     max_json_bytes: int = 640 * 2**10
-    """For the JSON part alone, some 50 images of 32 x 32 pixels: reading it holds up everything else in the process, in
-    a thread of its own as well, and once parsed it takes up to some thirty times its length."""
+    """Limit of the JSON part only, about 50 images of 32 x 32 pixels. Reading JSON delays everything else in the
+    process, even in a thread, and parsed JSON takes up to about thirty times its length."""
     max_tensors: int = 64
 
 
@@ -320,7 +320,7 @@ def _from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: s
 
     Raises:
         TooLarge: too many strings.
-        MalformedMessage: `view` is no tensor of this shape and datatype.
+        MalformedMessage: `view` is not a tensor of this shape and datatype.
     """
     dtype = dtype_of(datatype)
     # Python's own integers: a product of lies cannot overflow, and nothing is allocated before it is checked.
@@ -346,7 +346,7 @@ def _rows(body: Body, spec: TensorSpec) -> Array:
         raise MalformedMessage(f"input {spec.name!r} cannot be sent raw: its shape does not follow from its length")
     rows, rest = divmod(len(body), row_bytes)
     if rest or not rows:
-        raise MalformedMessage(f"a raw body of {len(body)} bytes is no whole number of rows of {row_bytes} bytes")
+        raise MalformedMessage(f"a raw body of {len(body)} bytes is not a whole number of rows of {row_bytes} bytes")
     return _from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
 
 

@@ -50,7 +50,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
 
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
-    """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
+    """Write a response: see `encode_request`. `binary` may also be the names of the outputs to send as binary."""
     head = {"model_name": response.model_name, "model_version": response.model_version}
     choose = (lambda _name: binary) if isinstance(binary, bool) else binary.__contains__
     return _encode(head, response.id, dict(response.parameters), "outputs", response.outputs, choose)
