@@ -1,4 +1,4 @@
-"""What the command lines of Terrace and its experiments have in common."""
+"""Common parts of the command lines of Terrace and its experiments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _type_shown = TyperOption.display_type_rich
 
 
 def _type_of_values(option: TyperOption, ctx: Any) -> str | None:
-    """Typer's help pages show `<bool>` beside flags, as if they took a value."""
+    """Hide the type of flags: Typer's help pages show `<bool>` at flags, as if they took a value."""
     return None if option.is_flag else _type_shown(option, ctx)
 
 

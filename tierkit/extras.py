@@ -1,4 +1,4 @@
-"""What is said where an extra of the package is not installed."""
+"""Errors for extras of the package that are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are pictures, in folders and archives, and what is left out."""
+"""Finding the pictures in folders and archives, with the reasons for leaving files out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_PICTURE = "without a suffix, and no picture"
 _MOST_KINDS = 8
 _NO_SUFFIX = re.compile(r"(\.\d+)?")
 _FOLDERS_OF_PROGRAMS = ("__MACOSX", "@eaDir")
-"""Copies and small versions of the pictures beside them."""
+"""Folders with copies and small versions of the pictures in the same folder."""
 
 
 def kind_of(start: bytes | memoryview) -> str | None:
@@ -92,10 +92,10 @@ def class_of(name: str) -> str | None:
 
 
 def pictures_in(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures below a folder, sorted, and how many files are left out for which reason.
+    """Return the pictures below a folder, sorted, and the number of files left out for each reason.
 
-    Links to folders and files are followed; what they lead to is taken once, and under its own name where it lies in
-    the folder itself.
+    Links to folders and files are followed. A target is taken once; if it is in the folder itself, then under its own
+    name.
 
     Raises:
         InvalidInput: the folder cannot be read.

@@ -121,11 +121,11 @@ class Authenticator:
         return caller
 
     def sign_in(self, token: str) -> tuple[Caller, str, int]:
-        """A session for the holder of a token: the caller, the value of the cookie, and for how many seconds it is
-        valid. Only where `sessions` is set.
+        """Return a session for the holder of a token: the caller, the value of the cookie, and the seconds for which it
+        is valid. Only if `sessions` is set.
 
         Raises:
-            Unauthenticated, LimitReached: as `admit`.
+            Unauthenticated, LimitReached: see `admit`.
             Forbidden: the token of a node.
         """
         assert self.sessions is not None
@@ -173,7 +173,7 @@ class Authenticator:
         return entry is not None and now.role == caller.role and not entry.expired(self._wall())
 
     def revoked_of(self, tokens: Iterable[str]) -> tuple[str, ...]:
-        """The ids among these of workers' tokens that are no longer valid."""
+        """Return the ids among these whose tokens of workers were revoked or have expired."""
         found, now = ((token, self._workers.get(token)) for token in tokens), self._wall()
         return tuple(token for token, entry in found if entry is None or entry.expired(now))
 

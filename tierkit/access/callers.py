@@ -18,11 +18,11 @@ CALLER = "terrace.caller"
 """Key in the ASGI scope under which the authenticator puts the caller; absent if a service is open to all."""
 
 Role = Literal["user", "operator", "admin", "node", "worker", "guest", "fleet"]
-"""Those of tokens; `guest`: a worker with an invitation to one training run; `fleet`: the holders of a node's own key,
-its scheduler and the end nodes that the scheduler sends there."""
+"""Roles of tokens, and two more. `guest`: a worker with an invitation to one training run. `fleet`: the holders of a
+node's own key, its scheduler and the end nodes that the scheduler sends there."""
 
 _INCLUDES: Mapping[Role, tuple[Role, ...]] = {"operator": ("user",), "admin": ("operator", "user")}
-"""Whose rights a role has besides its own."""
+"""Further roles whose rights a role includes."""
 
 _AGAIN_S = 5.0
 _MOST_NAMED = 20
@@ -31,7 +31,7 @@ _MOST_NAMED = 20
 
 @dataclass(slots=True)
 class Allowance:
-    """What one name may still do. Holds three buckets and three counts, however much is asked.
+    """Remaining limits of one name: three buckets and three counts, whatever the number of requests.
 
     A bucket holds one minute's worth, and may be overdrawn by what is charged after the fact. So in any minute at most
     twice the limit passes, and the limit on average.
@@ -181,7 +181,7 @@ class Caller:
         )
 
     def check_claim(self, node_id: str, tier: Tier | None = None) -> None:
-        """A node, or a worker, speaks for itself alone.
+        """Check that a node or a worker speaks only for itself.
 
         Raises:
             Forbidden: its token is not for this id, or not for this tier.

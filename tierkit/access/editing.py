@@ -91,8 +91,8 @@ def editing(path: Path) -> Iterator[list[TokenEntry]]:
         content = write_book(entries)
         if len(entries) > MOST_TOKENS or len(content) > MOST_BYTES:  # ASCII
             raise SetupError(
-                f"the file of tokens {path} was not changed, for it would be too long to be read again (at most "
-                f"{MOST_TOKENS:,} tokens and {MOST_BYTES:,} bytes): revoke tokens that nobody needs"
+                f"the file of tokens {path} was not changed, because it would be too long to be read again (at most "
+                f"{MOST_TOKENS:,} tokens and {MOST_BYTES:,} bytes): revoke unused tokens"
             )
         _replace(path, content)
     finally:
@@ -114,7 +114,7 @@ def _replace(path: Path, content: str) -> None:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a new file that is its owner's alone from its first byte on.
+    """Write a new file that only its owner may read or change, from its first byte on.
 
     Raises:
         OSError: it exists, or cannot be written.

@@ -1,4 +1,4 @@
-"""How pieces of files are asked for and sent over HTTP, by a host and by workers that pass them on."""
+"""Requesting and sending pieces of files over HTTP, by a host and by workers that pass them on."""
 
 from __future__ import annotations
 

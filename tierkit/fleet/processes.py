@@ -80,10 +80,10 @@ def kill_service(process: Process) -> None:
 
 
 def service_of(words: list[str]) -> str | None:
-    """The name of the service that a command line starts; None for another command.
+    """Return the name of the service that a command line starts; None for another command.
 
     Args:
-        words: as `tierkit.fleet.launcher` starts it, Python and its flags included.
+        words: the command line, Python and its flags included. `tierkit.fleet.launcher` makes it.
     """
     if "terrace" not in words:
         return None
