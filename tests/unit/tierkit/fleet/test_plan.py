@@ -181,7 +181,7 @@ GOOD = 'scheduler = "http://a:1"\n'
     ("text", "message"),
     [
         ("scheduler =", "not valid TOML"),
-        ("[host.a]\nend = 1", r"scheduler is missing \(URL at which nodes register"),
+        ("[host.a]\nend = 1", r"scheduler is missing \(address at which nodes register"),
         ('scheduler = "a:1"\n[host.a]\nend = 1', "scheduler is 'a:1': must start with http"),
         (GOOD, r"host is missing \(tables \[host.NAME\]"),
         (GOOD + "host = 1", "host is 1: input should be a table"),
