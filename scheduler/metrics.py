@@ -173,7 +173,7 @@ STORED_OBSERVATIONS = Gauge(
 
 
 def set_standby() -> None:
-    """What a scheduler shows that has no jobs and no nodes, since another one leads."""
+    """Set the metrics of a standby scheduler, which has no jobs and no nodes."""
     LEADS.set(0)
     for gauge in (UNFINISHED, WAITING):
         gauge.set(0)

@@ -81,7 +81,7 @@ class Change(NamedTuple):
     to_save: bool = False
     """The stored row of the node is out of date."""
     struck: Registration | None = None
-    """Of a node that is off the list now."""
+    """Registration of a node that is not on the list any more."""
     died: bool = False
     """It was dead before; else it has left."""
 
@@ -230,7 +230,7 @@ class Ledger:
         self._know_site(site, intent)
 
     def site_intent(self, site: str) -> Intent:
-        """What an operator wants with a site. Raises NotFound."""
+        """Return the operator's intent for a site. Raises NotFound."""
         if site not in self._site_intents:
             raise NotFound(f"no site {site!r} is known")
         return self._site_intents[site]

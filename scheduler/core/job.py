@@ -117,7 +117,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     site: str | None = None
     """Site of the device that gave a coarse answer; None: no site."""
     theta_cloud: float | None = None
-    """Of a fine answer in the scheme `mapping`: the cloud's planned share when its task was sent. Not stored."""
+    """The cloud's planned share when the task of a fine answer was sent in the scheme `mapping`. Not stored."""
 
 
 FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")

@@ -1,7 +1,8 @@
 """Releases: the networks that answer, and the change from one release to another. Pure.
 
 A change goes from `canary` (a part of the end devices tries the new release) over `rolling out` (the part doubles) to
-`done`, or ends as `rolled back` or `stopped`. `advance` decides on each step; `docs/releases.md` states the rules.
+`done`. Or it ends in the state `rolled back` or `stopped`. `advance` decides on each step; `docs/releases.md` states
+the rules.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ class LiveReleases(Struct, frozen=True, kw_only=True):
     busy: frozenset[int] = frozenset()
     """Releases of unfinished jobs."""
     tried: Mapping[int, ReleaseChange] = {}
-    """By release, its last change if that failed: only devices that tried the release go on holding it."""
+    """Last change of each release if it failed: only devices that tried the release continue to hold it."""
 
 
 def wanted(live: LiveReleases, node_id: str, tier: Tier) -> tuple[int, ...]:

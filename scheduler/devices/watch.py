@@ -1,13 +1,13 @@
 """Probes of the failure detector: an open connection to each node, and a request to each suspect.
 
 A probe is `GET /livez` on a fresh connection, and the connection of the last probe that was answered stays open. When
-the node's process ends, its kernel closes that connection, so the scheduler knows it within a round trip, at no cost in
-between; an idle node that is killed is noticed as quickly as a busy one. A closed connection by itself proves nothing
-(a server closes idle ones after a while): it leads to the next probe, and a refused one is the proof.
+the node's process ends, its kernel closes that connection, so the scheduler notices it within a round trip, at no cost
+in between. An idle node that is killed is noticed as quickly as a busy one. A closed connection by itself proves
+nothing (a server closes idle ones after a while): it leads to the next probe, and a refused one is the proof.
 
 A node that has fallen silent closes nothing. It becomes suspect by its missing heartbeats, is probed, and does not
-answer; a suspect that answers is probed again until its heartbeats are back. One that makes no progress is asked for
-`GET /readyz` instead: a node that has nothing to do computes an image for that, which its next heartbeat tells.
+answer; a suspect that answers is probed again until its heartbeats are back. A suspect that makes no progress is asked
+for `GET /readyz` instead: an idle node computes an image for that, which its next heartbeat counts.
 """
 
 from __future__ import annotations

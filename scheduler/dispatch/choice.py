@@ -1,13 +1,13 @@
 """The choice of the next task and its end device; docs/scheduling.md states the rules.
 
 Jobs share the fleet by start-time fair queueing (Goyal, Vin and Cheng, 1996), see `tags`; interactive requests go
-first. In the schemes of the paper tasks go over the end devices in sequential order; a device whose window is full is
-passed over, or waited for with the setting `order = sequential`. For the scheme `adaptive` the planner is asked about
-the next few devices that have room: of a few the best is nearly as good as the best of all (Mitzenmacher: The power of
-two choices in randomized load balancing, 2001).
+first. In the schemes of the paper tasks go to the end devices in sequential order. A device at its concurrency limit is
+skipped, or waited for with the setting `order = sequential`. For the scheme `adaptive`, the planner chooses among the
+next few devices that have room. The best of a few is nearly as good as the best of all (Mitzenmacher: The power of two
+choices in randomized load balancing, 2001).
 
-A task that has failed somewhere waits for another device, full windows or not, while one is alive: a device that fails
-at once is always free, and would get all attempts of one task after the other. See `grade`.
+A task that has failed on a device waits for another device, even a busy one, while one is alive. A device that fails at
+once is always free, and would otherwise get all attempts of a task. See `grade`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A look at one site, or at a fleet of one site, for a task."""
+    """Search for the device of one task: in one site, or in a fleet of one site."""
 
     site: str | None
     job: OpenJob

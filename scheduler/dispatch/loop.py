@@ -77,14 +77,14 @@ class Dispatcher:
     Args:
         settings: deadlines and attempts.
         ledger: the fleet; only `handle` changes it.
-        placement: routes over it.
-        pilot: of the scheme `adaptive`.
-        transport: to the end devices.
-        record: told of what happens.
-        classes: how many coarse and fine classes there are.
-        congested: whether too many answers wait to be written to send new tasks.
-        clock: `time.monotonic`, which both kinds of event loop count by as well (uvloop in whole milliseconds).
-        chance: of the jitter in waits.
+        placement: routes over the fleet.
+        pilot: state of the scheme `adaptive`.
+        transport: connections to the end devices.
+        record: receives all events.
+        classes: numbers of coarse and fine classes.
+        congested: returns True if so many answers wait to be written that no new tasks may be sent.
+        clock: `time.monotonic`, which both kinds of event loop use as well (uvloop in whole milliseconds).
+        chance: random numbers for the jitter in waits.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class Dispatcher:
         too_late: bool = False,
         hedge: bool = False,
     ) -> AttemptFacts:
-        """An attempt on a device. Where the coarse answer is known, only the upstream nodes are asked."""
+        """Return an attempt on a device. If the coarse answer is known, only the upstream nodes are asked."""
         policy, release = job.facts.policy, job.facts.rules.release
         node = self._placement.node(device, release)
         stages = stages_of(policy.gates, policy.escalate, node.sha256)

@@ -263,7 +263,7 @@ def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[Fine
 
 
 def _sent_alone(answer: UpstreamAnswer) -> dict[str, Any] | None:
-    """What was sent up for the image of an answer; None if other images went with it, because they share its cost."""
+    """Cost of sending the image of an answer up; None if other images went with it, because they share its cost."""
     if answer.sent is None or len(answer.labels) > 1:
         return None
     return msgspec.structs.asdict(answer.sent)

@@ -138,12 +138,12 @@ class Placement:
         return {tier: LinkTime(seconds, self._measured.get(tier)) for tier, seconds in of.items()}
 
     def check_networks(self, registration: Registration) -> None:
-        """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases may
-        come with any: it loads what it needs, and gets no work before.
+        """Refuse a node whose answers would be taken for other networks' answers. A node that follows the scheduler's
+        releases may have any networks: it loads what it needs, and gets no work before.
 
         Raises:
             OtherNetworks: its networks are in no release that answers, by name and sha256; they answer other classes,
-                or in another order; or it is of an upper tier and answers superclasses alone.
+                or in another order; or it is of an upper tier and answers only superclasses.
         """
         if registration.follows:
             return
@@ -171,7 +171,7 @@ class Placement:
         if registration.tier is not Tier.END and fine.isdisjoint(offer.classes for offer in registration.models):
             names = ", ".join(offer.name for offer in registration.models)
             raise OtherNetworks(
-                f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
+                f"{names} of {registration.node_id} answers only superclasses, as end devices do: start the node "
                 "without --model, or with one that answers classes"
             )
 
@@ -273,11 +273,12 @@ class Placement:
         site: str | None = None,
         sender: Device | None = None,
     ) -> list[Node]:
-        """Nodes of an upper tier that are alive and may get images in some form; suspects if there is no other: the
-        end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
+        """Return the nodes of an upper tier that are alive and may get images in some form; suspects if there is no
+        other. The end device asks suspects with a budget: at worst, the coarse answer is final, as it would be without
+        them.
 
         Args:
-            rules: of the job; the defaults unless given.
+            rules: rules of the job; None for the defaults.
             site: only its own nodes and those that all sites share, if it may use them; None: all nodes.
             sender: an end device that sends images although it is not alive.
         """
@@ -565,8 +566,8 @@ class Placement:
     def upstreams(
         self, end: Device, nodes: Sequence[Node], rules: JobRules, now: float, *, content: str
     ) -> list[Upstream]:
-        """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. With `encode_on=auto`, the first of `ways`."""
+        """Return the route entries that are sent to this device: of the nodes to which its images may go, each with
+        their form. With `encode_on=auto`, the first of `ways`."""
         return [entries[0] for entries in self.ways(end, nodes, rules, now, content=content)]
 
     def ways(
@@ -679,8 +680,8 @@ class Placement:
         return there and is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
     def _served(self, target: Device, rules: JobRules) -> list[EncoderEntry]:
-        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
-        far as the job may use them."""
+        """Return the encoders of the manifest whose tails a node serves in this version, if the job may use them. Only
+        encoders of the network that the node is asked for count."""
         offers = {(offer.name, offer.sha256) for offer in target.registration.models}
         network = self.node(target, rules.release).model
         return [

@@ -43,11 +43,11 @@ _WAITS = "has not answered the probe pictures yet"
 
 
 async def known_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
-    """The answers of the networks of a manifest to the probe pictures, by sha256. Answers of the bundled networks ship
-    with them; others are computed now.
+    """Return the answers of the networks of a manifest to the probe pictures, by sha256. Answers of the bundled
+    networks ship with them; others are computed now.
 
     Raises:
-        InvalidInput, NotFound: as `compute_answers`.
+        InvalidInput, NotFound: see `compute_answers`.
     """
     shipped = await asyncio.to_thread(_shipped)
     if all(entry.sha256 in shipped for entry in manifest.models):
@@ -61,11 +61,11 @@ def _shipped() -> dict[str, Any]:
 
 
 async def compute_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
-    """The answers of the networks of a manifest to the probe pictures, by sha256; of none where ONNX Runtime is not
+    """Return the answers of the networks of a manifest to the probe pictures, by sha256; empty if ONNX Runtime is not
     installed.
 
     Raises:
-        InvalidInput: as `compute`.
+        InvalidInput: see `compute`.
         NotFound: a file is not here.
     """
     answers: dict[str, Any] = {}

@@ -15,9 +15,9 @@ from tierkit.errors import LimitReached, Overloaded
 __all__ = ["invited"]
 
 _MOST = 20
-"""Of one inviter, valid at a time."""
+"""Most invitations of one inviter that are valid at a time."""
 _MOST_USES = 1_000
-"""Of all those together."""
+"""Most uses of all of them."""
 _MOST_BYTES = 2 * 1024 * 1024
 """For all invitations: half of what the file may hold."""
 _ENTRY_BYTES = 640

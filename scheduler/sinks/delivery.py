@@ -62,7 +62,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Office:
-    """What the couriers of all sinks share."""
+    """State that the couriers of all sinks share."""
 
     feed: Feed
     letters: Letters

@@ -1,4 +1,4 @@
-"""Copies of files in the database, for schedulers that share it but no disk."""
+"""Copies of files in the database. Used by schedulers that share the database but no disk."""
 
 from __future__ import annotations
 

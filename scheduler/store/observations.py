@@ -61,7 +61,7 @@ MOST_PICTURES = 100
 """The latest pictures of a source that are kept."""
 _NUMBERS_PER_S = 1_000_000
 _PART = 200
-"""Rows that are deleted in one transaction, for which other writes wait."""
+"""Rows deleted in one transaction; other writes wait for its end."""
 
 _read = msgspec.json.Decoder(Observation).decode
 

@@ -203,7 +203,7 @@ class _FleetFile(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     scheduler: Annotated[CommaSeparated, AfterValidator(_without_path)]
-    """Address at which nodes register, such as "http://10.0.0.5:8070"; of several schedulers, a list of the URLs of all."""
+    """Address at which nodes register, such as "http://10.0.0.5:8070"; of several schedulers, a list of all URLs."""
     host: Annotated[dict[str, _Host], Field(min_length=1)]
     """Tables [host.NAME], one for each machine."""
 

@@ -34,8 +34,8 @@ _CUSHION_S = 0.15
 """So long, and one task more, may wait at an upstream node, that it has work while answers are on their way."""
 
 _AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
-"""An end device gets another task when it will be done with its planned ones within this many tasks' time, this many
-seconds and its answer's way to the scheduler: it is never idle, and no choice is made too early."""
+"""An end device gets another task when it will finish its planned ones within this many tasks' time, plus this many
+seconds and the time of its answer to the scheduler. So it is never idle, and no choice is made too early."""
 
 _BLIND_TASKS = 6
 """Tasks that an upstream node may have while nothing is known of the link to it: the first answers will tell."""
@@ -44,8 +44,8 @@ _MOST_TASKS = 64
 """Tasks that an end device or an upstream node may have in all; an end device holds the images of each in memory."""
 
 _WORTH_S, _WORTH = 0.3, 0.3
-"""A task is taken away from its upstream node when it gains at least this many seconds, and this fraction of the time
-that it still has to wait: estimates err, and what the node has done of it is lost."""
+"""Least gain for which a task is taken from its upstream node: this many seconds, and this fraction of its remaining
+wait. Estimates err, and the work that the node has done for the task is lost."""
 
 _MOST_LINKS, _SOME_LINKS = 65_536, 1_000
 """Number of links that are remembered; beyond it, the oldest is forgotten."""
@@ -126,7 +126,7 @@ class Pilot:
         self._hop_prior_s = hop_s
         self._accuracy = accuracy
         self.encoding = EncodingTimes()
-        """Where images are encoded with `encode_on=auto`; used by all schemes."""
+        """Choice of the node that encodes images with `encode_on=auto`; used by all schemes."""
         self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
         """Estimates of the links between end devices and upstream nodes that have met."""
@@ -202,11 +202,11 @@ class Pilot:
         fine_only: bool = False,
         known: Outlook | None = None,
     ) -> Send | Hold | None:
-        """Where a task of `images` images goes; see `planner.plan`.
+        """Plan a task of `images` images; see `planner.plan`.
 
         Args:
-            fine_only: the coarse answer is known, so that an end device just passes the task on.
-            known: of the whole fleet, where `ends` and `uppers` are but a part of it.
+            fine_only: the coarse answer is known, so an end device only passes the task on.
+            known: outlook of the whole fleet, if `ends` and `uppers` are only a part of it.
         """
         if known is not None and known.in_parts:
             backlog = self._backlog(now, ends, uppers, images=images)
@@ -469,7 +469,8 @@ class Pilot:
     # --- estimates ------------------------------------------------------------------------------------------------
 
     def _known(self, node: Node) -> _Known:
-        """A node that has started again has measured itself again, and begins anew."""
+        """Return what is known of a node. If the node has started again and measured itself again, its estimates start
+        again."""
         prior = node.ms_per_image / 1000
         known = self._nodes.get(node.node_id)
         if known is None:

@@ -2,15 +2,16 @@
 
 The rule, in the order in which it decides; `docs/scheduling.md` gives the reasons:
 
-1. The outlook is the earliest time at which all tasks of the job that are still to be sent can be done, by what all
-   nodes have to do already. No task goes where it would be done later than that.
-2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, the coarse answer
-   is all that is asked for.
-3. Where the upstream nodes are the bottleneck, the one that will run out of work first. Where the end devices are, the
-   one whose network is the most accurate, unless its answer is expected so late that a small error would hold the job
-   up; among equal ones the pair of end device and upstream node with the earliest expected finish.
-4. A task that would wait at the upstream node for longer than its `slack_s` is held back, unless a user waits for it
-   right now, or the end devices need all the time that is left until the deadline.
+1. The outlook is the earliest time at which all unsent tasks of the job can be done, given the work that all nodes
+   already have. No task goes to a node where it would be done later.
+2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, only the coarse
+   answer is requested.
+3. If the upstream nodes are the bottleneck, the upstream node that will run out of work first is taken. If the end
+   devices are, the device with the most accurate network is taken, unless its answer is expected so late that a small
+   error would delay the job. Among equals, the pair of end device and upstream node with the earliest expected finish
+   is taken.
+4. A task that would wait at the upstream node for longer than its `slack_s` is held back. It is sent if a user waits
+  for it right now, or if the end devices need all the time that is left until the deadline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
 
 class EndState(Struct, frozen=True, kw_only=True):
-    """An end device. Times are those of this task, on the scheduler's clock."""
+    """An end device, with its times for this task on the scheduler's clock."""
 
     node_id: str
     has_room: bool
