@@ -229,9 +229,12 @@ async def test_times_that_cannot_be_are_not_passed_on(end: RunningEnd, timing: s
         ({"form": "conv1", "encoded_by": "edge-1"}, ""),
         ({"form": "pixels"}, "was to encode 'conv1', and sent on 'pixels', encoded by nobody"),
         ({"form": "conv1", "encoded_by": "end-1"}, "was to encode 'conv1', and sent on 'conv1', encoded by end-1"),
-        ({"form": "conv1", "encoded_by": "edge-1\n"}, "edge-1 does not say what it sent on"),
-        ({"form": "conv1", "encoded_by": "edge-1", "upload_bytes": 10**30}, "edge-1 does not say what it sent on"),
-        (None, "edge-1 does not say what it sent on"),
+        ({"form": "conv1", "encoded_by": "edge-1\n"}, "edge-1 does not report the form that it sent on"),
+        (
+            {"form": "conv1", "encoded_by": "edge-1", "upload_bytes": 10**30},
+            "edge-1 does not report the form that it sent on",
+        ),
+        (None, "edge-1 does not report the form that it sent on"),
     ],
 )
 async def test_a_relay_that_did_something_else(end: RunningEnd, said: dict[str, Any] | None, words: str) -> None:
