@@ -40,7 +40,7 @@ class Answered:
     """Skipped images that cannot be read."""
     completed: bool = True
     jobs: list[Job] = field(default_factory=list)
-    """Jobs of this command, without those of an earlier, interrupted one."""
+    """Jobs of this command, without jobs of an earlier, interrupted one."""
 
 
 def bounds_of(limits: Mapping[str, Any]) -> Bounds:
