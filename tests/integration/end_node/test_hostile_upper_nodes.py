@@ -85,12 +85,12 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("said", "reason", "words"),
     [
-        (http(rows(NAN, 0.5, 0.5, 0)), "upstream_error", "no probabilities"),
-        (http(rows(INF, -INF, 0.5, 0.5)), "upstream_error", "no probabilities"),
-        (http(rows(3e38, 3e38, -3e38, -3e38)), "upstream_error", "no probabilities"),
-        (http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"), "upstream_error", "no probabilities"),
-        (http(rows(1.25, -0.25, 0, 0)), "upstream_error", "no probabilities"),
-        (http(rows(0.2, 0.2, 0.2, 0.2)), "upstream_error", "no probabilities"),
+        (http(rows(NAN, 0.5, 0.5, 0)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(INF, -INF, 0.5, 0.5)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(3e38, 3e38, -3e38, -3e38)), "upstream_error", "invalid: they must be positive"),
+        (http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"), "upstream_error", "invalid: they must be positive"),
+        (http(rows(1.25, -0.25, 0, 0)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(0.2, 0.2, 0.2, 0.2)), "upstream_error", "invalid: they must be positive"),
         (http(GOOD[:1]), "upstream_error", "1 rows"),
         (http(shape=[2, 2, 2]), "upstream_error", r"\[2, 2, 2\] where \[2, 4\]"),
         (http(shape=[8]), "upstream_error", "8 rows"),
