@@ -227,7 +227,7 @@ async def test_times_that_cannot_be_are_not_passed_on(end: RunningEnd, timing: s
     ("said", "words"),
     [
         ({"form": "conv1", "encoded_by": "edge-1"}, ""),
-        ({"form": "pixels"}, "was to encode 'conv1', and sent on 'pixels', encoded by nobody"),
+        ({"form": "pixels"}, "was to encode 'conv1', and sent on 'pixels', encoded by no node"),
         ({"form": "conv1", "encoded_by": "end-1"}, "was to encode 'conv1', and sent on 'conv1', encoded by end-1"),
         ({"form": "conv1", "encoded_by": "edge-1\n"}, "edge-1 does not report the form that it sent on"),
         (
