@@ -4,6 +4,7 @@
 #   make unit    the tests without services, for the inner loop
 #   make test    the test suite
 #   make wheel   the wheel, installed in an empty environment, runs the demo in a folder with names like ours
+#   make docs    the documentation as a site, in the folder site/
 #   make check   formatting, lint, types, import layers, and the types of the page
 #
 # PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
@@ -26,10 +27,10 @@ COVER   ?=
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test test-train test-ray test-peers check check-page wheel format clean
+.PHONY: help demo unit test test-train test-ray test-peers check check-page docs wheel format clean
 
 help:
-	@sed -n '3,7p' Makefile | cut -c5-
+	@sed -n '3,8p' Makefile | cut -c5-
 
 # `pip install` is skipped as long as pyproject.toml has not changed since. Python compiles the modules that it imports;
 # compiling all of torch would take a minute.
@@ -102,6 +103,9 @@ $(TSC)/.ready:
 	@mkdir -p $(TSC)
 	@! command -v npm > /dev/null || npm install --silent --no-fund --no-audit --prefix $(TSC) typescript@7.0.2 || true
 	@touch $@
+
+docs: $(VENV)/.dev
+	$(VENV)/bin/zensical build --strict
 
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .

@@ -11,7 +11,6 @@ the page.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -60,12 +59,11 @@ def places_of(page: Path, records: Path = RECORDS) -> dict[str, Place]:
         MissingExtra: matplotlib is not installed.
     """
     found: dict[str, Place] = {}
-    beside = Path(os.path.relpath(records, page.resolve().parent)).as_posix()
     for words in _PLACE.findall(read_page(page)):
         paths = [_path(word, records) for word in words.split()]
         kept = {path.stem: read_record(path) for path in paths if path is not None}
         if len(kept) == len(paths) and {record["experiment"] for record in kept.values()} <= _EXPERIMENTS.keys():
-            found[words] = _place(kept, beside)
+            found[words] = _place(kept)
     return found
 
 
@@ -75,7 +73,7 @@ def _path(word: str, records: Path) -> Path | None:
     return max([*named, *records.glob(f"{word}-[0-9][0-9][0-9][0-9]-*.json")], default=None)
 
 
-def _place(records: Mapping[str, Record], folder: str) -> Place:
+def _place(records: Mapping[str, Record]) -> Place:
     whole = joined(list(records.values()))
     experiment = _EXPERIMENTS[whole["experiment"]]
     figures = Figures(whole["state"])
@@ -84,7 +82,7 @@ def _place(records: Mapping[str, Record], folder: str) -> Place:
     plots = {f"{'+'.join(records)}-{name}.svg": content for name, content in figures.render("svg").items()}
     images = [f"![{words}]({PLOTS}/{file})" for words, file in zip(shown.values(), plots, strict=True)]
     sources = [
-        f"Measured by {origin(record)}; {extent(experiment, record)} ([record]({folder}/{name}.json))."
+        f"Measured by {origin(record)}; {extent(experiment, record)} (record `benchmarks/records/{name}.json`)."
         for name, record in records.items()
     ]
     blocks = [experiment.table(whole).markdown().strip(), "\n".join(sources), *images]

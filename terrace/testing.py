@@ -1,6 +1,6 @@
 """Contract tests for authors of extensions: each takes the object of an entry point and tries it.
 
-They raise AssertionError with what is wrong. `docs/extending.md` shows them in a test of pytest.
+They raise AssertionError with what is wrong. `docs/how-to/extending.md` shows them in a test of pytest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Settings of every service: what can be set, and where a value comes from.
 
 Order: flag, then environment, then TOML file, then default. The string under a field is its documentation: the text
-that `--help` prints and that `docs/settings.md` repeats. Plain construction (`EndSettings(port=0)`) reads neither
-environment nor files; only `load_settings`, which `__main__` calls, does.
+that `--help` prints and that `docs/reference/settings.md` repeats. Plain construction (`EndSettings(port=0)`) reads
+neither environment nor files; only `load_settings`, which `__main__` calls, does.
 """
 
 from __future__ import annotations

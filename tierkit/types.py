@@ -1,4 +1,4 @@
-"""The words that all services share, as types. `docs/glossary.md` explains them."""
+"""The words that all services share, as types. `docs/reference/glossary.md` explains them."""
 
 from __future__ import annotations
 

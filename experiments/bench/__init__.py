@@ -4,5 +4,5 @@
     level = await measure(target, Closed(4), LoadPlan(window_s=5.0), asyncio.Event())
     level.summary.images_per_s, level.summary.latency_ms["p99"]
 
-The command is `terrace bench`; see `docs/benchmarking.md`.
+The command is `terrace bench`; see `docs/how-to/benchmarking.md`.
 """

@@ -1,4 +1,4 @@
-"""Routes of jobs and of interactive requests. docs/jobs.md describes them."""
+"""Routes of jobs and of interactive requests. docs/reference/jobs.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of hosts that wait for a person to start a run on them. docs/volunteers.md describes them."""
+"""Routes of hosts that wait for a person to start a run on them. docs/how-to/volunteers.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of training runs. docs/training.md describes them."""
+"""Routes of training runs. docs/how-to/training.md describes them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ its interval lies wholly beyond the limit, which ends the trial at once. At the 
 figure is within the limit and there are enough samples; otherwise the trial is extended once. Ratios of few samples are
 often beyond their limits by chance. So at the end of the extended trial, such a ratio passes as well unless the new
 release is worse than the old one with confidence. That is 99 % for agreement, and 99.9 % for times, which come in
-bursts. `docs/releases.md` explains the guards.
+bursts. `docs/how-to/releases.md` explains the guards.
 
 Agreement: the share of images whose coarse answer equals the coarse answer of the tier above, as the ratio of the new
 release to the old one. The interval is logarithmic (Katz, Baptista, Azen and Pike, Biometrics 34, 1978), but its

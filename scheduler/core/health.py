@@ -6,9 +6,9 @@ heartbeats, taken as normally distributed,
 
     phi(t) = -log10(P(the next heartbeat comes later than t)) = -log10(erfc((t - m) / (s * sqrt(2))) / 2)
 
-so phi 8 means: wrong once in 10^8 heartbeats. `docs/fault-tolerance.md` has the rules of `judge`, and why s and m have
-floors. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds that, so detection has a bound
-with any history.
+so phi 8 means: wrong once in 10^8 heartbeats. `docs/explanation/fault-tolerance.md` has the rules of `judge`, and the
+reasons for the floors of s and m. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds
+that, so detection has a bound with any history.
 """
 
 from __future__ import annotations

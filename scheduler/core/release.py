@@ -1,8 +1,8 @@
 """Releases: the networks that answer, and the change from one release to another. Pure.
 
 A change goes from `canary` (a part of the end devices tries the new release) over `rolling out` (the part doubles) to
-`done`. Or it ends in the state `rolled back` or `stopped`. `advance` decides on each step; `docs/releases.md` states
-the rules.
+`done`. Or it ends in the state `rolled back` or `stopped`. `advance` decides on each step; `docs/how-to/releases.md`
+states the rules.
 """
 
 from __future__ import annotations

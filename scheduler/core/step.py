@@ -1,7 +1,7 @@
 """The state machine of dispatch: `step` takes an event, changes the state, and returns effects.
 
-Pure: no I/O, no clock, no random numbers. The same events give the same effects again. docs/architecture.md has the
-table of phases and events.
+Pure: no I/O, no clock, no random numbers. The same events give the same effects again. The table of phases and events
+is in docs/explanation/architecture.md.
 
     acknowledging -> coarse -> fine -> answered -> ended
 

@@ -1,4 +1,4 @@
-"""The choice of the next task and its end device; docs/scheduling.md states the rules.
+"""The choice of the next task and its end device; docs/explanation/scheduling.md states the rules.
 
 Jobs share the fleet by start-time fair queueing (Goyal, Vin and Cheng, 1996), see `tags`; interactive requests go
 first. In the schemes of the paper tasks go to the end devices in sequential order. A device at its concurrency limit is

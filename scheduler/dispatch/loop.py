@@ -4,7 +4,7 @@
 attempt, which is an asyncio task that does nothing but I/O. All that happens becomes an event for `core.step`, which
 decides what follows; `_perform` does it. Execution is at least once: an attempt that fails, or whose device leaves the
 list, is made again elsewhere. Answers are exactly once: a stage that has its answer takes no second one, here and in
-the database. `docs/fault-tolerance.md` says how tasks end.
+the database. `docs/explanation/fault-tolerance.md` says how tasks end.
 """
 
 from __future__ import annotations

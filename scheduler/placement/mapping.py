@@ -1,6 +1,6 @@
 """The mapping: the upstream nodes that serve an end device, with the paper's formulas. Pure functions.
 
-The schemes are from section 3.4 of the paper; see `docs/scheduling.md`. Adaptive has no fixed routes:
+The schemes are from section 3.4 of the paper; see `docs/explanation/scheduling.md`. Adaptive has no fixed routes:
 `scheduler.placement.adaptive` chooses for each task. If a route is needed all the same (by a second attempt while the
 first is slow), it is every upstream node, the edge first.
 

@@ -16,7 +16,7 @@ from terrace.cli import run
 def terrace(
     fleet_url: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., CompletedProcess[str]]:
-    """The command line, without a process of its own: the examples of docs/cli.md have that."""
+    """The command line, without a process of its own: the examples of docs/reference/cli.md have that."""
     monkeypatch.setenv("TERRACE_SCHEDULER", fleet_url)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("COLUMNS", raising=False)

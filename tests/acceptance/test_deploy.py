@@ -86,7 +86,7 @@ def test_units_stop_for_a_wrong_setting_alone() -> None:
 
 def test_the_documentation_that_units_name_is_installed_by_the_commands() -> None:
     named = section(COMMON, "Unit")["Documentation"].removeprefix("file://")
-    assert "\n# cp -r docs /opt/terrace/" in (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    assert "\n# cp -r docs /opt/terrace/" in (DEPLOY.parent / "docs" / "how-to" / "systemd.md").read_text()
     assert (ROOT / Path(named).relative_to("/opt/terrace")).is_file()
 
 
@@ -125,7 +125,9 @@ def test_systemd_rates_the_restrictions_of_a_unit(machine: Path, unit: str) -> N
     assert done.returncode == 0, done.stdout + done.stderr  # 2.0 at most
 
 
-@pytest.mark.parametrize("file", [DEPLOY / "fleet.toml", ROOT / "docs" / "deploy.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "file", [DEPLOY / "fleet.toml", ROOT / "docs" / "how-to" / "machines.md"], ids=lambda path: path.name
+)
 def test_the_example_fleets_have_settings_that_exist(file: Path, tmp_path: Path) -> None:
     text = file.read_text()
     if file.suffix == ".md":
@@ -192,7 +194,7 @@ def test_containers_have_no_more_rights_than_they_need(containers: dict[str, dic
 def test_what_containers_mount_is_there_or_made_by_the_documented_commands(
     containers: dict[str, dict[str, Any]],
 ) -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "containers.md").read_text()
     assert "install -d -m 700 -o 10001 -g 10001 secrets tokens" in page
     for container in containers.values():
         for volume in container["volumes"]:

@@ -21,7 +21,7 @@ from models.data import read_sample
 from tests.acceptance.test_docs import ROOT, commands, wait_for_listener
 from tierkit.http.address import free_port
 
-PAGE = "docs/forty-shops.md"
+PAGE = "docs/how-to/sites.md"
 SHOPS = ("shop-1", "shop-2", "shop-3", "shop-4")
 CAMERAS = ("192.168.1.11", "192.168.1.12")
 

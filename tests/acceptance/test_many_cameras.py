@@ -21,7 +21,7 @@ from models.data import read_sample
 from tests.acceptance.test_docs import ROOT, commands, wait_for_listener
 from tierkit.http.address import free_port
 
-PAGE = "docs/many-cameras.md"
+PAGE = "docs/how-to/many-cameras.md"
 CAMERAS = [f"10.0.{device}.{number}" for device in (1, 2, 3) for number in (1, 2, 3, 4)]
 
 

@@ -139,7 +139,7 @@ def _send_observation(scheduler: str, like: Device) -> None:
 
 def documented(metric: str) -> set[str]:
     """Words of a metric's row, or of the page where it is a metric of the Python client."""
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     if metric.startswith("process_"):
         assert "`process_*`" in page
         return set()
@@ -189,7 +189,7 @@ def test_promtool_takes_the_page_of_metrics_for_clean(fleet_url: str) -> None:
 
 
 def test_each_alert_is_on_the_page_of_observability_with_what_to_do() -> None:
-    page = (ROOT / "docs" / "observability.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
     rows = dict(re.findall(r"^\| `(Terrace\w+)` \|.*\| (.+) \|$", page, re.MULTILINE))
     assert list(rows) == [rule["alert"] for rule in rules()]
 

@@ -1,4 +1,4 @@
-"""`docs/own-networks.md` as a new user follows it: the five commands, then its other examples with the same fleet."""
+"""`docs/get-started/own-networks.md` as a new user follows it: the five commands, then the other examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.test_docs import ROOT, blocks, run
 from tests.model_sets import colour_network, wide_picture
 from tierkit.client import DEFAULT_URL
 
-PAGE = "docs/own-networks.md"
+PAGE = "docs/get-started/own-networks.md"
 CLASSES = {"red": "poppy", "green": "fern", "blue": "cornflower"}
 """What the networks see is the colour that a picture has most of."""
 UP = "terrace up "
@@ -104,7 +104,7 @@ def test_five_commands_answer_photographs(workplace: Path, fleet: dict[str, str]
 
 @pytest.mark.timeout(180)
 def test_the_other_examples_run(fleet: dict[str, str]) -> None:
-    found = blocks(PAGE)
+    found = [*blocks(PAGE), *blocks("docs/how-to/import.md")]
     shell = "".join(text for language, text in found if language == "sh")
     run(["bash", "-euo", "pipefail", "-x", "-c", shell.replace(DEFAULT_URL, fleet["TERRACE_SCHEDULER"])], fleet)
     for language, text in found:

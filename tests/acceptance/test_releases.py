@@ -1,4 +1,4 @@
-"""`docs/releases.md` as it is written: import, canary, promotion, a release that does worse, return, clean-up."""
+"""`docs/how-to/releases.md` as it is written: import, canary, promotion, a worse release, return, clean-up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.acceptance.test_docs import ROOT, blocks, commands, run
 from tests.model_sets import COLOURS, colour_network, coloured
 from tierkit.client import DEFAULT_URL, Client
 
-PAGE = "docs/releases.md"
+PAGE = "docs/how-to/releases.md"
 CLASSES = ("poppy", "fern", "cornflower")
 
 

@@ -1,4 +1,4 @@
-"""`docs/self-improving.md` as it is written: dark pictures, kept and labelled, and a network that learns from them."""
+"""`docs/get-started/self-improving.md` as written: dark pictures, kept and labelled, and a network that learns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tierkit.wire.sources import SeenPicture
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
-PAGE = "docs/self-improving.md"
+PAGE = "docs/get-started/self-improving.md"
 FILES = {"toml": ["fleet.toml"], "python": ["prepare.py", "label.py"]}
 DEVICES, PICTURES = 3, 600
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files, functions and rooms that exist."""
+"""docs/explanation/architecture.md names files, functions and rooms that exist."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 WHERE = PAGE.partition("## Where to find it")[2].partition("\n## ")[0]
 ROWS = [line.split("|")[1:3] for line in WHERE.splitlines() if line.startswith("| ")]
 

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md are one package, which passes its own contract tests."""
+"""The examples of docs/how-to/extending.md are one package, which passes its own contract tests."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from tierkit.extensions import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "how-to" / "extending.md"
 
 
 def test_the_examples_make_a_package_that_passes_its_contract_tests(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/settings.md names every setting of every service, with its default and its documentation."""
+"""docs/reference/settings.md names every setting of every service, with its default and its documentation."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from end_node.settings import EndSettings, LearnSettings, SourceSettings, SpoolS
 from scheduler.settings import SchedulerSettings
 from tierkit.settings import FurtherScheduler, NodeSettings, ServiceSettings, UpperSettings, description
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 SECTIONS: dict[str, type[ServiceSettings]] = {
     "All services": ServiceSettings,
     "All nodes": NodeSettings,

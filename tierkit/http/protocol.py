@@ -2,7 +2,7 @@
 
 The bounds are on a slow, endless or absent head, a body that is too large or too slow, an answer that the client does
 not read, and too many connections. The protocol class of uvicorn bounds only the idle time between two requests.
-docs/performance.md gives the reason for each part.
+docs/explanation/performance.md gives the reason for each part.
 
 A request may be answered before its body is complete: the rest of the body is discarded as it arrives, and the
 connection stays open.

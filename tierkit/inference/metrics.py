@@ -1,6 +1,7 @@
 """Prometheus metrics of inference; `/metrics` shows them. All durations in seconds, all sizes in bytes.
 
-`docs/metrics.md` explains each. Metrics of the service runtime (event loop lag) stand where they are measured.
+`docs/reference/metrics.md` explains each. Metrics of the service runtime (event loop lag) are defined where they are
+measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Releases on the wire: numbered rows that name the networks which answer, and the trial of a new one.
 
-`GET /v1/releases` answers with a `ReleaseList`. See `docs/releases.md`.
+`GET /v1/releases` answers with a `ReleaseList`. See `docs/how-to/releases.md`.
 """
 
 from __future__ import annotations

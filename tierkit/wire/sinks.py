@@ -1,4 +1,4 @@
-"""Sinks on the wire: receivers of events, and the events that they did not take. See `docs/sinks.md`."""
+"""Sinks on the wire: receivers of events, and the events that they did not take. See `docs/how-to/sinks.md`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plan for the next task, with its reason. A pure function of a snapshot.
 
-The rule, in the order in which it decides; `docs/scheduling.md` gives the reasons:
+The rule, in the order in which it decides; `docs/explanation/scheduling.md` gives the reasons:
 
 1. The outlook is the earliest time at which all unsent tasks of the job can be done, given the work that all nodes
    already have. No task goes to a node where it would be done later.

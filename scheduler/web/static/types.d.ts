@@ -1,4 +1,4 @@
-// What the API answers, as far as the page reads it. docs/api.md describes it.
+// What the API answers, as far as the page reads it. docs/how-to/jobs.md describes it.
 
 export type Health = "alive" | "suspect" | "dead" | "draining" | "removed";
 export type Tier = "end" | "edge" | "cloud";

@@ -27,7 +27,7 @@ def run(*arguments: str) -> str:
 
 
 def test_every_option_is_documented() -> None:
-    text = Path("docs/benchmarking.md").read_text()
+    text = Path("docs/how-to/benchmarking.md").read_text()
     options = [max(option.opts, key=len) for option in typer.main.get_command(app).params]
     short = {"--model": "`-m`", "--url": "`-u`", "--batch-size": "`-b`", "--header": "`-H`"}
     assert [option for option in options if f"`{option}`" not in text and short.get(option, option) not in text] == []

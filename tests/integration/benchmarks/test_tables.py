@@ -77,7 +77,7 @@ def test_every_plot_beside_the_pages_is_shown_on_one() -> None:
 
 def test_every_record_is_shown_or_named_on_a_page() -> None:
     shown = "".join(path.read_text("utf-8") for path in DOCS.rglob("*.md"))
-    assert [path.name for path in RECORDS.glob("*.json") if f"/records/{path.name})" not in shown] == []
+    assert [path.name for path in RECORDS.glob("*.json") if f"/records/{path.name}`" not in shown] == []
 
 
 def test_a_place_for_another_table_is_left_alone(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_place_says_by_which_command_and_when_it_was_measured(tmp_path: Path) 
     assert place.markdown.endswith(
         "Measured by `terrace experiment table3` of commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
         "(a processor), load 0.50 at its end; n = 1 for each row (readings of the files) "
-        f"([record](./{words}.json))."
+        f"(record `benchmarks/records/{words}.json`)."
     )
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/scaling.md for what scales plain replicas."""
+"""The examples of docs/how-to/engines.md for what scales plain replicas."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,9 @@ import promql_parser
 import pytest
 import yaml
 
-PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "engines.md"
 METRIC = "terrace_queued_images"
-"""On docs/metrics.md, which another test compares with the code."""
+"""On docs/reference/metrics.md, which another test compares with the code."""
 
 
 def examples() -> dict[str, Any]:

@@ -131,7 +131,9 @@ MATRIX: dict[str, dict[str, Any]] = {
 
 (MATRIX["the page's"],) = (
     yaml.safe_load(example)
-    for example in re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "deploy.md").read_text(), re.M | re.S)
+    for example in re.findall(
+        r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(), re.M | re.S
+    )
     if example.startswith("scheduler:")
 )
 
@@ -441,7 +443,9 @@ def test_a_queue_makes_more_nodes() -> None:
         (metric,) = scaler["spec"]["metrics"]
         # That the scheduler measures it, a test of the metrics shows.
         assert metric["external"]["metric"]["name"] == "terrace_scheduler_waiting_tasks"
-        assert f"| `{metric['external']['metric']['name']}` |" in (ROOT / "docs" / "metrics.md").read_text()
+        assert (
+            f"| `{metric['external']['metric']['name']}` |" in (ROOT / "docs" / "reference" / "metrics.md").read_text()
+        )
     # With a number of their own, each `helm upgrade` would undo what the autoscaler did.
     assert all("replicas" not in manifest["spec"] for manifest in of_kind(manifests, "Deployment"))
 

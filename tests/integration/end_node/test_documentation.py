@@ -1,4 +1,4 @@
-"""docs/end-node.md is true: its example runs, its tables are complete."""
+"""docs/reference/task-protocol.md is true: its example runs, its tables are complete."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from tierkit.testing import ServiceProcess
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent
 from tierkit.wire.messages import Upstream
 
-PAGE = (Path(__file__).parents[3] / "docs" / "end-node.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "task-protocol.md").read_text(encoding="utf-8")
 
 
 async def test_the_example_runs(

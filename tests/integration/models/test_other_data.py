@@ -245,7 +245,7 @@ def test_a_configuration_of_another_name_is_a_usage_error(
 def test_the_example_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "train-networks.md").read_text(encoding="utf-8")
     digits, noisy, hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
     TrainConfig.model_validate(find_config("mnist-64-64", None).model_dump() | tomllib.loads(noisy))
     assert tomllib.loads(digits)["network"] == find_config("mnist-64-64", None).network.model_dump()

@@ -29,7 +29,7 @@ MEASURING = (
 
 
 async def test_the_example_of_the_protocol_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "protocol.md").read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "reference/inference-protocol.md").read_text(), re.DOTALL)
     async with service_process(["-m", "cloud_node", "--port", "0"], ready_file=tmp_path / "ready") as node:
         code = example.replace("127.0.0.1:8072", node.url.removeprefix("http://"))
         assert code != example
@@ -40,7 +40,7 @@ async def test_the_example_of_the_protocol_page_runs(tmp_path: Path, capsys: pyt
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:
-    text = (DOCS / "metrics.md").read_text()
+    text = (DOCS / "reference/metrics.md").read_text()
     told = {
         name.removesuffix("_total"): tuple(re.findall(r"`(\w+)`", labels))
         for name, labels in re.findall(r"^\| `(terrace_\w+)` \| \w+ \|([^|]*)\|", text, re.MULTILINE)
@@ -59,6 +59,8 @@ def test_every_status_of_an_error_is_on_the_protocol_page_or_belongs_to_the_sche
     def classes(cls: type[TerraceError]) -> set[type[TerraceError]]:
         return {cls}.union(*map(classes, cls.__subclasses__()))
 
-    named = set(map(int, re.findall(r"^\| (\d{3}) \|", (DOCS / "protocol.md").read_text(), re.MULTILINE)))
+    named = set(
+        map(int, re.findall(r"^\| (\d{3}) \|", (DOCS / "reference/inference-protocol.md").read_text(), re.MULTILINE))
+    )
     statuses = {http_errors.status_of(cls.__new__(cls)) for cls in classes(TerraceError)}
     assert statuses - named == {421}  # who leads is the scheduler's business

@@ -44,5 +44,5 @@ def test_the_links_lead_somewhere():
 
 
 def test_every_reason_of_a_fallback_is_told():
-    table = (DOCS / "jobs.md").read_text().partition("| reason | what happened |")[2].partition("\n\n")[0]
+    table = (DOCS / "reference/jobs.md").read_text().partition("| reason | what happened |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(get_args(FallbackReason))

@@ -72,6 +72,6 @@ def test_what_other_options_would_have_helped_was_asked_for_wrongly(error: Terra
 
 
 def test_every_benchmark_stands_in_the_table_of_its_page() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "benchmarking.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "benchmarking.md").read_text(encoding="utf-8")
     rows = page.split("| benchmark | what it shows |")[1].split("\n\n")[0].splitlines()[2:]
     assert sorted(re.findall(r"`([\w-]+)`", row.split("|")[1])[0] for row in rows) == sorted(BENCHMARKS)

@@ -50,7 +50,7 @@ def test_a_page_without_the_place_is_left_as_it_is(text: str | None, tmp_path: P
     ids=["all", "quick"],
 )
 def test_every_experiment_stands_in_the_tables_of_its_page(heading: str, names: set[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "experiments.md").read_text(encoding="utf-8")
     rows = page.split(heading)[1].split("\n\n")[0].splitlines()[2:]
     told = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(told) == sorted(names)

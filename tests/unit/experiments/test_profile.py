@@ -92,7 +92,7 @@ def test_a_wrong_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, sen
 
 
 def test_the_example_of_the_documentation_is_a_profile(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "experiments.md").read_text(encoding="utf-8")
     (example,) = (block for block in page.split("```toml\n")[1:] if block.startswith("title"))
     (tmp_path / "mine.toml").write_text(example.partition("```")[0])
     profile = read_profile(str(tmp_path / "mine.toml"))

@@ -1,4 +1,4 @@
-"""`docs/models.md` says what the manifest says, and its example runs."""
+"""The pages on networks say what the manifest and the records say, and their example runs."""
 
 import json
 import re
@@ -10,13 +10,15 @@ from models.manifest import load_manifest
 from tierkit.types import Tier
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "networks.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results" / "networks.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "how-to" / "train-networks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("tier", Tier)
 def test_the_table_has_the_size_and_the_accuracy_of_the_manifest(tier: Tier):
     entry = load_manifest().default_for(tier)
-    (row,) = re.findall(rf"^\| {entry.tier} \| `{re.escape(entry.name)}` \| INT8 \|.*$", TEXT, flags=re.MULTILINE)
+    (row,) = re.findall(rf"^\| {entry.tier} \| `{re.escape(entry.name)}` \| INT8 \|.*$", RESULTS, flags=re.MULTILINE)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert f"{entry.parameters / 1e6:.2f}" in cells
     assert f"{entry.size_bytes / 1e6:.1f}" in cells
@@ -45,7 +47,7 @@ def test_each_shipped_network_has_its_records_and_the_manifest_their_totals():
 
 
 def test_the_recipe_is_that_of_the_records():
-    steps = re.findall(r"^terrace models train (\S+) --threads (\d) ", TEXT, flags=re.MULTILINE)
+    steps = re.findall(r"^terrace models train (\S+) --threads (\d) ", TRAINING, flags=re.MULTILINE)
     for name, threads in steps:
         record = json.loads((ROOT / "models" / "records" / f"{name}.json").read_bytes())
         assert record["steps"] == record["planned_steps"], name
@@ -54,7 +56,12 @@ def test_the_recipe_is_that_of_the_records():
 
 
 def test_the_escalation_page_says_what_the_record_says():
-    page = (ROOT / "docs" / "escalation.md").read_text(encoding="utf-8")
+    page = (
+        (ROOT / "docs" / "results" / "scheduling.md")
+        .read_text(encoding="utf-8")
+        .split("| chosen for |")[1]
+        .split("\n\n")[0]
+    )
     rows = {}
     for line in re.findall(r"^\| (?:accuracy|budget) .*$", page, flags=re.MULTILINE):
         aim, lowest, below, *figures = [cell.strip() for cell in line.strip("|").split("|")]

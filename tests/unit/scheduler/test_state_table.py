@@ -1,4 +1,4 @@
-"""docs/architecture.md has the table of phases and events, as `step` gives it.
+"""docs/explanation/architecture.md has the table of phases and events, as `step` gives it.
 
 `python -m tests.unit.scheduler.test_state_table` writes it.
 """
@@ -20,7 +20,7 @@ from tests.unit.scheduler.test_devices import COARSE, POLICY, TIMES, attempt_on,
 from tierkit.types import Recovery, Tier
 from tierkit.wire.events import FallbackEvent, FineEvent, TaskEvent
 
-PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- phases and events: begin -->\n\n", "\n<!-- phases and events: end -->\n"
 
 DEADLINE = 1.0

@@ -244,7 +244,7 @@ def test_what_cannot_be_judged_together_is_said_at_the_start(config: HostedConfi
 
 
 def test_the_page_names_every_setting_and_its_example_is_one(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/volunteers.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/volunteers.md").read_text()
     example = page.split("[trust]\n")[1].split("```")[0]
     path = tmp_path / "trust.toml"
     path.write_text(f'family = "server"\nrule = "sgd"\n[trust]\n{example}')

@@ -1,7 +1,7 @@
 """Compressed bodies: zstd (RFC 8878) for packed features between Terrace's nodes, gzip and deflate (RFC 1952, 1950) for
 other clients. Packing and unpacking take a while, so they run in a thread.
 
-docs/privacy.md compares codecs on the features of the shipped encoders.
+docs/explanation/privacy.md compares codecs on the features of the shipped encoders.
 """
 
 from __future__ import annotations
