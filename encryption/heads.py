@@ -75,12 +75,12 @@ class Encoders:
     ) -> None:
         self._substitute = substitute
         self._heads = tuple(head for head in heads if isinstance(head, HeadModel))
-        """Those that it starts with."""
+        """Heads that it starts with."""
         self._settings = settings
         self._held: dict[EncoderOffer, _Held] = {}
         self._offers = tuple(offer_of(head.encoder) for head in self._heads)
         self._gone: deque[EncoderOffer] = deque(maxlen=_MOST_REMEMBERED)
-        """Those that were held once."""
+        """Encoders that were held once."""
         self._noise_key = secrets.token_bytes(KEY_BYTES)
 
     @property

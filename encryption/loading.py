@@ -135,7 +135,7 @@ class Loader(Protocol):
         ...
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
-        """Returns a function that loads the tail of an encoder, or None where nothing computes that tail."""
+        """Returns a function that loads the tail of an encoder, or None if nothing computes that tail."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From class probabilities to answers: labels, confidences, superclasses. Pure, arrays in, events out."""
+"""Answers from class probabilities: labels, confidences, superclasses. Pure: arrays in, events out."""
 
 from __future__ import annotations
 

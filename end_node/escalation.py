@@ -63,7 +63,7 @@ class Below:
     answered: Array
     """Positions in the task, int64 `[a]`, of the images that it answered."""
     probabilities: Array | None
-    """`[a, classes]`, of these answers; None where they are not at hand, and so no threshold can be kept to."""
+    """`[a, classes]`, of these answers; None if they are not at hand, and so no threshold can be kept to."""
     lost: Array
     """Positions, int64 `[l]`, of those that it should have answered and did not."""
 

@@ -104,11 +104,11 @@ class Task(Struct, frozen=True, kw_only=True):
     positions: Sequence[int]
     """Positions of the images in the task as it came, rising; unreadable images are left out."""
     upstreams: tuple[Upstream, ...]
-    """Upstream nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
+    """Upstream nodes to ask for the fine answer, in this order; none if the coarse answer is all that is wanted."""
     stages: tuple[Stage, ...] = ()
-    """Tiers to which the unsure images go, one after the other; none where all images go to one node together."""
+    """Tiers to which the unsure images go, one after the other; none if all images go to one node together."""
     deadline: float
-    """On the node's clock (`time.monotonic`), after which no answer is of use."""
+    """Time on the node's clock (`time.monotonic`) after which no answer is useful."""
     request_id: str
     span: Span
     """Span of the node's work on the task."""

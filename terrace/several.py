@@ -160,7 +160,7 @@ class Parts:
         return answered
 
     def _job_of(self, part: SourcePart, kept: PartsFolder) -> Job | None:
-        """The job of a part that was submitted before a cut; None where it is to be submitted."""
+        """The job of a part that was submitted before a cut; None if it is to be submitted."""
         if part.job is None:
             return None
         try:

@@ -19,7 +19,7 @@ __all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly", "sho
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why a file cannot be written that otherwise could be."""
+"""Error codes of a write that fails for lack of room or by a fault of the disk."""
 
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
 UsageError: Any = typer.BadParameter.__base__

@@ -26,8 +26,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
     *(".avif", ".heic", ".heif", ".hif"),
 )
-"""By which pictures are told from other files. The first bytes decide where there is no suffix, and of files that are
-named by themselves."""
+"""Suffixes of pictures. The first bytes decide for files without a suffix, and for files given by themselves."""
 
 START_BYTES = 64
 _STARTS = {
@@ -58,7 +57,7 @@ def kind_of(start: bytes | memoryview) -> str | None:
 
 
 def left_out_by_name(name: PurePosixPath) -> str | None:
-    """Why a file in a folder or an archive is left out, as far as its name tells; None where it is not.
+    """Return why a file in a folder or an archive is left out, as far as its name shows; None if it is not.
 
     Args:
         name: below the folder or the root of the archive.
@@ -168,7 +167,7 @@ def _take(path: Path, found: list[Path], left_out: Counter[str]) -> bool:
 
 
 def _why_unfit(path: Path) -> str | None:
-    """Why a file whose name says nothing against it is left out; None where it is not."""
+    """Return why a file whose name is acceptable is left out; None if it is not."""
     if not path.is_file():
         return "no regular file"
     if not os.access(path, os.R_OK):

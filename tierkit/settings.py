@@ -164,7 +164,7 @@ class ServiceSettings(BaseModel):
 
     @property
     def proxies(self) -> Proxies | None:
-        """Reverse proxies in front of the service; None where it is asked directly."""
+        """Reverse proxies in front of the service; None if it is asked directly."""
         return None
 
 
@@ -298,7 +298,7 @@ class NodeSettings(ServiceSettings):
         return lasting_name(cls.service, port) if port else f"{cls.service}-{secrets.token_hex(2)}"
 
     def own_token(self) -> Callable[[], str | None]:
-        """Gives the token that this node shows to the scheduler; None where it has none. A file is read again when it
+        """Gives the token that this node shows to the scheduler; None if it has none. A file is read again when it
         has changed.
 
         Raises:

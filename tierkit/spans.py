@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _FLUSH_S = 3.0
-"""For what is left at the end of a service."""
+"""Seconds to send the remaining spans at the end of a service."""
 
 
 class Span:
@@ -60,7 +60,7 @@ class Span:
             self._about |= {f"terrace.{name}": value for name, value in about.items()}
 
     def end(self, error: str = "") -> None:
-        """It is over; `error` is what went wrong, "" where nothing did."""
+        """It is over; `error` is what went wrong, "" if nothing did."""
         if self.recorded and _recorder is not None and self.trace is not None and self._parent is not None:
             _recorder.record(self._name, self.trace, self._parent, self._began_ns, time.time_ns(), self._about, error)
 
@@ -110,7 +110,7 @@ class _Recorder:
         from opentelemetry.sdk.trace.id_generator import IdGenerator
 
         class Ids(IdGenerator):
-            """Those that have been told to others already."""
+            """Ids that other services know already."""
 
             trace_id = span_id = 0
 

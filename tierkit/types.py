@@ -55,11 +55,11 @@ class Share(StrEnum):
     """A rule on the pictures of a site that leave it."""
 
     NONE = "none"
-    """Nowhere."""
+    """They stay at the site."""
     CLOUD = "cloud"
-    """To the cloud nodes that belong to no site."""
+    """They may go to the cloud nodes that belong to no site."""
     SITES = "sites"
-    """There, and to edge nodes of other sites while the site's own are dead or full."""
+    """The same, and to edge nodes of other sites while the site's own are dead or full."""
 
 
 class SiteHealth(StrEnum):

@@ -22,7 +22,7 @@ _MOST_CANCELLED = 10_000
 """Cancelled timers are dropped when there are more than this, and than half of all."""
 
 _Timer = tuple[float, int, asyncio.TimerHandle | None, Callable[..., Any], tuple[Any, ...]]
-"""When, its number, what can cancel it, and what it calls."""
+"""Time, number, handle that can cancel it, callback and its arguments."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

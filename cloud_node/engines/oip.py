@@ -55,7 +55,7 @@ __all__ = ["ENGINE", "Match", "OipEngine", "Wanted", "logits_in", "match"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at whether the server is ready."""
+"""Seconds between two looks at whether the server is ready."""
 _LOOK_BUDGET_S = 5.0
 _BATCHES = 4
 """Batches that a server may have to compute before it answers a look: two pieces of this node, and pieces of other
@@ -114,9 +114,9 @@ class Wanted:
     """A network, or the tail of one, as the manifest knows it."""
 
     name: str
-    """On the server."""
+    """Name on the server."""
     network: str
-    """In the manifest."""
+    """Name in the manifest."""
     takes: TensorSpec
     classes: int
     sha256: str
@@ -133,7 +133,7 @@ class Match:
     datatype: str
     output: str
     gives: str | None
-    """True if the output is "logits" or "probabilities"; None where its name does not say so."""
+    """Meaning of the output: "logits" or "probabilities"; None if its name does not show it."""
     sealed: bool = False
     """True if features go with what says whose they are: to the node of another fleet member."""
     platform: str = ""

@@ -50,20 +50,20 @@ __all__ = ["ENGINE", "RayEngine"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at how many replicas run."""
+"""Seconds between two looks at how many replicas run."""
 _BATCH_BUDGET_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 _AGAIN_S = 0.05
-"""Before a piece goes to another replica: the cluster has to notice that the first one died."""
+"""Seconds before a piece goes to another replica: the cluster has to notice that the first one died."""
 _HEALTH_PERIOD_S = 1.0
-"""Between two looks of the cluster at a replica. A dead one is replaced after the next look: with Ray's own 10 s a node
-with one replica would be without any for as long."""
+"""Seconds between two looks of the cluster at a replica. A dead one is replaced after the next look: with Ray's own 10
+s a node with one replica would be without any for as long."""
 _CONNECT_S = 3.0
 _DEPLOY_S = 60.0
 _LOOK_BUDGET_S = 10.0
 _LEAVE_S = 10.0
 _PIECES_AT_A_TIME = 2
-"""That a replica takes: it computes one while the other is under way."""
+"""Pieces that a replica takes at a time: it computes one while the other is under way."""
 
 _DEPLOYMENT = "networks"
 
@@ -122,7 +122,7 @@ class RayEngine:
         self.trouble = "the replicas have not been started"
         """See `tierkit.inference.served.Engine`."""
         self.replicas = 0
-        """That run now."""
+        """Number of replicas that run now."""
         self._settings = settings
         self._manifest = manifest
         self._contents: dict[str, Content] = {}

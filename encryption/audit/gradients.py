@@ -96,8 +96,8 @@ def invert_gradient(seen: Seen, shape: Sequence[int], prior: float, *, steps: in
 
 
 def most_alike(originals: Array, found: Array) -> Array:
-    """For each original the picture among those found that is most like it by SSIM: an update does not say in which
-    order its pictures were, and an attacker sees them all. UINT8 `[n, h, w, c]` and `[m, h, w, c]`."""
+    """Return the found picture that is most similar by SSIM to each original. An update does not show the order of
+    its pictures, and an attacker sees them all. UINT8 `[n, h, w, c]` and `[m, h, w, c]`."""
     candidates = as_planes(found)
     chosen = [
         int(ssim(as_planes(each[None]).expand(len(found), -1, -1, -1), candidates).argmax()) for each in originals

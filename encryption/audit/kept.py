@@ -97,7 +97,7 @@ def _picture(folder: Path, name: str) -> Path:
 
 
 def read_picture(folder: Path, name: str) -> bytes | None:
-    """A picture of an audit, a PNG; None where there is none, or what is there is no PNG of a fair size."""
+    """A picture of an audit, a PNG; None if there is none, or what is there is no PNG of a fair size."""
     try:
         with _picture(folder, name).open("rb") as file:
             content = file.read(_MOST_PICTURE_BYTES + 1)

@@ -60,7 +60,7 @@ class Budget:
     overheard: int
     """Images of others, features of which the query-free attacker has seen."""
     test_images: int
-    """On which the accuracy behind the encoder is measured; all that there are, if fewer."""
+    """Number of images on which the accuracy behind the encoder is measured; all if there are fewer."""
 
     @classmethod
     def standard(cls, images: int, queries: int) -> Budget:

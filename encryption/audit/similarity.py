@@ -54,7 +54,7 @@ def mean_ssim(images: Array, others: Array) -> float:
 
 
 def psnr_db(images: Array, others: Array) -> float | None:
-    """Peak signal-to-noise ratio in dB of all UINT8 images together; None where they are the same."""
+    """Peak signal-to-noise ratio in dB of all UINT8 images together; None if they are the same."""
     error = float(F.mse_loss(as_planes(images).double(), as_planes(others).double()))
     return -10 * float(torch.tensor(error).log10()) if error else None
 

@@ -54,7 +54,7 @@ class Target:
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """Lowest and highest value that can arrive; None where features are sent as they are. Travels with them."""
+        """Lowest and highest value that can arrive; None if features are sent as they are. Travels with them."""
         if not self.rounds:
             return None
         encoder = self.encoder

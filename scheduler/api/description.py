@@ -62,7 +62,7 @@ def describe(app: FastAPI) -> None:
 def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
     """
     Args:
-        closed: whether this service asks for tokens.
+        closed: True if this service asks for tokens.
     """
     components = made["components"]
     schemas: dict[str, Any] = components["schemas"]

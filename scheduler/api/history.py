@@ -132,7 +132,7 @@ async def get_history(
     seen: SeenSites,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
-    """A row per step in each column, of the whole fleet; null where nothing was measured. With `site`, the events of
+    """A row per step in each column, of the whole fleet; null if nothing was measured. With `site`, the events of
     this site. It begins again with each start of the scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes

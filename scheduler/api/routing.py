@@ -77,7 +77,7 @@ async def _caller(request: Request) -> Caller | None:
 
 
 CallerOf = Annotated[Caller | None, Depends(_caller)]
-"""The sender of the request; None where no token is asked for."""
+"""The sender of the request; None if no token is asked for."""
 
 
 async def for_users(caller: CallerOf) -> None:
@@ -156,7 +156,7 @@ SeenSites = Annotated[SitesSeen, Depends(_only_site)]
 
 
 def allowance_of(caller: Caller | None) -> Allowance:
-    """The limits of a caller; none where no token is asked for."""
+    """The limits of a caller; none if no token is asked for."""
     return (caller and caller.allowance) or UNLIMITED
 
 

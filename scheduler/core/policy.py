@@ -101,7 +101,7 @@ class JobPolicy(PolicyRequest):
     deadline_s: Seconds
     task_deadline_s: Seconds
     gates: tuple[JobGate, ...] = ()
-    """The steps up a tier and their thresholds; none where all images go up together."""
+    """The steps up a tier and their thresholds; none if all images go up together."""
 
     @property
     def release_number(self) -> int:

@@ -162,9 +162,9 @@ class ReleaseChange(Struct, frozen=True, kw_only=True):
     begun: float
     """Elapsed time; so are `ready` and `stepped`."""
     ready: float | None = None
-    """When the first devices of the canary held the release: its trial began."""
+    """Time at which the first devices of the canary held the release: its trial began."""
     stepped: float
-    """When the present step began."""
+    """Time at which the present step began."""
     extended: bool = False
     seeds: tuple[str, ...] = ()
     """End devices that use it whatever their hash: a small fleet has a canary, too."""
@@ -187,13 +187,13 @@ class FleetProgress(Struct, frozen=True, kw_only=True):
     wanted: int
     """Nodes that are alive and are to hold the new release."""
     ready: int
-    """Those that do."""
+    """Number of nodes that hold it."""
     ends_ready: int
     """The end devices among them."""
     unusable: str = ""
     """A node says that the release cannot be used, and why; "" if none does."""
     trouble: str = ""
-    """Why a node does not hold it yet; "" if none says so."""
+    """Reason why a node does not hold it yet; "" if none says so."""
 
     @property
     def settled(self) -> bool:
@@ -358,7 +358,7 @@ def differs(answers: Array, known: Array) -> str:
 
 
 def check_live(numbers: Collection[int]) -> str:
-    """Why no other release can be started now; "" if one can."""
+    """Return why no other release can be started now; "" if one can."""
     if len(numbers) > MOST_LIVE:
         return f"unfinished jobs need {len(numbers) - 1} releases already, and nodes hold {MOST_LIVE} at most"
     return ""

@@ -39,9 +39,9 @@ _BROKEN_AGAIN_S = 0.05
 _SOON_S = 1.0
 """A connection that the node closes sooner than this was not closed for being idle."""
 _UNREACHED_AGAIN_S = 5.0
-"""Between two attempts to reach a node that heartbeats but does not answer."""
+"""Seconds between two attempts to reach a node that heartbeats but does not answer."""
 _STUCK_AGAIN_S = 1.0
-"""Between two questions to a node that makes no progress."""
+"""Seconds between two questions to a node that makes no progress."""
 
 
 class Watch:
@@ -71,7 +71,7 @@ class Watch:
         self._changed_ids = {view.device.node_id for view in devices.view(clock())}
         """Nodes that have changed since `run` last looked."""
         self._watched: dict[str, tuple[Device, asyncio.Event]] = {}
-        """By node id: the node as it has registered, and the event that wakes the loop that watches it."""
+        """By node id: the registered node, and the event that wakes the loop that watches it."""
         self._tls_failures: set[str] = set()
         """Incarnations whose TLS failure is in the log."""
 
@@ -107,7 +107,7 @@ class Watch:
             self._watched[node_id][1].set()
 
     async def _watch(self, device: Device) -> None:
-        """Until the node is dead, or off the list, or has registered again."""
+        """Watch a device until it is dead, or off the list, or has registered again."""
         node_id, incarnation = device.node_id, device.incarnation
         changed = self._watched[node_id][1]
         closed_soon = 0

@@ -103,11 +103,11 @@ class _Standing:
     regardless: frozenset[str] = frozenset()
     """End devices at the start of the job, used by recovery `reassign`."""
     held_back: str = ""
-    """Why the scheme `adaptive` sends nothing of it at the moment."""
+    """Reason why the scheme `adaptive` sends nothing of it at the moment."""
     held: dict[str | None, tuple[float, int]] = field(default_factory=dict)
     """Sites that have nothing to do for it: until when, unless the work of their devices has become another one."""
     outlooks: dict[str | None, tuple[Outlook, float]] = field(default_factory=dict)
-    """By site: the forecast, and until when it is valid."""
+    """By site: the forecast, and the time until which it is valid."""
 
 
 class Chooser:
@@ -127,7 +127,7 @@ class Chooser:
         self._placement = placement
         self._pilot = pilot
         self.look_at = math.inf
-        """When a task that was held back may go."""
+        """Time at which a task that was held back may go."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `tags`."""
         self._last: dict[str | None, SortKey] = {}
@@ -135,14 +135,14 @@ class Chooser:
         self._last_part: dict[str | None, SortKey] = {}
         self._part = self._site = 0
         self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
-        """By job."""
+        """Standings by job."""
 
     def forget_job(self, job_id: str) -> None:
         """A job is over."""
         self._standings.pop(job_id, None)
 
     def held_back(self, job_id: str) -> str:
-        """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
+        """Return why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
         return self._standings[job_id].held_back if job_id in self._standings else ""
 
     def next(self, jobs: Iterable[OpenJob], now: float) -> Choice | None:

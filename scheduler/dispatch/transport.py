@@ -74,7 +74,7 @@ class TaskRequest:
     node_id: str
     url: str
     model: str
-    """That the device has registered for its coarse answers."""
+    """Model that the device has registered for its coarse answers."""
     sha256: str
     """Digest of that model's weights."""
     reading: str = ""
@@ -85,7 +85,7 @@ class TaskRequest:
     coarse_classes: int
     fine_classes: int
     stages: tuple[Stage, ...] = ()
-    """Tiers to which the unsure images go up; none where all images go up together."""
+    """Tiers to which the unsure images go up; none if all images go up together."""
     coarse_known: bool = False
     """True if only the fine answer is wanted; this needs `upstreams`."""
     damaged: frozenset[int] = frozenset()

@@ -90,7 +90,7 @@ class FleetEvent:
     count: int = 1
     """Tasks within a second to which it happened."""
     text: str = ""
-    """Why."""
+    """Reason for the event."""
 
     def concerns(self, owner: str | None, seen: SitesSeen) -> bool:
         """True for a caller that sees the jobs of `owner` (None: all jobs) and the sites `seen`."""
@@ -146,7 +146,7 @@ class Record:
         self._work[node_id] += images
 
     def passed(self, end: str, upper: str, images: int) -> None:
-        """So many images went from an end device to an upstream node, and were answered there."""
+        """Count images that went from an end device to an upstream node and were answered there."""
         self._work[upper] += images
         self._traffic[end, upper] += images
         self._now["sent_up"] += images
@@ -202,7 +202,7 @@ class Record:
         return self._last_id
 
     def images_per_s(self, node_id: str) -> float:
-        """That a node answered in the last seconds."""
+        """Return the images per second that a node answered in the last seconds."""
         return sum(work[node_id] for work, _ in self._lately) / max(1, len(self._lately))
 
     def traffic(self) -> dict[tuple[str, str], float]:

@@ -1,4 +1,4 @@
-"""From the staging file to an input file: which kind of upload it is, and the facts about its images. Blocks."""
+"""Makes an input file from the staging file: finds the kind of upload and the facts about its images. Blocks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Collector:
         self._archives: dict[int, str] = {}
         """Names of the archives by image."""
         self._labels: dict[int, Labels] = {}
-        """Those that files have brought, by the number of the file's first image."""
+        """Labels that came inside files, by the number of the file's first image."""
 
     def add_file(self, staging: StagedUpload, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.

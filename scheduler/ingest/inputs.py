@@ -225,7 +225,7 @@ class ImageWriter(ABC):
 
     @abstractmethod
     def add(self, picture: Picture, data: bytes | memoryview) -> None:
-        """Add a picture from its file. Raises InvalidInput where it is damaged, as far as it is decoded."""
+        """Add a picture from its file. Raises InvalidInput if it is damaged, as far as it is decoded."""
 
     @abstractmethod
     def append(self, images: Pixels) -> None:

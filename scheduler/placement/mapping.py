@@ -73,7 +73,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
     end: str
     upstreams: tuple[Node, ...]
-    """In the order in which the end device tries them; empty when the coarse answer is all there is."""
+    """Upstream nodes in the order in which the end device tries them; empty if only the coarse answer is wanted."""
     in_turn: int
     """Number of `upstreams`, from the first, that share the load: task k starts at number k modulo this. With 1, every
     task starts at the first, and the others are asked if it fails."""

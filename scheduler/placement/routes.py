@@ -64,12 +64,12 @@ class MapCount:
     """N_map as it is used, and where it comes from."""
 
     value: int | None
-    """None where a tier that it is computed for has no node."""
+    """None if a tier that it is computed for has no node."""
     reason: str
 
     @property
     def used(self) -> int:
-        """For formulas and routes, which hardly depend on it then."""
+        """Value for formulas and routes: 1 if there is none, when they hardly depend on it."""
         return 1 if self.value is None else self.value
 
 
@@ -78,7 +78,7 @@ class LinkTime:
     """Seconds to a tier and back, t^c of the formulas."""
 
     set_s: float | None
-    """By the operator."""
+    """Seconds set by the operator."""
     measured_s: float | None
     """None before the first answer."""
 
@@ -416,7 +416,7 @@ class Placement:
         return self.in_site(site, "surplus", count)
 
     def _first_clouds(self, now: float) -> tuple[dict[str, int], int]:
-        """For each site the surplus of those before it, and the sum of all."""
+        """Return the surplus of the earlier sites for each site, and the sum of all."""
         firsts, total = {}, 0
         for site in self._devices.sites:
             firsts[site] = total
@@ -449,7 +449,8 @@ class Placement:
         return self.once(("all hold", release), lambda: all(self.held(end, release) is not None for end in ends))
 
     def trusts(self, device: Device) -> bool:
-        """By an operator's word, else by the scheduler's own list; never by what the node says."""
+        """True if a device is trusted: by an operator's word, else by the scheduler's own list; never by the node's
+        word."""
         if device.intent.trusted is not None:
             return device.intent.trusted
         trusted = self._settings.trusted
@@ -706,7 +707,7 @@ class Placement:
         return False
 
     def _gets_pixels(self, target: Device, rules: JobRules) -> bool:
-        """True if it gets them with any encoders; False where those matter."""
+        """True if it gets them with any encoders; False if those matter."""
         return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
@@ -768,7 +769,7 @@ def _trusting(untrusted: Sequence[Device]) -> str:
 
 
 def in_words(entry: Upstream) -> str:
-    """In which form images go to an upstream node."""
+    """Return the form in which images go to an upstream node, in words."""
     if entry.encoding is None:
         return f"pixels to {entry.node_id}"
     where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""

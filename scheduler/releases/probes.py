@@ -85,9 +85,9 @@ class _Record:
     right: set[str] = field(default_factory=set)
     """Its networks that have answered rightly, by sha256."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """Those that have not, and why."""
+    """Its networks that have answered wrongly, by sha256, and the reason."""
     next_at: dict[str, float] = field(default_factory=dict)
-    """When each is asked again."""
+    """Time at which each is asked again."""
     asking: bool = False
 
 
@@ -115,7 +115,7 @@ class Prober:
         self._known: dict[str, tuple[Array, Array]] = {}
         """Pictures and answers by sha256."""
         self._records: dict[str, _Record] = {}
-        """By node id."""
+        """Records by node id."""
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 

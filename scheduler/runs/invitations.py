@@ -19,7 +19,7 @@ _MOST = 20
 _MOST_USES = 1_000
 """Most uses of all of them."""
 _MOST_BYTES = 2 * 1024 * 1024
-"""For all invitations: half of what the file may hold."""
+"""Most bytes of all invitations: half of the file's limit."""
 _ENTRY_BYTES = 640
 _USE_BYTES = 68
 _AGAIN_S = 60.0

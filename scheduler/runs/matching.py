@@ -31,7 +31,7 @@ _MOST_CALLERS = 10_000
 _MOST_PROMISES = 10_000
 _AGAIN_S = 3.0
 _DISTRUST_S = 600.0
-"""For which a token holds no places, whose worker was sent to a run and did not come."""
+"""Seconds for which a token holds no places after a worker of it was sent to a run and did not come."""
 _MOST_DISTRUSTED = 10_000
 _MOST_CAME = 10_000
 
@@ -42,12 +42,12 @@ class Wanting:
 
     id: str
     since: float
-    """When it was begun; on any clock."""
+    """Time at which it was begun, on any clock."""
     wants: RunWants
     there: Collection[str]
     """Names of the workers that its host has heard lately."""
     coming: Mapping[str, str | None] = field(default_factory=dict)
-    """Those that were sent there lately, by name, and their tokens; None where none was asked for."""
+    """Workers that were sent there lately, by name, with their tokens; None if no token was asked for."""
     idle: Mapping[str, str | None] = field(default_factory=dict)
     """Workers of `there` that have sent no update yet, and their tokens; None for an unknown token."""
 
@@ -144,7 +144,7 @@ class Matchmaker:
         """This worker was sent to this run.
 
         Args:
-            token: whose it is; None where none is asked for.
+            token: token of the worker; None if none is asked for.
         """
         self._expire(now)
         _, since, _ = self._promises.get(worker, ("", now, None))
@@ -171,7 +171,8 @@ class Matchmaker:
         return {worker: self._came.get((run, worker)) for worker in workers}
 
     def coming(self, now: float) -> dict[str, dict[str, str | None]]:
-        """By run: the workers that were sent there lately, have not come yet and are believed to, and their tokens."""
+        """Return, by run, the workers that were sent there lately, have not come yet and are expected, with their
+        tokens."""
         self._expire(now)
         coming: dict[str, dict[str, str | None]] = {}
         for worker, (run, _, token) in self._promises.items():

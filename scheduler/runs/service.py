@@ -45,15 +45,15 @@ _MOST_UNDER_WAY = 200
 """Most runs whose hosts report. One may have a thousand workers, which take about 300 kB here."""
 _FULL_AGAIN_S = 5.0
 _LOOK_S = 1.0
-"""Between two looks for hosts that have fallen silent."""
+"""Seconds between two looks for hosts that have fallen silent."""
 _SAVE_S = 5.0
-"""Between two writes of what a run has reported."""
+"""Seconds between two writes of what a run has reported."""
 _KEEP_ALIVE_S = 15.0
 _HTTPS = "https://"
 _CURSOR = re.compile("([0-9]{1,17})-([0-9a-f]{32})", re.ASCII)
 
 RunEvents = AsyncGenerator[tuple[str, RunProgress, int] | None, None]
-"""Kind, data and number of each event; None where nothing has happened for a while."""
+"""Kind, data and number of each event; None if nothing has happened for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class Runs:
             return BegunRun.model_validate({**told, "secret": self._secret_of(row)}), known is None
 
     def _secret_of(self, row: RunRow) -> str | None:
-        """None where no tokens are asked for."""
+        """None if no tokens are asked for."""
         return None if row.owner is None else secret_of_run(self._secret, row.id, row.owner, row.created_at)
 
     async def report(self, run_id: str, said: RunReport, owner: str | None) -> RunOrders:
@@ -571,10 +571,10 @@ def _urls(known: _Known) -> tuple[str, ...]:
 
 
 def _by_https(runs: list[_Known], *, chooses: bool) -> list[_Known]:
-    """Those whose hosts a worker that came by https may be sent to.
+    """Return the runs to whose hosts a worker that came by https may be sent.
 
     Raises:
-        Conflict: there were some, but none of these; Unavailable where the worker has not chosen it.
+        Conflict: there were some, but none of these; Unavailable if the worker has not chosen it.
     """
     safe = [known for known in runs if any(url.startswith(_HTTPS) for url in _urls(known))]
     if runs and not safe:

@@ -27,7 +27,7 @@ def state_now(kept: RunState, silent_s: float) -> RunState:
 
 
 def point_of(said: RunReport, at: float) -> Point:
-    """The moment of a report on the curve of its run; the counts are sums over its workers, None where it names none.
+    """The moment of a report on the curve of its run; the counts are sums over its workers, None if it names none.
 
     Args:
         at: seconds since 1970.

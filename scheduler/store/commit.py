@@ -90,9 +90,9 @@ class GroupCommit:
         self._doubtful: _Write | None = None
         """The latest transaction, if its connection broke before the database said whether it is written."""
         self._undo: list[Executable] = []
-        """To be written with the next transaction."""
+        """Statements to run with the next transaction."""
         self.refused: str | None = None
-        """Why the database does not accept results at the moment."""
+        """Reason why the database does not accept results at the moment."""
         self._failing = False
         """True if the last `check` of an idle database failed; it is logged when that changes."""
         self._checking: asyncio.Task[None] | None = None

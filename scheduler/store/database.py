@@ -28,7 +28,7 @@ REFUSALS = (SQLAlchemyError, OSError)
 _BUSY_TIMEOUT_MS = 10_000
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
-"""For each statement of a server; one that is silent for longer is away."""
+"""Seconds for each statement of a server; a server that is silent for longer is away."""
 _OPEN_TRANSACTION_MS = 5_000
 """A server ends the transaction of a scheduler that has said nothing for so long: it may have been stopped, or its
 machine lost, and what it holds is what another one waits for."""
@@ -199,7 +199,7 @@ def _migrate(connection: Connection, where: str) -> None:
 
 
 def _revision(connection: Connection, where: str) -> str | None:
-    """The revision of the tables; None where there are none."""
+    """The revision of the tables; None if there are none."""
     tables = inspect(connection).get_table_names()
     if VERSION_TABLE in tables:
         return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")) or "none")

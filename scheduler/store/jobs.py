@@ -152,7 +152,7 @@ class JobStore:
         return [{**image, "name": None if names is None else names[image["index"]]} for image in images]
 
     async def attempts_made(self, job_id: str) -> dict[int, tuple[int, int, int]]:
-        """By task: its attempts so far, how many of them failed, and how many of those were errors of the device."""
+        """Return, by task, the numbers of its attempts, of failed ones, and of errors of the device among these."""
         query = select(
             attempts.c.task,
             func.max(attempts.c.number).label("made"),

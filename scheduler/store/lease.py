@@ -61,7 +61,7 @@ class Lease:
         self.leader = ""
         """URL of the leader, as far as a standby knows it."""
         self.trouble = ""
-        """Why a standby cannot reach the database; "" where it can."""
+        """Reason why a standby cannot reach the database; "" if it can."""
         self._engine = engine
         self._url = url
         self._lease_s = lease_s
@@ -168,7 +168,7 @@ class Lease:
                 self._renewed_at, self._awaited = began, bool(row[0])
 
     async def _renew(self, connection: AsyncConnection) -> Row[Any] | None:
-        """True if another scheduler waits; None where it leads."""
+        """True if another scheduler waits; None if it leads."""
         own = update(lease).where(lease.c.epoch == self.epoch)
         renewed = own.values(expires_at=self._now + self._lease_s)
         return (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()

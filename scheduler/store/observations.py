@@ -75,9 +75,9 @@ class _Now(Struct, frozen=True, kw_only=True):
     wall: float
     elapsed: float
     numbers: Iterator[int]
-    """For `observations.received`."""
+    """Numbers for `observations.received`."""
     sites: Mapping[str, str]
-    """By node; others have none."""
+    """Sites by node; other nodes have none."""
 
 
 class ObservationStore:

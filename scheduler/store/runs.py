@@ -54,7 +54,7 @@ class RunStore:
         return _whole(found[0]) if found else None
 
     async def unended(self, most: int) -> list[tuple[RunRow, RunDetails]]:
-        """Those without an end whose hosts were heard last."""
+        """Return the unfinished runs whose hosts were heard last."""
         query = select(*_WHOLE).where(runs.c.finished_at.is_(None)).order_by(runs.c.heard_at.desc()).limit(most)
         return [_whole(row) for row in await self._reader.rows(query)]
 

@@ -133,7 +133,7 @@ def attempts(client: Client, job: JobId, chosen: AttemptRange, json: Json = Fals
 @app.command()
 @connected
 def explain(client: Client, job: JobId, chosen: AttemptRange, json: Json = False) -> None:
-    """Why each task of a job went where it went."""
+    """Show why each task of a job went to its nodes."""
     page = client.explain(job, limit=chosen.limit, cursor=chosen.cursor, task=chosen.task)
     if json:
         print_json(page)

@@ -70,7 +70,7 @@ class Authenticator:
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
         self._known: dict[str, tuple[TokenEntry, Caller]] = {}
-        """By the hash of the token; exchanged as a whole, by another thread."""
+        """Callers by the hash of the token; another thread replaces the whole mapping."""
         self._workers: dict[str, TokenEntry] = {}
         """Tokens of the role worker, by their ids."""
         self._fleet = Caller(name="the fleet", role="fleet")
@@ -214,7 +214,7 @@ def _claims_token(headers: Headers) -> bool:
 
 
 def _bearer(headers: Headers) -> bytes | None:
-    """The token of the only Authorization header; None where there is none, or no bearer token."""
+    """The token of the only Authorization header; None if there is none, or no bearer token."""
     values = [value for name, value in headers if name == b"authorization"]
     if len(values) != 1:
         return None

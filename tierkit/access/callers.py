@@ -65,7 +65,8 @@ class Allowance:
             self.requests.take(now)
 
     def check_upload(self, now: float) -> None:
-        """Before an upload is read. Raises LimitReached when earlier ones have used up the allowance."""
+        """Check the allowance before an upload is read. Raises LimitReached when earlier ones have used up the
+        allowance."""
         self._check(self.upload, "bytes of uploads", now)
 
     def count_bytes(self, amount: int, now: float) -> None:
@@ -74,7 +75,8 @@ class Allowance:
             self.upload.take(now, amount)
 
     def check_observations(self, now: float) -> None:
-        """Before a batch is read. Raises LimitReached when earlier ones have used up the allowance."""
+        """Check the allowance before a batch is read. Raises LimitReached when earlier ones have used up the
+        allowance."""
         self._check(self.observations, "observations", now)
 
     def count_observations(self, amount: int, now: float) -> None:
@@ -89,7 +91,7 @@ class Allowance:
 
         Args:
             unfinished: jobs of this name that wait or run.
-            check: whether it adds to them.
+            check: True if it adds to them.
         """
         if check:
             self._check_jobs(unfinished)

@@ -73,7 +73,7 @@ def revoked(entries: Entries, which: str) -> list[TokenEntry]:
 
 @contextlib.contextmanager
 def editing(path: Path) -> Iterator[list[TokenEntry]]:
-    """The entries of a file (none where it is not there yet), to be changed in place; written in one step at the end of
+    """The entries of a file (none if it is not there yet), to be changed in place; written in one step at the end of
     the block, unless it raised. One process at a time.
 
     Raises:

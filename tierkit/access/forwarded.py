@@ -51,10 +51,10 @@ class Forwarded:
     root_path: str
     """Root path of the service on its site; "" for none."""
     scheme: str | None
-    """http or https; None where no proxy has said."""
+    """http or https; None if no proxy has said."""
     hosts: tuple[str, ...]
-    """By which the site is known, in lower case, with the port where it is not the scheme's own; none where no proxy
-    has said."""
+    """Names by which the site is known, in lower case, with the port if it is not the scheme's own; empty if no proxy
+    gave any."""
 
 
 class Proxies:

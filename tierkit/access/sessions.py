@@ -73,7 +73,7 @@ def needs_no_token(path: str) -> bool:
 
 
 def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The session cookie of a request; None where there is none, or more than one.
+    """The session cookie of a request; None if there is none, or more than one.
 
     Args:
         headers: names in lower case.

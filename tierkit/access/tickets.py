@@ -102,7 +102,7 @@ class Tickets:
 
 
 def ticket_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The ticket of a request; None where there is none, or more than one.
+    """The ticket of a request; None if there is none, or more than one.
 
     Args:
         headers: names in lower case.

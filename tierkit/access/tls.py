@@ -27,7 +27,7 @@ class ServerTls:
 
     Args:
         cert: PEM, the service's certificate first, then its authorities' certificates.
-        key: PEM, without a password; None where `cert` holds it.
+        key: PEM, without a password; None if `cert` holds it.
 
     Raises:
         SetupError: a file cannot be read or used, or others may read the key.
@@ -116,7 +116,7 @@ def _reading(authority: Path | None) -> Iterator[None]:
 
 
 def tls_trouble(error: BaseException, peer: str) -> str | None:
-    """A sentence on why no TLS connection came about, and what helps; None where `error` is about something else.
+    """A sentence on why no TLS connection came about, and what helps; None if `error` is about something else.
 
     Args:
         error: with its causes.
@@ -142,7 +142,7 @@ _DISTRUST = {
     "or make one with this name or address",
 }
 _DISTRUST |= {19: _DISTRUST[18], 64: _DISTRUST[62]}
-"""By OpenSSL's codes, X509_V_ERR_..."""
+"""Sentences by OpenSSL's codes, X509_V_ERR_..."""
 
 
 def _distrust(error: ssl.SSLCertVerificationError, peer: str) -> str:

@@ -148,7 +148,7 @@ class TokenEntry(TokenRights):
         return self.sha256[:_ID_LENGTH]
 
     def expired(self, now: float) -> bool:
-        """At `now`, in seconds since 1970."""
+        """True if it has expired at `now`, in seconds since 1970."""
         return self.expires is not None and self.expires.timestamp() <= now
 
     def may_take(self, node_id: str) -> bool:

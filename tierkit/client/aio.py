@@ -728,7 +728,7 @@ class AsyncClient(SchedulerConnection):
         return await self._get(dict[str, Any], "/v1/fleet", site=site)
 
     async def whoami(self) -> dict[str, Any]:
-        """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
+        """`name`, `role` and `expires` of the token; all None if the scheduler asks for none."""
         return await self._get(dict[str, Any], "/v1/whoami")
 
     async def info(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Files:
     """Files to send, in their order."""
 
     by_name: Mapping[str, Path | bytes]
-    """Under their names in the results, which are all different."""
+    """Files by their names in the results, which all differ."""
     classes: tuple[str | None, ...] = ()
     """Name of the folder of each file, which may be its class; None for bytes. For a file below a given folder, it is
     the first folder below the given one, or the given folder itself if all its pictures are directly in it. For a file
@@ -39,7 +39,7 @@ class Files:
 class _Entry:
     source: Path
     name: str
-    """Below the source."""
+    """Path below the source."""
     file: Path | bytes
 
 

@@ -70,7 +70,7 @@ class Backoff:
 
 
 OnWait = Callable[[str, float], None]
-"""Told when a scheduler has asked for a wait: its reason, and the seconds."""
+"""Called when a scheduler has asked for a wait, with the reason and the seconds."""
 
 _TOLD_S = 1.0
 """A shorter wait is not worth a word."""
@@ -86,7 +86,7 @@ class Patience:
         self._failures = 0
         self._away_since = 0.0
         self.trouble: TerraceError | None = None
-        """Why the latest try failed; None while all is well."""
+        """Reason why the latest try failed; None while all is well."""
 
     @property
     def left_s(self) -> float | None:
@@ -298,7 +298,7 @@ class SchedulerConnection:
         """The answer of the scheduler that leads, as it comes. Errors of the block's own reading are turned too.
 
         Args:
-            patient: whether to wait for a standby to lead.
+            patient: True to wait for a standby to lead.
         """
         question = _Question(
             method=method, path=path, params=params, headers=headers, upload=upload, read_timeout_s=read_timeout_s

@@ -129,7 +129,7 @@ def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any
 
 
 def _as_files(images: Images) -> Files | None:
-    """Files to send, or None where `images` holds arrays."""
+    """Files to send, or None if `images` holds arrays."""
     if isinstance(images, Mapping):
         return named_files(images)
     if isinstance(images, str | bytes | os.PathLike):

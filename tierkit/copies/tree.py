@@ -62,7 +62,7 @@ class Got(_OfWorker, frozen=True, kw_only=True):
 
     file: int
     bytes_per_s: float
-    """At which it came; fast workers are served first, since others get it from them."""
+    """Speed of the copy; fast workers are served first, because others copy from them."""
 
 
 class Failed(_OfWorker, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class Stop(_OfWorker, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Copy:
-    """Under way."""
+    """A copy under way."""
 
     file: int
     source: str
@@ -105,7 +105,7 @@ class Copy:
 @dataclass(slots=True)
 class _Worker:
     number: int
-    """In the order in which workers came."""
+    """Number in the order in which workers came."""
     heard_at: float
     group: str
     serves: bool = False
@@ -164,7 +164,7 @@ class Tree:
         self._groups: dict[str, dict[str, None]] = {}
         """Workers of each group, in the order in which they came."""
         self._sends: dict[str, dict[str, Copy]] = {HOST: {}}
-        """By source: its copies, by their workers."""
+        """Copies by source and worker."""
         self._remembered: dict[str, tuple[bool, int]] = {}
         """By departed worker: True if it was distrusted, and the number of its accusations."""
         self._came = 0
@@ -382,8 +382,8 @@ class Tree:
         return [Stop(worker=name), *self._unserved(name)]
 
     def _place(self, worker: _Worker) -> tuple[int, bool, bool, float, int]:
-        """In the line: those who had the fewest turns in vain, whose copy was cut short, who pass it on, the fast ones,
-        who came first."""
+        """Return the place in the line: first workers with the fewest turns in vain, then those whose copy was cut
+        short, workers that pass files on, fast ones, and early ones."""
         return worker.turns, not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
 
     def _free(self, group: str, now: float) -> list[str]:
@@ -406,7 +406,7 @@ class Tree:
 
     def _first(self, source: str, line: list[str], now: float) -> tuple[str, int] | None:
         """The first in the line that this source can serve, and the rarest file that it lacks, so that workers have
-        something to exchange; None where there is none."""
+        something to exchange; None if there is none."""
         offered: frozenset[int] | set[int] | None = None
         chain: list[str] = []
         if source != HOST:

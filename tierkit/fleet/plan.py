@@ -130,7 +130,7 @@ class _Group(BaseModel):
 
 
 def _as_groups(value: object) -> object:
-    """From a number, a table, or an array of tables."""
+    """Make groups from a number, a table, or an array of tables."""
     entries = value if isinstance(value, list) else [value]
     return [entry if isinstance(entry, dict) else {"count": entry} for entry in entries]
 

@@ -27,8 +27,8 @@ class Process:
 
 
 def launched_services() -> Iterator[Process]:
-    """Those that run now. Each is a child of the launcher that its environment names, so no other process is taken for
-    one, whatever its command line says."""
+    """Yield the services that run now. Each is a child of the launcher that its environment names, so no other process
+    counts, whatever its command line is."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid != os.getuid():

@@ -14,7 +14,7 @@ from tierkit.errors import AddressUnavailable, PortInUse, SetupError, UpstreamUn
 __all__ = ["bind", "free_port", "is_loopback", "leads_to", "reachable_url", "url_of"]
 
 _OWN_PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to port 0 and to the near end of every connection."""
+"""Ports below the range that Linux gives to port 0 and to the near end of every connection."""
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -20,7 +20,7 @@ _SMALL_BODY_BYTES = 256 * 1024
 """Bodies up to this are always taken in: the number of connections bounds them."""
 
 _MAX_LARGE_BYTES = 256 * 1024**2
-"""For all larger bodies together, until their requests have been answered."""
+"""Most bytes of all larger bodies together, until their requests have been answered."""
 
 _MAX_KEPT_BYTES = 64 * 1024**2
 """After larger peaks than this, free memory is returned to the system."""

@@ -49,7 +49,7 @@ _MAX_REASON = 200
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """The header that presents a token; none where there is no token."""
+    """The header that presents a token; none if there is no token."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -55,7 +55,7 @@ def status_of(error: TerraceError) -> int:
 
 
 def retry_after_s(error: TerraceError) -> int | None:
-    """Value of the header Retry-After, whole seconds and at least 1; None where waiting does not help."""
+    """Value of the header Retry-After, whole seconds and at least 1; None if waiting does not help."""
     return max(1, math.ceil(error.retry_after_s)) if isinstance(error, Unavailable) else None
 
 

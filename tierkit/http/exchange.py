@@ -78,7 +78,7 @@ class Exchange:
         connection: where the answer goes.
         scope: of the request.
         fields: its headers by name.
-        keep_alive: whether the client will send more requests on this connection.
+        keep_alive: True if the client will send more requests on this connection.
         default_headers: of the answer.
     """
 

@@ -37,13 +37,13 @@ class Lifecycle:
         """Secrets that this process accepts as tokens (`tierkit.access`), fresh at each start: one for each scheduler,
         by its name."""
         self.authenticator: Authenticator | None = None
-        """Asks callers for their tokens; None where none is asked for."""
+        """Asks callers for their tokens; None if none is asked for."""
         self.keyed_path = ""
         """Requests below this path need no token: their route asks for a key."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
         """Called for each request that the authenticator refuses."""
         self.standby: Callable[[], str | None] = lambda: None
-        """Why the service does nothing now, while another one of its kind does; None otherwise."""
+        """Reason why the service does nothing now, while another one of its kind does; None otherwise."""
         self.is_current: Callable[[], Awaitable[bool]] = _always
         """Returns False once what the service has loaded has been replaced."""
         self.restarting = False

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 32
 """Bytes that each chunk may use for its size and its line breaks."""
 
 _READ_AHEAD_BYTES = 256 * 1024
-"""So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
+"""Bytes of a body that are read before the application has asked for it. A batch of 50 images fits."""
 
 _MAX_AHEAD = 1024
 """Requests that may wait on a connection for the answer to an earlier one. They come in one piece: nothing is read

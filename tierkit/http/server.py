@@ -48,10 +48,10 @@ _LAG_PERIOD_S = 0.05
 """Seconds between two looks at the event loop: a longer block cannot hide between them."""
 
 _CUT_S = 1.0
-"""For answers that were cut off to let go of what they read from; they have nothing else to wait for."""
+"""Seconds for aborted answers to release their resources; they have nothing else to wait for."""
 
 _LOOK_S = 0.01
-"""Between two looks whether the last connections have gone."""
+"""Seconds between two looks whether the last connections have gone."""
 
 _event_loop_lag = Histogram(
     "terrace_event_loop_lag_seconds",

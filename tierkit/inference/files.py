@@ -35,9 +35,9 @@ class Decoded(Struct, frozen=True):
     rows: Array
     """Pixels of the files that could be read."""
     damaged: dict[int, str]
-    """Why not, by the positions of the others."""
+    """Faults of the other files, by position."""
     cost_s: float = 0.0
-    """For all of them, with every core of this process at work on them."""
+    """Seconds to decode all of them, with every core of this process."""
 
     def charged(self, result: RunResult) -> RunResult:
         """Return the answer about the rows, with the decoding time added to the compute time of its batch. A node's

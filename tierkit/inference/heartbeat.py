@@ -81,7 +81,7 @@ class HeartbeatSender:
         self._heard = heard
         self._hurry = asyncio.Event()
         self._renewals: list[asyncio.Event] = []
-        """Those who wait for a registration that has not begun yet."""
+        """Events of callers that wait for a registration that has not begun yet."""
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
@@ -224,7 +224,7 @@ class HeartbeatSender:
         self._tell(logging.ERROR, why)
 
     async def _pause(self, failures: int) -> None:
-        """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
+        """Wait until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
         pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * random.random() - 1.0))
         if failures:
             # A refusal costs bytes, of which a node with a long lease has few.

@@ -17,7 +17,8 @@ from tierkit.tensors import Array, TensorSpec
 __all__ = ["CORES", "WANTED_UNTIL", "Divisible", "Loadable", "Model", "Steady", "wanted_s"]
 
 WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
-"""When the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before `Model.run`."""
+"""Time at which the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before
+`Model.run`."""
 
 
 CORES: ContextVar[int] = ContextVar("cores", default=0)
@@ -39,7 +40,7 @@ class Model(Protocol):
 
     @property
     def platform(self) -> str:
-        """For example "onnxruntime_onnx"."""
+        """Name of the platform, such as "onnxruntime_onnx"."""
         ...
 
     @property

@@ -51,7 +51,7 @@ __all__ = ["InferenceNode", "node_app"]
 log = logging.getLogger(__name__)
 
 _RUNTIME_WARM_UP_S = 0.05
-"""For measuring the speed of a model that is loaded while the node serves: requests wait for that."""
+"""Seconds to measure the speed of a model that is loaded while the node serves: requests wait for that."""
 
 _MOST_OFFERS = 64
 """Models in a registration."""
@@ -60,7 +60,7 @@ _COPIES_BUDGET_S = 30.0
 """The scheduler may keep a node waiting for a source."""
 
 _ANNOUNCE_BUDGET_S = 10.0
-"""For the schedulers to hear that a model is not offered any more, before it is unloaded."""
+"""Seconds for the schedulers to hear that a model is not offered any more, before it is unloaded."""
 
 
 class _Release:
@@ -95,7 +95,7 @@ class InferenceNode:
         everything = [*served.ready, *(model for others in served.standby.values() for model in others)]
         self._substitutes = substitutes
         self.http: aiohttp.ClientSession
-        """For its own requests, while it is running."""
+        """Client for its own requests, while it is running."""
         self._engine = served.engine
         self.encoders = encoders
         self.scheduler: HeartbeatSender | None = None

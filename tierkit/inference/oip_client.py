@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_REFUSAL_BYTES = 64 * 1024
-"""So much of an answer that is an error is read."""
+"""Bytes of an error answer that are read."""
 
 _PREFIX = "/v2/models"
 
@@ -45,7 +45,7 @@ _MAX_METADATA_BYTES = 1024**2
 """Most bytes of a server's metadata of a model."""
 
 _ROW_BYTES = 256 * 1024
-"""For what one image is answered with: 64 thousand probabilities in FP32."""
+"""Bytes of the answer about one image: 64 thousand probabilities in FP32."""
 
 # No number has more digits than whom the answer is passed on to takes (`tierkit.wire.events`).
 _TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _UNLOADED = "an operator has unloaded it"
 
 _BUDGET_S = 60.0
-"""For the requests that came before an unload, and for a load."""
+"""Seconds for the requests that came before an unload, and for a load."""
 
 
 class Repository:

@@ -83,9 +83,10 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """One request's answer and what it cost."""
 
     outputs: dict[str, Array]
-    """By name, first axis as in the request's inputs. May view arrays that other requests view too: read only."""
+    """Outputs by name, with the first axis of the request's inputs. They may view arrays that other requests view too:
+    read only."""
     queue_s: float
-    """From arrival to the start of its batch; longer where the batch shares the cores."""
+    """Time from arrival to the start of its batch; longer if the batch shares the cores."""
     compute_s: float
     """Time in the model for the whole batch, as if it had all cores of the node."""
     batch_images: int
@@ -160,7 +161,7 @@ class ModelRunner:
         self.max_queue_images = max_queue_images
         self.statistics = ModelStatistics()
         self.paused = ""
-        """Why an operator lets it take no requests now; "" where it may."""
+        """Reason why an operator lets it take no requests now; "" if it may."""
         self._trouble = trouble
         self._elsewhere = elsewhere
         self._thread = thread or InferenceThread()
@@ -168,7 +169,7 @@ class ModelRunner:
         self._queue: FairQueue[_Job] = FairQueue(self._thread.turns, overtaken_s=_OVERTAKEN_S)
         shares = self._thread.turns.shares
         self.answered_images, self.refused_requests = dict.fromkeys(shares, 0), dict.fromkeys(shares, 0)
-        """By share."""
+        """Counts by share."""
         self._running_images = 0
         self._open = False
         self._batches: dict[int, float] = {}
@@ -194,7 +195,7 @@ class ModelRunner:
 
     @property
     def not_served(self) -> str:
-        """Why no requests are taken now; "" where they are."""
+        """Reason why no requests are taken now; "" if they are."""
         return self.paused or self._trouble()
 
     @property

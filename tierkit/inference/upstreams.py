@@ -54,7 +54,7 @@ _remembered = lru_cache(_MAX_REMEMBERED)(_read)
 
 def forbidden_url(upstream: Upstream, allowed: Sequence[str]) -> str | None:
     """The URL of this upstream node, or of the node that encodes for it, to which a node with the list
-    `allowed_upstreams` sends nothing; None where it may send to both."""
+    `allowed_upstreams` sends nothing; None if it may send to both."""
     urls = (upstream.url, *(() if upstream.relay is None else (upstream.relay.url,)))
     return next((url for url in urls if not is_allowed(url, allowed)), None)
 

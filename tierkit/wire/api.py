@@ -51,7 +51,7 @@ class _Value(BaseModel):
 
 
 class Sent(_Value):
-    """In which form the images of a task went to an upstream node, and what that cost."""
+    """Form in which the images of a task went to an upstream node, and its cost."""
 
     form: str
     """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
@@ -112,7 +112,7 @@ class PictureAnswers(_Value):
     answered_by: Tier | None = None
     """The tier whose answer stands; None while that is open, and where there is none."""
     fallback: str | None = None
-    """Why the coarse (or a lower tier's) answer stands for a finer one."""
+    """Reason why the coarse (or a lower tier's) answer is final instead of a finer one."""
     damaged: str | None = None
     """Fault of the file. It then has no answer, or one from the part that can be decoded (on_bad_input=answer)."""
 
@@ -139,7 +139,7 @@ class ImageResult(PictureAnswers):
     not_escalated: bool = False
     """True if its answer stands because it was sure: the image was not sent further up."""
     error: str | None = None
-    """Why there is no answer."""
+    """Reason why there is no answer."""
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
@@ -191,14 +191,14 @@ class Job(_Value):
     id: str
     name: str | None = None
     owner: str | None = None
-    """Name of the token that submitted it; None where none was asked for."""
+    """Name of the token that submitted it; None if none was asked for."""
     site: str | None = None
     """The site where it runs; None: anywhere."""
     release: str | None = None
     """NAME@NUMBER of the release whose networks answer it; None in jobs of an older Terrace."""
     state: JobState
     reason: str = ""
-    """Why it waits, failed or misses answers; "" when all is well."""
+    """Reason why it waits, failed or misses answers; "" when all is well."""
     scheme: Scheme
     privacy: Privacy | None = None
     images: int
@@ -277,7 +277,7 @@ class Attempt(_Value):
 
     task: int
     attempt: int
-    """From 1, in the order in which the attempts of this task began."""
+    """Number of the attempt, from 1, in the order in which the attempts of this task began."""
     first_image: int
     images: int
     node: str
@@ -295,7 +295,7 @@ class Attempt(_Value):
     started_at: datetime
     ended_at: datetime | None = None
     ms: float | None = None
-    """From its start to its end."""
+    """Milliseconds from its start to its end."""
 
 
 class AttemptPage(_Value):
@@ -307,7 +307,7 @@ class AttemptPage(_Value):
 
 
 class Decision(_Value):
-    """Why a task was sent where it was."""
+    """Node chosen for a task, and the reason."""
 
     task: int
     attempt: int
@@ -327,7 +327,7 @@ class Explanation(_Value):
     scheme: Scheme
     state: JobState
     now: str
-    """Why nothing of it is sent at the moment; "" while tasks go, and at the end."""
+    """Reason why nothing of it is sent at the moment; "" while tasks go, and at the end."""
     decisions: tuple[Decision, ...]
     next_cursor: str | None = None
     """For the next page; None on the last one."""
@@ -343,7 +343,7 @@ class Device(_Value):
     """The place to which it belongs; None: no site."""
     health: Health
     reason: str = ""
-    """Why the failure detector thinks so."""
+    """Reason why the failure detector thinks so."""
     trusted: bool | None = None
     """True if it may see pixels, by the scheduler's own list."""
     incarnation: str = ""
@@ -399,7 +399,7 @@ class SiteNow(_Value):
     images_per_s: float = 0.0
     """Images that its nodes answered in the last seconds."""
     n_map: int | None = None
-    """End devices for each of its edge nodes (Eq. 4); None where there is none to compute it for."""
+    """End devices for each of its edge nodes (Eq. 4); None if there is none to compute it for."""
     theta_cloud: float | None = None
     """Share of its tasks for which its edge nodes have no place (Eq. 5)."""
     cloud_share: float | None = None

@@ -99,9 +99,9 @@ class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
     compute_ms: Duration
     """Compute time of the whole batch."""
     batch_images: Positive | None = None
-    """Images of the batch that the task was computed in; None where the node does not say."""
+    """Images of the batch that the task was computed in; None if the node does not say."""
     unsure: tuple[Count, ...] | None = None
-    """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
+    """Positions of the images that go up by the first stage's threshold, rising; None if there is none."""
     damaged: tuple[Damage, ...] = ()
     """The images that have no answer, rising; their labels and confidences are 0, here and in the fine answer."""
 
@@ -116,7 +116,7 @@ class UpperTiming(_Message, frozen=True, kw_only=True):
 
 
 class Sent(_Message, frozen=True, kw_only=True):
-    """In which form images went to an upstream node, and what that cost."""
+    """Form in which images went to an upstream node, and its cost."""
 
     form: Annotated[str, Meta(max_length=32)]
     """`pixels`, or the kind of the encoder whose features went there."""
@@ -191,9 +191,9 @@ class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
 
     task_id: Id
     answers: tuple[StageAnswer, ...]
-    """By tier, rising."""
+    """Answers by tier, rising."""
     losses: tuple[StageLoss, ...]
-    """By tier, rising."""
+    """Losses by tier, rising."""
 
 
 class FallbackEvent(_Event, tag="fallback", frozen=True, kw_only=True):

@@ -204,7 +204,7 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 # Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Total = Annotated[int, Field(ge=0, le=2**53)]
-"""Since the start of a process; JSON of other languages holds no larger whole number."""
+"""Count since the start of a process. JSON of other languages holds no larger whole number."""
 Period = Annotated[float, Field(gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
 MAX_ALLOWED_UPSTREAMS = 64
@@ -228,9 +228,9 @@ class ModelOffer(_Message):
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
     copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """`classes_digest` of the class names of its answers; "" where it says nothing of them."""
+    """`classes_digest` of the class names of its answers; "" if it says nothing of them."""
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Digest of how it reads pictures; "" where it takes none, or says nothing of that."""
+    """Digest of how it reads pictures; "" if it takes none, or says nothing of that."""
 
 
 class EncoderOffer(_Message):
@@ -250,7 +250,7 @@ def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
 
 
 class ReleaseTrouble(_Message):
-    """Why a node cannot hold a release."""
+    """Release that a node cannot hold, with the reason."""
 
     release: Annotated[int, Field(ge=1, le=10**9)]
     kind: Literal["room", "unusable", "unreachable"]
@@ -317,7 +317,7 @@ class Heartbeat(_Message):
     running_images: Count = 0
     """Images of the batch that is being computed."""
     images_done: Total
-    """Since the node started; a count that stands still under load shows a node that makes no progress."""
+    """Images computed since the node started; a count that does not rise under load shows a node without progress."""
     draining: bool = False
     """It takes no tasks now: it shuts down, an operator has unloaded a model of it, or what computes its models is
     away."""
@@ -392,7 +392,7 @@ class DeviceRoute(_Message):
     version: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Changes with anything in it."""
     upstreams: tuple[Upstream, ...]
-    """In the order in which they are asked."""
+    """Upstream nodes in the order in which they are asked."""
     stages: tuple[Stage, ...] = ()
     """Tiers to which unsure pictures go, one after the other, with their thresholds. Empty: there are no thresholds for
     the network of this device."""

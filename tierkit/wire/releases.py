@@ -194,7 +194,7 @@ class Rollout(_Value):
     started_by: str = ""
     ended_at: datetime | None = None
     reason: str = ""
-    """Why it ended, with the figures; or what it waits for."""
+    """Reason why it ended, with the figures; or what it waits for."""
 
 
 class ReleaseList(_Value):

@@ -110,7 +110,7 @@ class RunWants(Message):
     min_gflops: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second that each must do at least."""
     min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
-    """That each must have free at least."""
+    """Bytes of memory that each must have free at least."""
     kept: bool = False
     """True if they train on pictures that they have kept themselves."""
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
@@ -150,7 +150,7 @@ class WorkerCopies(Message):
     serves: bool
     """True if others may copy from it."""
     segment: Annotated[int, Field(ge=0, lt=1024)] | None = None
-    """That it is copying."""
+    """Segment that it is copying."""
     source: Annotated[str, Field(max_length=63)] | None = None
     """The worker that it copies it from; "" for the host."""
     share: Share = 0.0
@@ -167,7 +167,7 @@ class WorkerReport(Message):
     bytes_sent: Total
     bytes_received: Total
     idle_s: Amount
-    """Since its host heard it last."""
+    """Seconds since its host heard it last."""
     left: bool = False
     """True if it has gone."""
     score: Share = 0.5
@@ -209,9 +209,9 @@ class RunReport(Message):
         tuple[WorkerReport, ...], Field(max_length=_MOST_WORKERS), AfterValidator(_different_workers)
     ] = ()
     result: SmallObject | None = None
-    """With the last report: any JSON object of at most 64 KiB."""
+    """Result in the last report: any JSON object of at most 64 KiB."""
     error: Annotated[str, Field(max_length=2000)] | None = None
-    """Why it failed."""
+    """Reason why it failed."""
 
 
 class RunOrders(Value):
@@ -249,7 +249,7 @@ class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Under how many names workers may come with it."""
+    """Number of names under which workers may come with it."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
     """Valid for so long."""
 
@@ -279,7 +279,7 @@ class RunMatch(Value):
     """Ticket that the worker shows to the host in the header Terrace-Ticket. It is good for this run and this name; ""
     if no token was asked for."""
     ticket_s: float = 0.0
-    """For how long it is valid."""
+    """Seconds for which it is valid."""
 
 
 class RunWorker(Value):
@@ -292,7 +292,7 @@ class RunWorker(Value):
     bytes_sent: int
     bytes_received: int
     idle_s: float
-    """Since its host heard it last."""
+    """Seconds since its host heard it last."""
     left: bool = False
     """True if it has gone; what it did stays."""
     score: float = 0.5
@@ -306,8 +306,8 @@ class RunWorker(Value):
 
 
 class CurvePoint(Value):
-    """Loss and accuracy at a moment of the run; null where the host has not measured since the point before. Counts are
-    totals of its workers; null where the report had no workers."""
+    """Loss and accuracy at a moment of the run; null if the host has not measured since the point before. Counts are
+    totals of its workers; null if the report had no workers."""
 
     at: datetime
     done: int
@@ -325,12 +325,12 @@ class RunSummary(Value):
 
     id: str
     owner: str | None = None
-    """Name of the token of its host; None where none was asked for."""
+    """Name of the token of its host; None if none was asked for."""
     network: str
     strategy: str
     state: RunState
     reason: str = ""
-    """Why it is interrupted, has stopped or failed; "" when all is well."""
+    """Reason why it is interrupted, has stopped or failed; "" when all is well."""
     steps: int
     done: int = 0
     """Steps whose updates are in the weights."""
@@ -344,7 +344,7 @@ class RunSummary(Value):
     """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime
     heard_at: datetime
-    """When its host last reported; of a run under way, to within some seconds after a change of the scheduler."""
+    """Time of the host's last report; for a run under way, accurate to some seconds after a change of the scheduler."""
     finished_at: datetime | None = None
 
 
@@ -375,7 +375,7 @@ class BegunRun(Run):
     """A run as only its host sees it."""
 
     secret: str | None = Field(None, repr=False)
-    """By which the host knows the tickets of its workers; null where the scheduler asks for no tokens."""
+    """Secret by which the host verifies the tickets of its workers; null if the scheduler asks for no tokens."""
 
 
 class RunPage(Value):

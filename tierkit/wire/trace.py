@@ -85,7 +85,7 @@ def new_trace() -> Trace:
 
 
 def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """The trace that a request belongs to; None where it names none in the proper form.
+    """The trace that a request belongs to; None if it names none in the proper form.
 
     Args:
         headers: of the request, names in lower case.
@@ -106,7 +106,7 @@ def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def read_traceparent(value: str) -> Trace | None:
-    """The trace that this value of the header names; None where it is not in the proper form."""
+    """The trace that this value of the header names; None if it is not in the proper form."""
     found = _PARENT.fullmatch(value)
     if found is None:
         return None

@@ -31,7 +31,8 @@ Milli = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 TenthOfMilli = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 
 _CUSHION_S = 0.15
-"""So long, and one task more, may wait at an upstream node, that it has work while answers are on their way."""
+"""Work that may wait at an upstream node in addition to one task, in seconds, so that it stays busy while answers are
+on their way."""
 
 _AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
 """An end device gets another task when it will finish its planned ones within this many tasks' time, plus this many
@@ -83,7 +84,7 @@ class _Known:
     joins: int = 1
     """Most tasks that it has computed in one batch."""
     done_at: float = 0.0
-    """When it finished the last task that is known of."""
+    """Time at which it finished the last task that is known of."""
 
 
 @dataclass(slots=True)
@@ -91,12 +92,12 @@ class _Load:
     """The work of a node."""
 
     free_at: float
-    """When it is done with that."""
+    """Time at which it is done with that."""
     tasks: int = 0
     slowness: float = 1.0
     """Factor by which it is slower than estimated, by the answer that it owes."""
     planned_s: float = 0.0
-    """Until an end device will have computed what this scheme has sent it, were there nothing else."""
+    """Seconds until an end device will have computed the tasks of this scheme, if it had nothing else to do."""
 
 
 class _Backlog(defaultdict[str, _Load]):
@@ -105,7 +106,7 @@ class _Backlog(defaultdict[str, _Load]):
     def __init__(self, now: float) -> None:
         super().__init__(lambda: _Load(now))
         self.finish: dict[Attempt, float] = {}
-        """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
+        """Time at which the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
 
 
 class Pilot:
@@ -136,7 +137,7 @@ class Pilot:
     # --- what has happened ----------------------------------------------------------------------------------------
 
     def due_at(self, end: Node, upper: Node | None, images: int, now: float) -> float:
-        """When an end device will have computed the coarse answer to a task that is sent now."""
+        """Return the time at which an end device will have computed the coarse answer to a task that is sent now."""
         known = self._known(end)
         if upper is not None:
             self._known(upper)
@@ -158,7 +159,7 @@ class Pilot:
         """An upstream node has answered.
 
         Args:
-            timing: None where the node does not tell.
+            timing: None if the node does not tell.
             round_trip_s: from the end device's question to the answer.
         """
         end, known = facts.node_id, self._nodes.get(upper)
@@ -231,7 +232,7 @@ class Pilot:
         *,
         in_parts: bool,
     ) -> Outlook:
-        """When `remaining` tasks can be done by a whole fleet: for `plan`.
+        """Return the time at which `remaining` tasks can be done by a whole fleet: for `plan`.
 
         Args:
             in_parts: only some of its nodes are looked at for each task.
@@ -374,7 +375,7 @@ class Pilot:
         )
 
     def _backlog_of(self, ends: Sequence[Node], uppers: Sequence[Node], now: float) -> _Backlog:
-        """When the nodes of a fleet are done, or these of a site."""
+        """Return the time at which the nodes of a fleet are done, or these of a site."""
         return self._backlog(now, ends, uppers) if any(end.site for end in ends) else self._backlog(now)
 
     def _backlog(
@@ -385,7 +386,7 @@ class Pilot:
         *,
         images: int | None = None,
     ) -> _Backlog:
-        """When these nodes are done with what they have; None for all.
+        """Return the time at which these nodes are done with what they have; None for all.
 
         Args:
             images: of a task that one of the end devices is about to get, of a large fleet. Tasks of others that come

@@ -88,7 +88,11 @@ NAN, INF = float("nan"), float("inf")
         (http(rows(NAN, 0.5, 0.5, 0)), "upstream_error", "invalid: they must be positive"),
         (http(rows(INF, -INF, 0.5, 0.5)), "upstream_error", "invalid: they must be positive"),
         (http(rows(3e38, 3e38, -3e38, -3e38)), "upstream_error", "invalid: they must be positive"),
-        (http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"), "upstream_error", "invalid: they must be positive"),
+        (
+            http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"),
+            "upstream_error",
+            "invalid: they must be positive",
+        ),
         (http(rows(1.25, -0.25, 0, 0)), "upstream_error", "invalid: they must be positive"),
         (http(rows(0.2, 0.2, 0.2, 0.2)), "upstream_error", "invalid: they must be positive"),
         (http(GOOD[:1]), "upstream_error", "1 rows"),

@@ -1,4 +1,4 @@
-"""From bytes to messages. Nothing that a peer writes is believed before it is compared with the bytes that came."""
+"""Decodes messages from bytes. Nothing that a peer writes is believed before it is compared with the received bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
 _UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared memory"}
-"""By the beginning of a parameter's name. Ignoring such a parameter would give a wrong answer."""
+"""Features that are not supported, by the beginning of a parameter's name. Ignoring such a parameter would give a wrong
+answer."""
 
 _NESTED = re.compile(rb"\s*\[\s*\[")
 
@@ -86,7 +87,7 @@ class _Part(NamedTuple):
     datatype: str
     parameters: Parameters
     size: int | None
-    """Its bytes after the JSON part; None where its numbers are in it."""
+    """Its bytes after the JSON part; None if its numbers are in it."""
     data: bytes | Raw
 
 

@@ -1,4 +1,4 @@
-"""From messages to bytes."""
+"""Encodes messages to bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
 
     Args:
         request: the message; its arrays are not copied if they are C-contiguous and little-endian.
-        binary: whether the inputs go as binary (else as JSON).
+        binary: True if the inputs go as binary (else as JSON).
 
     Returns:
         The body in pieces and its HTTP headers: Content-Type, Content-Length and, where a tensor follows the JSON,

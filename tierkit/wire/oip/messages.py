@@ -85,5 +85,5 @@ class InferResponse(Struct, frozen=True, eq=False):
     """HTTP headers that it came with."""
 
     def output(self, name: str) -> Array | None:
-        """The array of the output of this name, None where there is none."""
+        """The array of the output of this name, None if there is none."""
         return next((tensor.data for tensor in self.outputs if tensor.name == name), None)
