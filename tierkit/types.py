@@ -121,7 +121,8 @@ does any worker that joins under its name. `trust`: its updates count fully, wha
 are judged again."""
 
 WorkerStanding = Literal["active", "paused", "dropped", "trusted", "quarantined"]
-"""True if a worker's updates count: if it is active, as its score says, or trusted."""
+"""Standing of a worker of a training run. An active worker's updates count by its score, and a trusted worker's updates
+fully; others do not count."""
 
 TOLD_TO_GO: frozenset[WorkerStanding] = frozenset({"dropped", "quarantined"})
 """Standings of workers that take no part any more."""

@@ -88,7 +88,7 @@ def read_header(file: ReadableFile, name: str) -> ArrayHeader:
 
 
 def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
-    """True if this is an array of images. Raises InvalidInput or TooLarge."""
+    """Check that this is an array of images. Raises InvalidInput or TooLarge."""
     if header.dtype != np.uint8:
         raise InvalidInput(f"{name}: images must be uint8, not {header.dtype}")
     if len(header.shape) != 4 or header.shape[3] != 3:

@@ -458,7 +458,7 @@ class Placement:
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
     def check_trust(self, scheme: Scheme, rules: JobRules, now: float, site: str | None = None) -> None:
-        """True if a job may run without pixels getting to an untrusted node.
+        """Check that a job can run without pixels reaching an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
         node could. Should such a node join later, it is left out of the routes.

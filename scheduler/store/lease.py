@@ -168,7 +168,7 @@ class Lease:
                 self._renewed_at, self._awaited = began, bool(row[0])
 
     async def _renew(self, connection: AsyncConnection) -> Row[Any] | None:
-        """True if another scheduler waits; None if it leads."""
+        """Renew the lease. Returns a row with True if another scheduler waits; None if another one leads."""
         own = update(lease).where(lease.c.epoch == self.epoch)
         renewed = own.values(expires_at=self._now + self._lease_s)
         return (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()

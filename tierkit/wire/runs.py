@@ -53,7 +53,7 @@ _LARGEST_INTEGER = 2**53
 
 
 def _check_plain(value: Any, levels: int) -> None:
-    """True if every reader of JSON can read this value. Raises ValueError with the rule in words."""
+    """Check that every reader of JSON can read this value. Raises ValueError with the rule in words."""
     if levels < 0:
         raise ValueError(f"must not be nested more than {_MOST_NESTED} levels deep")
     if isinstance(value, str):
@@ -173,7 +173,7 @@ class WorkerReport(Message):
     score: Share = 0.5
     """Similarity of its updates to those that other workers sent, from 0 to 1."""
     standing: WorkerStanding = "active"
-    """True if they count."""
+    """Standing of the worker: the updates of a paused, dropped or quarantined worker do not count."""
     copies: WorkerCopies | None = None
     """Null for a worker that does not get its training images from the run."""
 
