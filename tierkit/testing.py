@@ -56,7 +56,7 @@ class MadeModel:
 
 @dataclass
 class FakeClock:
-    """A monotonic clock that moves when told to; call it for the time in seconds."""
+    """A monotonic clock that moves only on request; call it for the time in seconds."""
 
     now_s: float = 1000.0
 

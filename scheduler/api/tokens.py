@@ -62,7 +62,7 @@ class Tokens(BaseModel):
 
 
 class Secret(BaseModel):
-    """A token that was made; it is told this once."""
+    """A token that was made; it is shown only once."""
 
     token: str
     expires: datetime | None

@@ -194,7 +194,7 @@ class AttemptFacts:
     """The scheme `adaptive` has sent it."""
     hedge: bool = False
     too_late: bool = False
-    """No upstream node is asked because none would answer before the deadline: the coarse answer stands."""
+    """No upstream node is asked because none would answer before the deadline: the coarse answer is final."""
     fine_only: bool = False
     trial: bool = False
     """The last answer of its device was wrong, to another task."""

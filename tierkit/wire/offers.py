@@ -59,7 +59,7 @@ class StartWish(Message):
     epochs: Annotated[int, Field(ge=1, le=1_000_000)]
     batch: Annotated[int, Field(ge=1, le=1_000_000)]
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """No work is handed out before so many workers are ready; null for no waiting."""
+    """Number of ready workers before which no work is handed out; null for no waiting."""
 
 
 class OfferedStart(StartWish):

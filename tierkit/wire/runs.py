@@ -114,7 +114,7 @@ class RunWants(Message):
     kept: bool = False
     """True if they train on pictures that they have kept themselves."""
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """No work is handed out before so many are ready; null for no waiting."""
+    """Number of ready workers before which no work is handed out; null for no waiting."""
 
 
 class RunStart(Message):
@@ -251,11 +251,11 @@ class InvitationWish(Message):
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Number of names under which workers may come with it."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
-    """Valid for so long."""
+    """Seconds for which it is valid."""
 
 
 class Invitation(Value):
-    """A token of workers for one run; it is told this once."""
+    """A token of workers for one run; it is shown only once."""
 
     name: NodeId
     """Name of the token; the names of its workers begin with it and "-"."""
@@ -337,7 +337,7 @@ class RunSummary(Value):
     version: int = 0
     """Version of the weights."""
     loss: float | None = None
-    """The latest that the host has told; so is `accuracy`."""
+    """The host's latest value, like `accuracy`."""
     accuracy: float | None = None
     worker_count: int = 0
     missing: int | None = None
