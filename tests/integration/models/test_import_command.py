@@ -110,8 +110,8 @@ def _nothing(_place: Path) -> None: ...
     [
         (_unknown_key, [], "'do_sharpen'"),
         (_other_names, [], "contradict"),
-        (_no_network, [], "net.onnx is no ONNX file"),
-        (_latin, [], "no UTF-8"),
+        (_no_network, [], "net.onnx is not an ONNX file"),
+        (_latin, [], "not UTF-8"),
         (_few, [], "2 labels"),
         (_double, [], "'red' twice"),
         (_two_means, ["--preprocess", "preprocess.toml"], "scale = 1"),

@@ -260,7 +260,7 @@ async def test_a_damaged_file_is_unusable_and_leaves_nothing_behind(
     async with scheduler.served() as url, end_node(url, tmp_path) as node:
         await scheduler.offered(1)
         scheduler.told = (2, 1)
-        assert "not those of the manifest" in await scheduler.troubled(2, "unusable")
+        assert "differ from the manifest" in await scheduler.troubled(2, "unusable")
         assert await node.network_of_task() == scheduler.network(1)
         assert not (tmp_path / "cache" / second).exists()
         scheduler.damaged.clear()
