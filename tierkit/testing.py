@@ -136,7 +136,7 @@ async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
 
 
 class Talker:
-    """A server of `talking`: where it is, and how many connections it has had, and how many of them have ended."""
+    """A server of `talking`: its URL, and the numbers of its connections so far and of ended ones."""
 
     def __init__(self) -> None:
         self.url = ""

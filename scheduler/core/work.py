@@ -222,7 +222,7 @@ class AttemptFacts:
         object.__setattr__(self, "nodes", (self.node_id, *self.first_asked))
 
     def report(self, outcome: str = "running", reason: str = "", seconds: float | None = None) -> AttemptReport:
-        """The attempt as users see it; `seconds` is how long it took."""
+        """The attempt as users see it; `seconds` is its duration."""
         return AttemptReport(
             job_id=self.job_id,
             task=self.task,
