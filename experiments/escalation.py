@@ -49,7 +49,7 @@ class Choice:
 
     def __str__(self) -> str:
         if self.aim is None:
-            return {Scheme.END: "end alone", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
+            return {Scheme.END: "end only", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
         what = f"budget {self.aim:g}"
         if self.escalate is not Escalate.BUDGET:
             what = f"{self.aim:g} of the next tier's accuracy"
