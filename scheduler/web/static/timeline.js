@@ -109,6 +109,7 @@ function build() {
         ],
         hooks: {
           drawClear: [shadeBefore],
+          draw: [showLane],
           setSelect: [
             (plot) => {
               if (plot.select.width < 4) return;
@@ -167,7 +168,6 @@ function zoomBy(factor) {
 
 function draw() {
   plots.forEach((plot, index) => plot.setData(data(CHARTS[index])));
-  showLane();
   showEvents();
 }
 
@@ -290,7 +290,6 @@ begin(async () => {
   await load();
   new ResizeObserver(() => {
     for (const plot of plots) plot.setSize({ width: Math.max(280, charts.clientWidth), height: plot.height });
-    showLane();
   }).observe(charts);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (build(), draw()));
   if (!history.columns.first?.length) setTimeout(() => attempt(load), 1500);
