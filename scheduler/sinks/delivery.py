@@ -16,7 +16,7 @@ from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, la
 from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
 from scheduler.sinks.feed import Feed
 from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
-from scheduler.sinks.slots import Slots
+from scheduler.sinks.slots import SinkPlaces, Slots
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
 from tierkit.pacing import backoff_s
 from tierkit.plaintext import one_line
@@ -127,7 +127,7 @@ class Courier:
         self._context = context
         self._retry_s = office.retry_s
         self._elapsed = office.elapsed
-        self._slots = office.slots
+        self._places = SinkPlaces(office.slots)
         self._pending: dict[int, _Pending] = {}
         """By number, rising, without dead letters."""
         self._lanes: dict[int, deque[_Pending]] = {}
@@ -322,7 +322,7 @@ class Courier:
                 raise asyncio.CancelledError  # the code of the sink has swallowed it
             pending.attempts += 1
             try:
-                async with self._slots.place(self), asyncio.timeout(_BUDGET_S):
+                async with self._places.place(), asyncio.timeout(_BUDGET_S):
                     await delivery.deliver(event)
             except (ConnectionEnded, ReceiverGone):
                 self._count_failure()

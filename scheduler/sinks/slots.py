@@ -3,73 +3,99 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Hashable
+from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-__all__ = ["SHARED", "Slots"]
+from scheduler.core.outbox import LANES
+from tierkit.errors import Rejected
 
-SHARED = 256
-"""Deliveries at a time beyond the first of each sink. A process may open 1,024 files on most systems."""
+__all__ = ["SHARED", "SinkPlaces", "Slots"]
+
+SHARED = 128
+"""Deliveries at a time beyond the first of each sink. Most systems let a process open 1,024 files by default."""
 
 
 class Slots:
-    """Places for deliveries. Each sink owns one, and all share some more.
-
-    A shared place that becomes free goes to the waiting sink with the fewest places. So receivers that never answer
-    leave a place to each other sink at any time, and an equal part of the shared ones within one time-out.
-    """
+    """Places for deliveries. Each sink owns one, and all share some more. A shared place that becomes free goes to the
+    waiting sink with the fewest places."""
 
     def __init__(self, shared: int = SHARED) -> None:
-        self._free = shared
-        self._used: Counter[Hashable] = Counter()
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        self.free = shared
+        """Shared places that no sink has."""
+        self.waiting: dict[SinkPlaces, None] = {}
+        """Sinks with deliveries that wait for a place, in order."""
+
+    def share_out(self) -> None:
+        """Give free places to waiting sinks."""
+        while self.free and (able := [each for each in self.waiting if each.used < each.most]):
+            if min(able, key=lambda each: each.used).grant():
+                self.free -= 1
+
+
+class SinkPlaces:
+    """The places of one sink.
+
+    It may use more at a time with each delivery that the receiver answers, and half as many after each that fails. So
+    receivers that never answer use no shared place.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.used = 0
+        self.most = 1
+        """Places that it may use now, from 1 to `LANES`."""
+        self._slots = slots
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def place(self, sink: Hashable) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the block runs."""
-        if not self._used[sink]:
-            self._used[sink] = 1
-        elif not self._waiting and self._free:
-            self._free -= 1
-            self._used[sink] += 1
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it while the block runs, which delivers one event."""
+        if self.used == 0:
+            self.used = 1
+        elif self.used < self.most and not self._waiting and self._slots.free:
+            self._slots.free -= 1
+            self.used += 1
         else:
-            await self._wait(sink)
+            await self._wait()
+        answered = False
         try:
             yield
+            answered = True
+        except Rejected:
+            answered = True
+            raise
         finally:
-            self._give_back(sink)
+            self.most = min(LANES, self.most + 1) if answered else max(1, self.most // 2)
+            self._give_back()
 
-    async def _wait(self, sink: Hashable) -> None:
+    async def _wait(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(sink, deque()).append(ready)
+        self._waiting.append(ready)
+        self._slots.waiting[self] = None
         try:
             await ready
         except asyncio.CancelledError:
             if not ready.cancelled():  # it had its place already
-                self._give_back(sink)
+                self._give_back()
             raise
 
-    def _give_back(self, sink: Hashable) -> None:
-        self._used[sink] -= 1
-        if self._used[sink]:
-            self._free += 1
-        elif not self._grant(sink):
-            del self._used[sink]
-        while self._free and self._waiting:
-            if self._grant(min(self._waiting, key=self._used.__getitem__)):
-                self._free -= 1
-
-    def _grant(self, sink: Hashable) -> bool:
-        """Give a place to the first delivery of a sink that waits; returns False if none does."""
-        waiting = self._waiting.get(sink, deque())
+    def grant(self) -> bool:
+        """Give a place to the first delivery that waits; returns False if none does."""
         granted = False
-        while waiting and not granted:
-            ready = waiting.popleft()
+        while self._waiting and not granted:
+            ready = self._waiting.popleft()
             granted = not ready.cancelled()
             if granted:
-                self._used[sink] += 1
+                self.used += 1
                 ready.set_result(None)
-        if not waiting:
-            self._waiting.pop(sink, None)
+        if not self._waiting:
+            self._slots.waiting.pop(self, None)
         return granted
+
+    def _give_back(self) -> None:
+        self.used -= 1
+        if self.used:
+            self._slots.free += 1
+        else:
+            self.grant()
+        self._slots.share_out()
