@@ -167,6 +167,7 @@ class BrokerClient(aiomqtt.Client):
         return getattr(self.limits, name, None)
 
     async def __aenter__(self) -> Self:
+        disconnected = self._disconnected
         try:
             await super().__aenter__()
             if self._client.socket() is None:  # it ended right after its answer, which aiomqtt forgets
@@ -176,6 +177,9 @@ class BrokerClient(aiomqtt.Client):
             self._client._sock_close()
             self._sock.close()
             raise
+        finally:
+            if disconnected.done():
+                disconnected.exception()  # aiomqtt may forget it, and asyncio would report that
 
     async def ended(self) -> None:
         """Return, or raise the reason, when the connection has ended. aiomqtt's other calls time out only later."""
