@@ -402,7 +402,9 @@ async def test_events_of_a_receiver_that_is_away_are_given_up_with_the_reason(no
         assert (courier.delivered, courier.lag_s, courier.position) == (0, 0.0, len(log.events))
 
 
-async def test_the_oldest_event_of_a_receiver_that_is_away_has_an_age() -> None:
+async def test_the_oldest_event_of_a_receiver_that_is_away_has_an_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_S", 3600.0)
+    monkeypatch.setattr(module, "_LONGEST_S", 3600.0)
     log = Log()
     log.add("key")
 
