@@ -141,9 +141,9 @@ def options_of(kind: SinkKind, given: Mapping[str, Any]) -> BaseModel:
             return options.model_validate(dict(given))
         except ValidationError as exc:
             raise InvalidInput(f"options: {faults(exc, options)}") from exc
-    except TerraceError:
+    except (TerraceError, KeyboardInterrupt):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # code of others may raise anything
         raise BrokenExtension(f"the options cannot be checked: {type(exc).__name__}: {exc}") from exc
 
 
@@ -166,9 +166,9 @@ def stored_options(kind: SinkKind, given: Mapping[str, Any]) -> dict[str, Any]:
             raise BrokenExtension("the options are different ones after they have been stored as JSON")
     except InvalidInput as exc:
         raise BrokenExtension(f"the options cannot be read again once they are stored: {exc}") from exc
-    except TerraceError:
+    except (TerraceError, KeyboardInterrupt):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # code of others may raise anything
         raise BrokenExtension(f"the options cannot be stored as JSON: {type(exc).__name__}: {exc}") from exc
     return stored
 

@@ -160,6 +160,13 @@ class Fails(Options):
         raise RuntimeError("the validator is broken")
 
 
+class Exits(Options):
+    @field_validator("path")
+    @classmethod
+    def check(cls, value: str) -> str:
+        raise SystemExit(3)
+
+
 class Hidden(Options):
     token: SecretStr
 
@@ -253,12 +260,13 @@ def broken() -> Kind:
     ("kind", "options", "said"),
     [
         (Kind(options=Fails), {"path": "a"}, "RuntimeError: the validator is broken"),
+        (Kind(options=Exits), {"path": "a"}, "SystemExit: 3"),
         (Kind(options=Hidden), {"token": "s3cret"}, "the option token is a secret"),
         (Kind(options=OneWay), {"from": "a"}, "cannot be read again once they are stored: options: from is missing"),
         (Kind(options=Unstorable), {"value": "a", "path": "b"}, "are different ones after they have been stored"),
         (broken, {}, "the package odd 1, which cannot be used"),
     ],
-    ids=["validator", "secret", "one way", "not stable", "package"],
+    ids=["validator", "exit", "secret", "one way", "not stable", "package"],
 )
 async def test_kinds_with_options_that_cannot_be_used_are_refused(
     running: Any, kinds: dict[str, Any], kind: Any, options: dict[str, Any], said: str
