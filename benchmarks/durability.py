@@ -205,7 +205,7 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
 
 
 async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[float, float]:
-    """The same without a database: answers are checked, counted and forgotten."""
+    """Measure the same without a database: answers are checked, counted and forgotten."""
     recipient = _Counting()
     facts = JobFacts(
         job_id="volatile",

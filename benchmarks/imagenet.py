@@ -56,7 +56,7 @@ _PHOTOGRAPHS = {
 
 
 def photographs() -> list[Path]:
-    """Those that came with scikit-image and scikit-learn, as far as these are installed."""
+    """Photographs that came with scikit-image and scikit-learn, if these are installed."""
     found = []
     for package, (folder, names) in _PHOTOGRAPHS.items():
         spec = find_spec(package)

@@ -44,7 +44,7 @@ _FACTORS = {Tier.END: 2.0, Tier.EDGE: 16.0}
 _LEAST_GOODPUT = 0.9
 """Smallest goodput, as a share of the throughput at saturation."""
 _MOST_REFUSAL_MS = 50.0
-"""From a request's first byte sent to its 503, p99."""
+"""Most milliseconds from a request's first byte to its 503 at p99."""
 _MOST_HEALTH_MS = 50.0
 
 

@@ -1,4 +1,4 @@
-"""How soon a release reaches all nodes on virtual time, and how many bytes the scheduler sends itself: there, and
+"""The time until a release reaches all nodes on virtual time, and the bytes that the scheduler sends itself: there, and
 to real nodes on this machine.
 
 The scheduler's own service decides who copies from whom (`scheduler.releases.spreading`). Links are virtual: a machine
@@ -37,7 +37,7 @@ __all__ = ["SPREADING", "ReleaseCase", "missed", "spread"]
 
 _SHA256 = "ab" * 32
 _CONNECT_S = 3.0
-"""Until a node that cannot be reached is given up."""
+"""Seconds until a node that cannot be reached is given up."""
 _TOLD_S, _AGAIN_S = 2.0, 1.0
 _AT_ONCE = 2
 _MOST_FAILURES = 3
@@ -214,7 +214,7 @@ def spread(case: ReleaseCase, seed: int = 0) -> dict[str, Any]:
 
 
 def cases(devices: int, many: int, size_bytes: int) -> list[ReleaseCase]:
-    """All that is measured."""
+    """Return all cases to measure."""
     sizes = sorted({size for size in _SIZES if size < many} | {devices, many})
     return [
         *(ReleaseCase(name=_ALIKE, devices=size, size_bytes=size_bytes) for size in sizes),

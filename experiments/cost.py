@@ -20,7 +20,7 @@ class ServedImages:
     """Images that a fleet answered."""
 
     words: str
-    """What tells this fleet from the others of the record."""
+    """Name of this fleet among the others of the record."""
     nodes: Mapping[Tier, int]
     """Machines that had a part."""
     images: int

@@ -1,12 +1,14 @@
-"""What the hierarchy buys: escalation beside one network in two parts with an early exit (DDNN), and beside the cloud.
+"""The benefit of the hierarchy: escalation compared with one network in two parts with an early exit (DDNN), and with
+the cloud.
 
-In both systems the device answers at once with a network of the same shape, and the images that it is least sure of go
-up; the share of these is varied. Terrace sends the image to another network, with thresholds on the margin. The network
-in two parts (Teerapittayanon et al. 2017, arXiv:1709.01921) sends what its device's part computed, and is as unsure as
-the normalised entropy of its early exit. Where all images go up, both are the cloud alone.
+In both systems the device answers immediately with a network of the same shape, and the images that it is least sure of
+go up; their share is varied. Terrace sends the image to another network, with thresholds on the margin. The network in
+two parts (Teerapittayanon et al. 2017, arXiv:1709.01921) sends the output of its device's part, and measures
+uncertainty as the normalised entropy of its early exit. If all images go up, both systems are only the cloud.
 
-Terrace's curve is what `terrace models tune-escalation` has kept of the test images. Accuracies are of superclasses,
-which all exits answer; the network in two parts answers classes at both exits, and theirs stand beside.
+Terrace's curve consists of the results for the test images that `terrace models tune-escalation` has kept. Accuracies
+are of superclasses, which all exits answer. The network in two parts also answers classes at both exits, and the table
+shows their accuracy as well.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from tierkit.types import Tier
 __all__ = ["EARLY_EXIT", "entropy", "exit_curve"]
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Of the images that go up, in the table."""
+"""Shares of images that go up, in the table."""
 _STEPS = 100
 _NETWORK = "ddnn"
 
 
 def entropy(probabilities: Array) -> Array:
-    """How unsure an answer is, 0 to 1, `[n]`: the entropy of `[n, classes]` over that of equal probabilities
-    (the source, section 3.3)."""
+    """Uncertainty of an answer, 0 to 1, `[n]`: the entropy of `[n, classes]` divided by the entropy of equal
+    probabilities (the source, section 3.3).
+    """
     p = np.clip(probabilities, 1e-12, 1)
     return np.asarray(-(p * np.log(p)).sum(axis=1) / np.log(p.shape[1]))
 
@@ -59,13 +62,13 @@ def exit_curve(unsure: Array, local_right: Array, upper_right: Array) -> list[fl
 
 
 class Chosen(Options):
-    """Where the network in two parts was trained."""
+    """Place where the network in two parts was trained."""
 
     runs: Path = option(Path("runs/models"), f"Folder of training runs; it holds {_NETWORK}/.", metavar="DIRECTORY")
 
 
 class EarlyExit(Experiment):
-    """Escalation beside one network in two parts with an early exit on the device."""
+    """Escalation compared with one network in two parts with an early exit on the device."""
 
     name = "early-exit"
     options = Chosen

@@ -1,12 +1,13 @@
 """Accuracy against cost when only unsure images go up a tier: shares to edge and cloud, bytes, time, on a real fleet.
 
-Each point is one job of 50-image tasks with the shipped networks and the shipped thresholds: for each budget and each
-accuracy to keep, once with a fine answer for every image (`escalate_from=edge`) and once where a sure coarse answer is
-enough (`escalate_from=end`). The jobs that send all images to one tier are the ends of the scale. Beside the points
-stands what `terrace models tune-escalation` promised on the images that training held out, with two lines that do not
-depend on the margin: `random` sends up any images, `oracle` those first that only the upper network gets right.
+Each point is one job of 50-image tasks with the shipped networks and the shipped thresholds. For each
+budget and each accuracy to keep there are two jobs: one with a fine answer for every image (`escalate_from=edge`), and
+one in which a sure coarse answer is enough (`escalate_from=end`). The jobs that send all images to one tier are the
+ends of the scale.
 
-Bytes are those of the pixels that left the end devices, without headers.
+The points are compared with the results of `terrace models tune-escalation` on the images that training held out. Two
+lines there do not depend on the margin: `random` sends up images at random, and `oracle` first sends up the images that
+only the upper network gets right. Bytes count the pixels that left the end devices, without headers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Choice:
 
     def __str__(self) -> str:
         if self.aim is None:
-            return {Scheme.END: "end alone", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
+            return {Scheme.END: "end only", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
         what = f"budget {self.aim:g}"
         if self.escalate is not Escalate.BUDGET:
             what = f"{self.aim:g} of the next tier's accuracy"
@@ -56,7 +57,7 @@ class Choice:
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> Choice:
-        """That of a job in a record."""
+        """Choice of a job in a record."""
         lowest = point["escalate_from"]
         return cls(
             scheme=Scheme(point["scheme"]),
@@ -67,7 +68,7 @@ class Choice:
 
 
 def choices(budgets: Sequence[float], accuracies: Sequence[float]) -> list[Choice]:
-    """All to one tier, then each aim with each lowest tier."""
+    """Return the jobs that send all images to one tier, then each aim with each lowest tier."""
     aims = [(Escalate.BUDGET, aim) for aim in budgets] + [(Escalate.THRESHOLD, aim) for aim in accuracies]
     return [
         *(Choice(scheme=scheme) for scheme in (Scheme.END, Scheme.END_EDGE, Scheme.END_CLOUD)),
@@ -117,7 +118,7 @@ async def _one_job(client: AsyncClient, choice: Choice, images: Any, labels: Any
 
 
 def _facts(choice: Choice, job: Job, image_bytes: int) -> dict[str, Any]:
-    """What the record keeps of a job."""
+    """Facts of a job for the record."""
     sent_up = dict(job.sent_up)
     if not sent_up:  # all images of a task went to one tier
         for share in job.by_node.values():

@@ -1,20 +1,20 @@
-"""Figure 3 of the paper: the time to finish the test set against the number of end devices, for each scheme.
+"""Figure 3 of the paper: the time to finish the test set against the number of end devices, by scheme.
 
-Each point is one job of 50-image tasks on a fleet of the profile; end devices beyond the number wanted are drained. The
-schemes run with a window of 1 (one task at a time per end device, as the paper sent them) and with one that keeps an
-end device busy while its answers are on their way. Three figures stand side by side:
+Each point is one job of 50-image tasks on a fleet of the profile; surplus end devices are drained. The schemes run with
+a window of 1 and with a longer one. With 1, an end device has one task at a time, as in the paper; the longer window
+keeps an end device busy while its answers are on their way. The figure compares the
+measurement with two calculated values.
 
-- the paper's formula (Eq. 1 to 3, and 6), which adds the two stages up;
-- the pipelined bound (`scheduler.placement.bound`) of the scheme on this fleet: no order of the tasks is faster. Under
-  `mapping` each edge node with its own end devices is a fleet for itself, and so are the clouds with theirs; the bound
-  is that of the best split of the tasks between these;
-- the measurement.
+The paper's formula (Eq. 1 to 3, and 6) adds the two stages up. The pipelined bound (`scheduler.placement.bound`) is a
+lower bound for the scheme on this fleet: no order of the tasks is faster. Under `mapping` each edge node forms a
+separate fleet with its own end devices, and so do the clouds. The bound assumes the best split of the tasks between
+these fleets.
 
-A window of w bounds the time as well: n end devices that need l seconds for a task from its dispatch to its last
-answer get no more than n w / l tasks a second.
+A window of w bounds the time as well. If a task takes l seconds from its dispatch to its last answer, n end devices get
+no more than n w / l tasks a second.
 
 As in the paper the encoder is on: end devices send the features of the first convolution. Their heads really run, which
-neither formula nor bounds know of.
+neither formula nor bounds include.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Series:
 
     scheme: Scheme
     by_formula: bool = False
-    """Whether N_map is that of Eq. 4, for `mapping`; else it is 1, as in the paper's evaluation."""
+    """True if `mapping` uses N_map of Eq. 4; else N_map is 1, as in the paper's evaluation."""
 
     def __str__(self) -> str:
         if self.scheme is not Scheme.MAPPING:
@@ -84,14 +84,14 @@ SERIES: Sequence[Series] = (
 )
 
 LOOKS: Mapping[str, int] = {Scheme.MAPPING: 3} | {str(series): number for number, series in enumerate(SERIES)}
-"""Which of the looks (`experiments.plots`) a scheme has in all plots, by its name."""
+"""Look (`experiments.plots`) of each scheme in all plots, by its name."""
 
 
 # --- formulas and bounds --------------------------------------------------------------------------------------------
 
 
 def times_of(profile: Profile) -> FleetTimes:
-    """What a task costs on each tier of a profile whose speeds are emulated."""
+    """Times of a task on each tier of a profile whose speeds are emulated."""
 
     def of(tier: Tier, path: str) -> TaskTimes:
         return TaskTimes(communication_s=profile.round_trip_s(path), processing_s=task_s(profile, tier))
@@ -192,7 +192,7 @@ def _n_map(series: Series, times: FleetTimes) -> int:
 
 
 class Chosen(Options):
-    """Which points are measured."""
+    """Points to measure."""
 
     ends: NodeNumbers | None = option(
         None, "Numbers of end devices, up to the profile's. Default: 1 to all; half and all with --quick."
@@ -224,7 +224,7 @@ async def _only(client: AsyncClient, number: int, most: int) -> None:
 
 
 def _encoder(privacy: Privacy) -> EncoderKind | None:
-    """Whose features end devices send. The fleet is trusted, so without a word about an encoder they send pixels."""
+    """Encoder whose features end devices send. The fleet is trusted, so by default they send pixels."""
     return EncoderKind(privacy.value) if privacy in (Privacy.CONV1, Privacy.BOTTLENECK) else None
 
 
@@ -242,7 +242,7 @@ async def _one_job(client: AsyncClient, run: Run, series: Series, privacy: Priva
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    """What the record keeps of a job."""
+    """Facts of a job for the record."""
     by_tier = dict.fromkeys(Tier, 0)
     for share in job.by_node.values():
         by_tier[share.tier] += share.coarse_images if share.tier is Tier.END else share.fine_images
@@ -302,7 +302,7 @@ _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 class Figure3(Experiment):
-    """Time to finish against the number of end devices, for each scheme, beside formula and bound."""
+    """Time to finish against the number of end devices by scheme, compared with formula and bound."""
 
     name = "figure3"
     options = Chosen

@@ -1,16 +1,15 @@
-"""What all experiments have in common: a run that collects points, its folder, its record, and what is made of it.
+"""The common parts of all experiments: a run that collects points, its folder, its record, and the tables and plots.
 
-An experiment measures points (`Run.add`), one dictionary each: the conditions, and the figures. Everything that is
-shown comes from the record alone, by the experiment's pure functions, so a table or a plot can be made again at any
-time. A run folder holds
+An experiment measures points (`Run.add`), one dictionary each: the conditions, and the figures. Pure functions of the
+experiment make tables and plots only from the record, so they can be made again at any time. A run folder holds
 
     record.json    the points, how they came about, and the rows derived from them
     table.md       the rows
     *.png, *.svg   the plots
     services.log   what the services wrote
 
-A run that is stopped keeps what it has measured; one in which a service died unasked, or of which nothing could be
-used, is marked invalid.
+A run that is stopped keeps what it has measured. A run in which a service died unexpectedly, or without any usable
+point, is marked invalid.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ TASKS, QUICK_TASKS = 200, 40
 """The CIFAR-100 test set in tasks of 50, and a fifth of it."""
 
 MOST_TASKS = 10_000
-"""Of a run."""
+"""Most tasks of a run."""
 MOST_RUNS = 1_000
-"""Of each point."""
+"""Most runs of each point."""
 
 _START_S = 60.0
 _JOIN_S = 30.0
@@ -109,10 +108,10 @@ def spread_row(words: str, spread: Mapping[str, Any], form: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows as text, for Markdown and for the terminal."""
+    """Rows as text. Markdown and the terminal show them."""
 
     headings: str
-    """With ` | ` between them, as in Markdown."""
+    """Headings with ` | ` between them, the form of Markdown."""
     rows: Sequence[Sequence[str]]
     spare: Sequence[str] = ()
     """Headings of the columns that a narrow terminal can do without, the first to go first; after them go the last."""
@@ -138,7 +137,7 @@ def cell(value: float | None, form: str) -> str:
 
 
 def grouped(points: Iterable[Point], *fields: str) -> dict[tuple[Any, ...], list[Point]]:
-    """Points grouped by the values of these fields; groups stand in the order of their first points."""
+    """Points grouped by the values of these fields; groups are in the order of their first points."""
     groups: dict[tuple[Any, ...], list[Point]] = {}
     for point in points:
         groups.setdefault(tuple(point[field] for field in fields), []).append(point)
@@ -149,10 +148,10 @@ def option(default: Any, help_text: str, *, quick: Any = None, **facts: Any) -> 
     """A field of `Options`.
 
     Args:
-        default: None where the experiment chooses.
-        help_text: what `--help` says of it, but for the two defaults where there are two.
-        quick: the default of a quick run, where it is another one.
-        facts: what else `typer.Option` takes, such as `min`, `max` and `metavar`.
+        default: None if the experiment chooses.
+        help_text: text of `--help`; if there are two defaults, they are added.
+        quick: default of a quick run, if it differs.
+        facts: further arguments of `typer.Option`: `min`, `max`, `metavar` and others.
     """
     if quick is not None:
         help_text = f"{help_text} Default: {_in_words(default)}; {_in_words(quick)} with --quick."
@@ -167,12 +166,12 @@ def _in_words(default: Any) -> str:
 
 
 class Options(BaseModel):
-    """What may be chosen about an experiment beside its `Request`. Each field is an option of its command."""
+    """Choices of an experiment in addition to its `Request`. Each field is an option of its command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def settled(self, *, quick: bool) -> Self:
-        """With the defaults of a quick run for what was not chosen, if it is one."""
+        """Return the choices, with the defaults of a quick run for unset ones if it is one."""
         facts = {
             name: cast(dict[str, Any], about.json_schema_extra or {}) for name, about in type(self).model_fields.items()
         }
@@ -186,22 +185,23 @@ class Experiment(ABC):
 
     name: str
     options: type[Options] = Options
-    """What may be chosen."""
+    """Further choices of this experiment."""
     ignores: frozenset[str] = frozenset()
-    """Which fields of `Request` have no part in it: quick, seed, tasks or data."""
+    """Fields of `Request` that it ignores: quick, seed, tasks or data."""
     profile: Literal["paper", "native"] | None = "paper"
-    """Its machines unless another profile is named, `native` for this machine as it is; None where none has a part."""
+    """Default profile; `native` is this machine without emulation. None if machines have no part in it."""
     repeats: tuple[str, str] = ("runs", "runs")
     """The field of a row that counts what its figures were made of, and what that is; a row without it counts one."""
     quick: str = ""
-    """What a quick run took, in a template that knows the configuration, and as `share` how much of the test set; empty
-    where quick and whole runs are the same."""
+    """Description of a quick run: a template over the configuration and `share`, its part of the test set. Empty if
+    quick and whole runs are the same.
+    """
     one_row: bool = False
     """True if there is a single row, which `--json` then prints bare."""
 
     @property
     def summary(self) -> str:
-        """What it shows, within a sentence."""
+        """Its subject, as part of a sentence."""
         said = " ".join((self.__doc__ or "").split()).rstrip(".")
         return said[:1].lower() + said[1:]
 
@@ -219,7 +219,7 @@ class Experiment(ABC):
         """The rows in words."""
 
     def served(self, record: Record) -> list[ServedImages]:
-        """What the fleets of a record answered, where their cost can be told."""
+        """Images that the fleets of a record answered, if their cost can be calculated."""
         return []
 
     def draw(self, record: Record, figures: Figures) -> None:  # noqa: B027 - most experiments have plots, some none
@@ -228,19 +228,21 @@ class Experiment(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for."""
+    """Request of the user."""
 
     profile_name: str
     profile: Profile
     quick: bool = False
     seed: int = 0
     tasks: int | None = None
-    """Of 50 images, `MOST_TASKS` at most; None for the whole test set, or a fifth of it when it shall be quick."""
+    """Number of tasks of 50 images, at most `MOST_TASKS`; None for the whole test set, or a fifth of it in a quick
+    run.
+    """
     data: Path | None = None
 
 
 class Log:
-    """What the services write, line by line, in a file. A full disk takes what comes after, and not the run."""
+    """File of the services' output, line by line. If the disk is full, later lines are lost, but the run continues."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
@@ -283,7 +285,7 @@ class Run:
 
     request: Request
     folder: Path
-    """For files that only the run needs."""
+    """Folder for temporary files of the run."""
     tell: Tell
     log: Log
     config: dict[str, Any] = field(default_factory=dict)
@@ -323,7 +325,7 @@ class Run:
             self.notes.append(text)
 
     def note_limits(self) -> None:
-        """Say what is left out where computed times stand beside measured ones, and the profile limits a bandwidth."""
+        """Note the effects that computed times leave out next to measured ones, if the profile limits a bandwidth."""
         if limits := self.profile.limits:
             self.note(
                 "formulas, bounds and simulations know the latency of the links alone; what bytes take over links of a "
@@ -335,7 +337,7 @@ class Run:
         self.points.append(point)
 
     def expect(self, steps: int) -> None:
-        """So many more steps are to come."""
+        """Add to the number of steps that are still to come."""
         self._steps += steps
 
     @contextmanager
@@ -348,11 +350,11 @@ class Run:
     async def networks(
         self, profile: Profile, names: Mapping[Tier, str] | None = None, encoding: Encoding | None = None
     ) -> list[Network]:
-        """The networks of a fleet like this, ready to be served; the record says how they come by their answers.
+        """Prepare the networks of a fleet; the record names the source of their answers.
 
         Args:
-            names: of networks where it shall not be the tier's first one.
-            encoding: in which images will also go to upstream nodes.
+            names: names of networks that replace a tier's first one.
+            encoding: form in which images will also go to upstream nodes.
         """
         with self.step("reading the networks"):
             measured = await asyncio.to_thread(measure_networks, profile, names)
@@ -378,11 +380,11 @@ class Run:
         expects_exits: bool = False,
         watch: Callable[[str, str], None] = lambda name, line: None,
     ) -> AsyncIterator[tuple[Fleet, AsyncClient]]:
-        """A running fleet of this profile, all nodes in the device list.
+        """Run a fleet of this profile, with all nodes in the device list.
 
         Args:
-            scheduler, nodes: settings beside those of the profile, as `plan_fleet`.
-            expects_exits, watch: as `launched`.
+            scheduler, nodes: settings in addition to the profile's; see `plan_fleet`.
+            expects_exits, watch: see `launched`.
 
         Raises:
             ServiceFailed: a service ended meanwhile; the run is invalid.
@@ -407,11 +409,11 @@ class Run:
         watch: Callable[[str, str], None] = lambda name, line: None,
         command: Sequence[str] = EMULATED,
     ) -> AsyncIterator[Fleet]:
-        """As `fleet`, for a plan of one's own.
+        """Run a fleet with a given plan. See `fleet`.
 
         Args:
-            command: starts a service; as users start it, where nothing is emulated.
-            expects_exits: the experiment ends services itself, so that their ends are no news.
+            command: starts a service; the users' command if nothing is emulated.
+            expects_exits: True if the experiment ends services itself, so that an end is not an error.
             watch: called with the name of a service and a line that it wrote.
         """
         body = asyncio.current_task()
@@ -443,20 +445,20 @@ class Run:
 
 
 def circumstances(end: Exit, when: datetime) -> str:
-    """Of the end of a service: when, and its last words. One that was killed did not speak of that."""
+    """Describe the end of a service: the time, and its last line unless a signal killed it."""
     said = f"; it said: {end.last_lines[-1]}" if end.code > 0 and end.last_lines else ""
     return f", at {when:%H:%M:%S} UTC{said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     folder: Path
     record: Record
     table: Table
     source: str
-    """Where the figures come from, and how many there are of each."""
+    """Source of the figures, and the number of measurements behind each."""
     figures: Figures | None
     """None where matplotlib is not installed."""
     warnings: Sequence[str] = ()
@@ -465,16 +467,16 @@ class Outcome:
 async def execute(
     experiment: Experiment, request: Request, out: Path, tell: Tell, options: Options | None = None
 ) -> Outcome:
-    """Measure, write the record, and make of it what can be shown. Being cancelled ends the measurement in good order,
-    not the rest.
+    """Measure, write the record, and make tables and plots from it. Cancellation ends only the measurement, in good
+    order.
 
     Args:
-        options: what was chosen; None for nothing.
-        out: folder for the run; when it exists it is kept, and the run's stands beside it.
+        options: choices of the user; None for the defaults.
+        out: folder for the run; if it exists it is kept, and the run gets a new folder next to it.
 
     Raises:
-        TerraceError: nothing could be measured, and not because a service died; or `SetupError`, there is no place for
-            the run's folder.
+        TerraceError: nothing could be measured, although no service died; or `SetupError`: there is no place for the
+            run's folder.
     """
     folder = new_folder(out)
     state = "complete"
@@ -529,10 +531,10 @@ async def execute(
 
 
 def _keep(record: RunRecord, folder: Path) -> None:
-    """Write the record into its folder; where that has no room, somewhere else: a long run shall not be lost for it.
+    """Write the record into its folder, or elsewhere if that has no room, so that a long run is not lost.
 
     Raises:
-        SetupError: it is not in its folder; the message says where it is.
+        SetupError: it is not in its folder; the message names the place.
     """
     try:
         record.write(folder, stem=Path(RECORD).stem)
@@ -545,17 +547,17 @@ def _keep(record: RunRecord, folder: Path) -> None:
 
 
 def _cause(error: Exception) -> Exception:
-    """What ended a run, out of the groups that it came in."""
+    """Return the error that ended a run, unpacked from its exception groups."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def present(experiment: Experiment, path: Path, *, plots: bool = True) -> Outcome:
-    """What can be shown of a record, from the record alone.
+    """Make table and plots only from a record.
 
     Args:
-        plots: whether to draw them, which takes seconds.
+        plots: True to draw them, which takes seconds.
 
     Raises:
         SetupError: the record cannot be read, or is damaged.
@@ -572,7 +574,7 @@ def present(experiment: Experiment, path: Path, *, plots: bool = True) -> Outcom
         warnings.append(f"no plots: {exc}")
     except (InvalidInput, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         raise SetupError(
-            f"the record {path} is damaged: its config and points are not those of {experiment.name} ({reason(exc)})"
+            f"the record {path} is damaged: its config and points do not fit {experiment.name} ({reason(exc)})"
         ) from exc
     return Outcome(folder=path.parent, record=record, table=table, source=source, figures=figures, warnings=warnings)
 
@@ -585,7 +587,7 @@ def reason(error: Exception) -> str:
 
 
 def extent(experiment: Experiment, record: Record) -> str:
-    """How often each figure of a record was measured, and whether it was a quick run."""
+    """Describe in words the number of measurements behind each figure of a record, and mention a quick run."""
     _, what = experiment.repeats
     numbers = _counts(experiment, experiment.rows(record))
     config, quick = record["config"], ""
@@ -596,7 +598,7 @@ def extent(experiment: Experiment, record: Record) -> str:
 
 
 def _counts(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """How often each figure of these rows was measured."""
+    """Numbers of measurements behind the figures of these rows."""
     field, _ = experiment.repeats
     numbers: list[int] = []
     for row in rows:
@@ -606,7 +608,7 @@ def _counts(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[i
 
 
 def publish(experiment: Experiment, folder: Path, *, plots: bool = True) -> Outcome:
-    """Write table and plots of the record in a run folder, made from the record alone."""
+    """Write table and plots into a run folder, made only from its record."""
     shown = present(experiment, folder / RECORD, plots=plots)
     record = shown.record
     notes = [f"- {note}" for note in record["notes"]]
@@ -621,15 +623,15 @@ def publish(experiment: Experiment, folder: Path, *, plots: bool = True) -> Outc
 
 
 def new_folder(wanted: Path) -> Path:
-    """Make a folder that did not exist: the one that is wanted, or one beside it.
+    """Make a new folder: the wanted one, or another one next to it.
 
     Raises:
-        SetupError: none can be made there.
+        SetupError: no folder can be made there.
     """
     if wanted.name in ("", ".."):  # only what it stands for has a name that a number can follow
         wanted = wanted.resolve()
         if not wanted.name:
-            raise SetupError(f"{wanted} is no folder for a run, and none can stand beside it: name another")
+            raise SetupError(f"{wanted} cannot hold a run, and no folder can be made next to it: name another")
     folder, number = wanted, 1
     while True:
         try:

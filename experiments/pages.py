@@ -13,7 +13,7 @@ _END = "<!-- end of table -->"
 
 
 def read_page(page: Path) -> str:
-    """What stands in a page.
+    """Read a page's text.
 
     Raises:
         InvalidInput: it cannot be read.
@@ -23,11 +23,11 @@ def read_page(page: Path) -> str:
     except OSError as exc:
         raise InvalidInput(f"cannot read the page {page}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"cannot read the page {page}: it is no text in UTF-8") from exc
+        raise InvalidInput(f"cannot read the page {page}: it is not UTF-8 text") from exc
 
 
 def fill(page: Path, name: str, markdown: str) -> None:
-    """Replace what stands in `page` between `<!-- table: NAME -->` and the next `<!-- end of table -->`.
+    """Replace the text of `page` between `<!-- table: NAME -->` and the next `<!-- end of table -->`.
 
     Raises:
         InvalidInput: the page cannot be read, or has no such place.
@@ -37,7 +37,7 @@ def fill(page: Path, name: str, markdown: str) -> None:
 
 
 def place_in(page: Path, name: str) -> tuple[str, str]:
-    """What stands in `page` before a table's place and after it, the two marks included. Raises as `fill`."""
+    """Return the text of `page` before and after a table's place, including the two marks. See `fill` for errors."""
     start = f"<!-- table: {name} -->"
     before, found, rest = read_page(page).partition(start)
     _, closed, after = rest.partition(_END)

@@ -1,8 +1,9 @@
-"""How plots look: one style for all experiments, readable in grey and by colour-blind people. Needs the extra `plots`.
+"""The look of plots: one style for all experiments, readable in grey and by colour-blind people. Needs the extra
+`plots`.
 
-Colours are those of Okabe and Ito (Color Universal Design, 2008), each with a marker of its own. What was measured is a
-full line with filled markers; the paper's figures are dotted, bounds dashed with hollow markers, formulas dash-dotted
-with half-filled ones where there are several.
+Colours are from Okabe and Ito (Color Universal Design, 2008), each with another marker. Measurements are full lines
+with filled markers. The paper's figures are dotted, bounds dashed with hollow markers, formulas dash-dotted, with
+half-filled markers if there are several.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def paper(number: int) -> dict[str, Any]:
 
 
 def bound(number: int | None = None) -> dict[str, Any]:
-    """What cannot be beaten, for one thing or for all."""
+    """Style of a bound that cannot be beaten: the bound of one series, or of all."""
     return {**_thin(number, "#000000"), "markerfacecolor": "none", "linestyle": "--"}
 
 
 def formula(number: int | None = None) -> dict[str, Any]:
-    """What a formula says, for one thing or for all."""
+    """Style of a formula's values: the values of one series, or of all."""
     return {**_thin(number, "#777777"), "fillstyle": "bottom", "markerfacecoloralt": "white", "linestyle": "-."}
 
 
@@ -81,13 +82,13 @@ def draw_ranges(axes: Any, rows: Sequence[Mapping[str, Any]], fields: tuple[str,
 
 
 def counted(runs: Iterable[int]) -> str:
-    """How many runs the points of a plot stand for, for its title."""
+    """Number of runs behind the points of a plot, to be used in its title."""
     numbers = sorted(set(runs)) or [0]
     return "n = " + " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
 
 
 def averaged(runs: Iterable[int]) -> str:
-    """As `counted`, for plots whose points are means with their ranges where there were several runs."""
+    """Number of runs behind the points of a plot of means; mentions mean and range if there were several runs."""
     numbers = list(runs)
     return counted(numbers) + (", mean and range" if max(numbers, default=0) > 1 else "")
 
@@ -149,7 +150,7 @@ class Figures:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
     def shown(self) -> dict[str, str]:
-        """What each plot shows, in words, by its file name: for those who do not see it."""
+        """Descriptions of all plots in words, by file name. They serve readers who cannot see the plots."""
         return {name: _words(figure.axes) for name, figure in self.by_name.items()}
 
     def render(self, suffix: str) -> dict[str, bytes]:
@@ -190,7 +191,7 @@ def _write_plainly(figure: Any) -> None:
 
 
 def _thin_out(figure: Any) -> None:
-    """Of the numbers below each panel only every second, third, ... where they would run into one another."""
+    """Keep only every second, third, ... number below each panel if they would overlap."""
     figure.draw_without_rendering()
     for axes in figure.axes:
         labels = [label for label in axes.get_xticklabels() if label.get_text()]

@@ -87,7 +87,7 @@ class ServerProcesses:
         return self.process.poll() is None
 
     def pids(self) -> list[int]:
-        """All its processes that live now."""
+        """Return all its processes that are alive."""
         return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._mark in _environment(path)]
 
     def peak_memory_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Profiles: how fast the machines of an experiment are, how many there are, and what lies between them. Data, not code.
+"""Profiles: the speed and number of the machines of an experiment, and the links between them. They are data, not code.
 
     [nodes]
     end = 8
@@ -9,8 +9,8 @@
     [path.end-edge]             # <who asks>-<who answers>; fields of `PathSpec`
     delay_s = 0.25
 
-Addresses say who answers: every node of an experiment listens on a loopback address of its own, `127.0.<tier>.<number>`
-(`address_of`), so that the links of a service can be told by network, as they are on real machines.
+The address identifies the node that answers. Every node of an experiment listens on a separate loopback address,
+`127.0.<tier>.<number>` (`address_of`). So the links of a service can be chosen by network, like on real machines.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ __all__ = [
 _FOLDER = Path(__file__).parent / "profiles"
 
 _PATHS = ("scheduler-end", "end-edge", "end-cloud", "edge-cloud")
-"""Who asks whom for inference. Heartbeats take no emulated link: they are no part of any experiment's latency."""
+"""Paths of inference: the tier that asks, and the tier that answers. Heartbeats take no emulated link, because their
+latency does not matter in any experiment.
+"""
 
 _THIRD_BYTE = {Tier.END: 1, Tier.EDGE: 2, Tier.CLOUD: 3}
 
 MAX_NODES = 254
-"""Of a tier: one byte of an address tells them apart."""
+"""Most nodes of a tier: one byte of an address tells them apart."""
 
 
 _NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
@@ -74,11 +76,11 @@ def _read_numbers(value: Any) -> Any:
     for part in value.split(","):
         found = _NUMBERS.fullmatch(part.strip())
         if found is None:
-            raise InvalidInput(f"{value!r} is no list of numbers: write such as 0,1,6 or 1-8")
+            raise InvalidInput(f"{value!r} is not a list of numbers: write it like 0,1,6 or 1-8")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise InvalidInput(
-                f"{part.strip()!r} is no range: its first number is the smaller one, as in {last}-{first}"
+                f"{part.strip()!r} is not a range: its first number must be the smaller one, as in {last}-{first}"
             )
         if last > MAX_NODES:
             raise InvalidInput(f"{part.strip()!r}: a fleet has at most {MAX_NODES} end devices")
@@ -87,7 +89,7 @@ def _read_numbers(value: Any) -> Any:
 
 
 NodeNumbers = Annotated[tuple[int, ...], BeforeValidator(_read_numbers)]
-"""Numbers of nodes, also from a text such as "0,2-4"."""
+"""Numbers of nodes, given as numbers or as a text such as "0,2-4"."""
 
 
 class _Part(BaseModel):
@@ -133,19 +135,19 @@ class Profile(_Part):
     """The machines of an experiment and the links between them."""
 
     title: str
-    """What the machines and links are like, in a line."""
+    """Description of the machines and links in one line."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     seed: NonNegativeInt = 0
-    """Of the links' jitter and loss."""
+    """Seed of the links' jitter and loss."""
     nodes: Counts
     """A table with the numbers of nodes: end, edge and cloud."""
     compute_ms_per_image: Speeds = Speeds()
     path: Mapping[str, PathSpec] = {}
-    """By name of the path; paths that are not named are as this machine has them."""
+    """Links by the name of the path. Paths without an entry are not emulated."""
 
     def with_nodes(self, **counts: int) -> Profile:
-        """The same machines, other numbers of them: `with_nodes(end=3, edge=0)`."""
+        """Return the profile with other numbers of machines: `with_nodes(end=3, edge=0)`."""
         return self.model_copy(update={"nodes": self.nodes.model_copy(update=counts)})
 
     def __str__(self) -> str:
@@ -155,7 +157,7 @@ class Profile(_Part):
 
     @property
     def limits(self) -> str:
-        """Which of its paths have a bandwidth, in words; "" if none has."""
+        """Describe the paths with a bandwidth in words; "" if none has one."""
         return ", ".join(f"{name} {_mbps_in_words(spec)}" for name, spec in self.path.items() if spec.bandwidth_bps)
 
     def round_trip_s(self, path: str) -> float:
@@ -194,11 +196,11 @@ def profile_names() -> list[str]:
 
 
 def read_profile(name: str) -> Profile:
-    """A profile by its name, or by the path of a TOML file of one's own.
+    """Read a profile by its name, or by the path of a TOML file.
 
     Raises:
         InvalidInput: there is no such profile.
-        SetupError: the file cannot be read, or says something that is unknown or does not fit.
+        SetupError: the file cannot be read, or has an unknown field or a value that does not fit.
     """
     if name.endswith(".toml"):
         return read_document(Path(name), Profile, what="profile")
@@ -214,7 +216,7 @@ def recorded_profile(value: Mapping[str, Any]) -> Profile:
     """The profile that a record holds, without the name by which it was called.
 
     Raises:
-        ValueError: it is none, with a sentence that says why.
+        ValueError: it is not a profile; the message says why.
     """
     try:
         return Profile.model_validate({name: part for name, part in value.items() if name != "name"})
@@ -223,20 +225,20 @@ def recorded_profile(value: Mapping[str, Any]) -> Profile:
 
 
 def address_of(tier: Tier, number: int) -> str:
-    """Where the `number`-th node of a tier listens, from 1: a loopback address (Linux has all of 127.0.0.0/8)."""
+    """Address of the `number`-th node of a tier, from 1: a loopback address (Linux has all of 127.0.0.0/8)."""
     return f"127.0.{_THIRD_BYTE[tier]}.{number}"
 
 
 def write_links(profile: Profile, asks: str, path: Path, *, number: int = 0) -> bool:
     """Write the file for the setting `links` of a service that asks, "scheduler" or a tier.
 
-    Each end device has a link of its own from the scheduler. What an end device sends up shares one link per tier.
+    Each end device has a separate link from the scheduler. All that an end device sends up shares one link per tier.
 
     Args:
-        number: of the service among those that ask alike; each draws other random numbers.
+        number: number of the service within its tier; each draws other random numbers.
 
     Returns:
-        Whether there is any link; without one nothing is written.
+        True if there is a link; otherwise nothing is written.
     """
     links = list(_links(profile, asks))
     if links:

@@ -1,6 +1,6 @@
-"""Run records: what was measured, with all that is needed to measure it again.
+"""Run records: the measurements of a run, with all that is needed to repeat it.
 
-Tables and plots are made from records alone. A record is written once, whole (temporary file, then rename), so a run
+Tables and plots are made only from records. A record is written once, whole (temporary file, then rename), so a run
 that is cut off leaves either a complete record or none.
 """
 
@@ -100,7 +100,7 @@ def _cpu_model() -> str:
 
 
 def _priority() -> str:
-    """How the system's scheduler treats this process and those that it starts."""
+    """Scheduling priority of this process and of the processes that it starts."""
     if sys.platform == "linux" and os.sched_getscheduler(0) in {os.SCHED_FIFO, os.SCHED_RR}:
         return f"real-time {os.sched_getparam(0).sched_priority}"
     return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
@@ -162,14 +162,14 @@ class RunRecord(_Part):
     state: Literal["complete", "interrupted", "invalid"] = "complete"
     """interrupted: what was measured until then is here; invalid: `notes` say why."""
     notes: list[str] = Field(default_factory=list)
-    """What a reader of the figures must know."""
+    """Facts that a reader of the figures must know."""
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
-    """None where nothing is drawn by chance."""
+    """Seed of the random choices; None if there are none."""
     command: list[str] = Field(
         default_factory=lambda: [Path(sys.argv[0]).name, *_without_places(sys.argv[1:])], min_length=1
     )
     commit: str | None = Field(default_factory=lambda: source_commit())
-    """None outside of a checkout."""
+    """Commit of the code; None outside a checkout."""
     host: Host = Field(default_factory=lambda: Host.model_validate(host_facts()))
     measured_at: Annotated[str, AfterValidator(_in_utc)] = Field(
         default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
@@ -201,13 +201,15 @@ _INNERMOST = re.compile(r"[\[{]\n[^\[\]{}]*[\]}]")
 
 
 def _as_json(fields: Mapping[str, Any]) -> str:
-    """Indented, but for lists and tables of plain values, of which each has one line."""
+    """Write indented JSON; each list or table of plain values takes one line."""
     text = json.dumps(fields, indent=1)
     return _INNERMOST.sub(lambda found: re.sub(r"\n *", " ", found[0]), text)
 
 
 _MOST_BYTES = 2**29
-"""Of a file: twice the longest run of `chaos`. What is larger is no record, and would fill the memory."""
+"""Most bytes of a record: twice the longest run of `chaos`. A larger file is something else, and would fill the
+memory.
+"""
 
 
 def record_stem(record: Mapping[str, Any]) -> str:
@@ -216,23 +218,23 @@ def record_stem(record: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record as its fields.
+    """Read the fields of a record.
 
     Raises:
-        SetupError: the file cannot be read, is cut off, is no record, or says what no record can say.
+        SetupError: the file cannot be read, is cut off, or does not hold a valid record.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise SetupError(f"{path} is no record: it has more than {_MOST_BYTES // 2**20} MiB")
+            raise SetupError(f"{path} is not a record: it has more than {_MOST_BYTES // 2**20} MiB")
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise SetupError(f"cannot read the record {path}: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:
-        raise SetupError(f"{path} is no whole record: {exc}") from exc
+        raise SetupError(f"{path} is not a whole record: {exc}") from exc
     if not isinstance(fields, dict):
-        raise SetupError(f"{path} is no record of an experiment: it is no table of fields")
+        raise SetupError(f"{path} is not a record of an experiment: it is not a table of fields")
     if missing := RunRecord.model_fields.keys() - fields.keys():
-        raise SetupError(f"{path} is no whole record of an experiment: it has no {', '.join(sorted(missing))}")
+        raise SetupError(f"{path} is not a whole record of an experiment: it has no {', '.join(sorted(missing))}")
     try:
         RunRecord.model_validate(fields)
     except ValidationError as exc:

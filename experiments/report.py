@@ -1,4 +1,4 @@
-"""All runs below a folder as one HTML page that needs no other file: tables, plots, and where they come from."""
+"""All runs below a folder as one HTML page that needs no other file: tables, plots, and their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["REPORT", "write_report"]
 REPORT = "report.html"
 
 _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
-"""Names of records without their ending, as `experiments.record` gives them."""
+"""Names of records without their ending, in the form that `experiments.record` gives them."""
 
 _AUDIT = "made by `terrace privacy audit`, which wrote its table beside it, as table.md"
 _FORMER = "made by no experiment of this version"
@@ -65,21 +65,21 @@ _CODE = re.compile(r"`([^`]+)`")
 def write_report(
     folder: Path, experiments: Mapping[str, Experiment], prices: Mapping[Tier, float] | None = None
 ) -> tuple[Path, list[str]]:
-    """Write `report.html` into `folder`, from the records in it and below it: those of runs, called `record.json`,
-    whose tables and plots are made again, and those that were kept under experiment and time.
+    """Write `report.html` into `folder`, from the records in it and below it. Records of runs are called `record.json`;
+    their tables and plots are written again. Kept records are named after experiment and time.
 
     The page names what it left out.
 
     Args:
-        prices: of a machine of a tier an hour. With them, the page has the cost of 1,000 images of each record that
-            tells how long a fleet took; see `Experiment.served`.
+        prices: price of a machine per hour, by tier. With them, the page has the cost of 1,000 images for each record
+            that has the time of a fleet; see `Experiment.served`.
 
     Returns:
         The page, and what a person should know: records that could not be used, plots that could not be drawn.
 
     Raises:
         InvalidInput: there is no record of an experiment.
-        SetupError: there is but one, and it is damaged, or several, and all are; or the page cannot be written.
+        SetupError: all records are damaged, or the page cannot be written.
     """
     paths = sorted(_records(folder), key=lambda path: path.parts)
     if not paths:
@@ -118,7 +118,7 @@ def write_report(
 
 
 def _again(experiment: Experiment, path: Path) -> Outcome:
-    """What can be shown of the record of a run, written into its folder if that may be."""
+    """Make table and plots of a run's record again, and write them into its folder if that is permitted."""
     try:
         return publish(experiment, path.parent)
     except SetupError as exc:
@@ -136,7 +136,7 @@ def _records(folder: Path) -> Iterator[Path]:
 
 
 def _name(path: Path, folder: Path) -> str:
-    """By which a person finds a record below a folder: that of its own folder, or of itself."""
+    """Name by which a person finds a record below a folder: its run folder, or its file name."""
     return str((path.parent if path.name == RECORD else path.with_suffix("")).relative_to(folder))
 
 

@@ -1,8 +1,8 @@
 """Tables 1 and 3 of the paper: what each network costs on the hardware of each tier, and what its encoder would be.
 
-Table 1 feeds each network the images of the test set, batch by batch, with nothing around it: one core stands for an
-end device, two for an edge node, a GPU for the cloud where there is one. What the machine does not have is unmeasured.
-Accuracies come from the very same answers.
+Table 1 feeds each network the images of the test set, batch by batch, with no service around it. One core represents an
+end device, two cores an edge node, and a GPU the cloud. Hardware that the machine does not have is not measured.
+Accuracies come from the same answers.
 """
 
 from __future__ import annotations

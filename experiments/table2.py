@@ -1,11 +1,12 @@
 """Table 2 of the paper: inference and processing time on each tier, with and without the latency of the links.
 
-One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The processing time
-is what the scheduler sees: for an end device from dispatch of a task to its coarse answer, for an upstream node from
-the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
-task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. The time from an answer
-to the dispatch of the next task stands apart. The inference time is the mean that the node measured over the same
-tasks, for the median as well; on a tier whose speed is not emulated it is that of the real network on this machine.
+One node of each tier gets one task of 50 images at a time (window 1), through the scheduler like any job. The
+processing time is what the scheduler sees. For an end device, it lasts from the dispatch of a task to its coarse
+answer; for an upstream node, from the coarse to the fine answer. Inference and link are emulated. The rest is the
+services' own overhead: encoding and decoding of tasks, HTTP, the event loop, the hand-over to the inference thread. The
+time from an answer to the dispatch of the next task is listed separately. The inference time is the mean that the node
+measured over the same tasks, and it is used for the median as well. On a tier whose speed is not emulated, it is the
+time of the real network on this machine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "
 
 
 class Chosen(Options):
-    """How much is measured."""
+    """Number of measurements."""
 
     tasks: int = option(50, "Tasks of each row.", quick=10, min=1, max=MOST_TASKS)
 

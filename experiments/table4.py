@@ -1,21 +1,19 @@
-"""Table 4 of the paper: how much longer a task takes when features go up in place of pixels, against the latency.
+"""Table 4 of the paper: the extra time of a task when features go up instead of pixels, against the latency.
 
-One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The time of a task
-is that of its upper stage, from the coarse to the fine answer as the scheduler sees them; its overhead is what an
-encoder adds to that, split as in the paper's Eq. 8:
+One node of each tier gets one task of 50 images at a time (window 1), through the scheduler like any job. The time of a
+task is the time of its upper stage, from the coarse to the fine answer as the scheduler sees them. Its overhead is the
+time that an encoder adds, split as in the paper's Eq. 8. Encoding is the time of the head that the encoding node
+reports, packing included. Communication is all the rest: more bytes on the links, their compression and digests, and
+the extra HTTP hop of an edge node that encodes.
 
-- encoding: what the node that encodes says that its head has taken, packing included;
-- communication: all the rest. More bytes on the links, their compression and digests, and for an edge node that encodes
-  its own HTTP hop.
+A device encodes for the cloud or for an edge node; or a trusted edge node encodes for the cloud. With `encode_on=auto`
+the scheduler chooses between the device and the edge node for each task, by its measurements. The latency that is
+varied belongs to the way to the upstream node. If an edge node encodes, this way begins at that node, and the hop to it
+has no latency, so the whole way is as long as without the encoder. A bandwidth applies to every link of the way.
 
-A device encodes for the cloud, or for an edge node; or a trusted edge node encodes for the cloud; or the scheduler
-chooses between these two for each task, as it does with `encode_on=auto` by what it has measured. The latency that is
-varied is that of the way to the upstream node. Where an edge node encodes, it lies behind that node, whose own hop has
-none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
-
-Where the profile has a speed for a tier, its heads are emulated as well: they take longer than on this machine by the
-same factor as the tier's own network (`slowness`), some 85 times for the paper's end device. The paper's figures hold
-the slowness of its software as well, so that is much for a machine.
+If the profile has a speed for a tier, its heads are emulated as well. They take longer than on this machine by the same
+factor as the tier's own network (`slowness`), about 85 for the paper's end device. The paper's figures include the
+slowness of its software, so that is a high factor for a machine.
 """
 
 from __future__ import annotations
@@ -72,11 +70,11 @@ _PIXELS = "pixels"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """How images come to the upstream node of a fleet."""
+    """Way of images to the upstream node of a fleet."""
 
     upper: Tier
     encode_on: EncodeOn | None
-    """None: they go there as pixels."""
+    """Node that encodes; None to send pixels."""
 
     def __str__(self) -> str:
         return f"pixels to the {self.upper}" if self.encode_on is None else f"{self.encode_on} to {self.upper}"
@@ -92,7 +90,7 @@ _WAYS = {
     Tier.CLOUD: tuple(_Way(upper=Tier.CLOUD, encode_on=on) for on in (None, *EncodeOn)),
     Tier.EDGE: tuple(_Way(upper=Tier.EDGE, encode_on=on) for on in (None, EncodeOn.END)),
 }
-"""By upper tier; each has a fleet of its own."""
+"""Ways by upper tier; each has a separate fleet."""
 _MOST_WARM_UP = max(way.warm_up for ways in _WAYS.values() for way in ways)
 
 
@@ -120,8 +118,8 @@ class Chosen(Options):
 
 
 def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntry]:
-    """The encoder of this kind for each upper tier's own network. Where the cloud's has none, the cloud serves the edge
-    node's.
+    """Find the encoder of this kind for each upper tier's own network. If the cloud's network has none, the cloud
+    serves the edge node's.
 
     Raises:
         InvalidInput: neither has one.
@@ -138,11 +136,11 @@ def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntr
 def links_of(
     latencies_s: Sequence[float] | None, bandwidths_mbps: Sequence[float | None] | None, *, quick: bool
 ) -> list[tuple[float, float | None]]:
-    """Latency and bandwidth of each cell. When it shall be quick, and nothing else is said, they are the shortest and
-    the longest latency without a limit; with limits the shortest alone, where they matter most.
+    """Latency and bandwidth of each cell. The default for quick runs is the shortest and the longest latency without a
+    limit, and only the shortest with a limit, because limits matter most there.
 
     Raises:
-        InvalidInput: one of them is no number.
+        InvalidInput: one of them is not a finite number.
     """
     pairs = list(product(latencies_s or _LATENCIES_S, bandwidths_mbps or _BANDWIDTHS_MBPS))
     if not all(math.isfinite(number) for pair in pairs for number in pair if number is not None):
@@ -170,7 +168,7 @@ def turns_of(
 
 
 def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | None) -> Profile:
-    """One node of each tier that has a part, and so much latency on the way to the upper one, there and back."""
+    """Return a profile with one node of each tier that takes part, and with this latency to the upper node and back."""
     limited = {} if mbps is None else {"bandwidth_bps": mbps * 1e6}
     far = {"delay_s": latency_s / 2, "jitter_s": 0.0, **limited}
     near = {"delay_s": 0.0, "jitter_s": 0.0, **limited}
@@ -189,7 +187,9 @@ def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | N
 async def _one_job(
     client: AsyncClient, run: Run, way: _Way, kind: EncoderKind, form: FeatureForm, tasks: int
 ) -> dict[str, Any]:
-    """What each task took in its upper stage and in the head, milliseconds, the bytes that it sent, and who encoded."""
+    """Run one job. Return the milliseconds that each task took in its upper stage and in the head, its bytes, and the
+    node that encoded it.
+    """
     tasks += way.warm_up
     images = run.images.take(np.arange(tasks * BATCH) % len(run.images)).images
     wanted: dict[str, Any] = (
@@ -226,7 +226,7 @@ def _ms(answer: CoarseAnswer | FineAnswer | None) -> float:
 
 
 def _slowness(network: Network) -> float | None:
-    """How much slower a tier is emulated to be than this machine; None where its speed is real."""
+    """Factor by which a tier is emulated to be slower than this machine; None if its speed is real."""
     if network.emulated_ms_per_image is None:
         return None
     return network.emulated_ms_per_image / network.real_ms_per_image
@@ -325,7 +325,7 @@ def _percent(share: float | None) -> str:
 
 
 class Table4(Experiment):
-    """What an encoder adds to a task against the latency, on an end device or an edge node, split as in Eq. 8."""
+    """Time that an encoder adds to a task against the latency, on an end device or an edge node, split as in Eq. 8."""
 
     name = "table4"
     options = Chosen

@@ -2,7 +2,7 @@
 
 Eight end devices share the test set, scheme `end`. Each of `failures` devices falls silent when it has answered half of
 its share (12 tasks of 25): it is stopped (SIGSTOP), so its sockets stay open and nothing is refused. Between two runs
-the stopped ones go on, and all are idle again before the next job.
+the stopped devices continue, and all are idle again before the next job.
 
 The ideal time of the machines that were alive: with N_t tasks, N devices, f of which give k tasks each, and t seconds
 per task, the other devices do the rest in
@@ -44,7 +44,7 @@ PAPER_S: Mapping[str, Sequence[float | None]] = {
 """The paper's Table 5, by number of failures; None where the job did not end."""
 
 COMMUNICATION_S = 0.5
-"""To connect to a device and have its acknowledgement (t_comm of Eq. 9)."""
+"""Seconds to connect to a device and receive its acknowledgement (t_comm of Eq. 9)."""
 
 _MOST_FAILURES = 6
 _JOB_BUDGET_S = 900.0
@@ -54,7 +54,7 @@ _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _ATTEMPTS = re.compile(r'^terrace_scheduler_attempts_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 _LATE = re.compile(r"(\S+) is suspect: \1 did not acknowledge")
 _UNACKNOWLEDGED = "unreachable"
-"""What the scheduler calls the outcome of an attempt whose device did not acknowledge it."""
+"""Outcome of an attempt that its device did not acknowledge, in the scheduler's words."""
 
 
 def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: float) -> float:
@@ -70,7 +70,7 @@ def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: f
 
 
 class Chosen(Options):
-    """Which cells are measured, and how often."""
+    """Cells to measure, and the number of runs."""
 
     runs: int = option(5, "Runs of each cell.", quick=1, min=1, max=MOST_RUNS)
     failures: NodeNumbers | None = option(None, "How many devices fall silent. Default: 0 to 6.")
@@ -83,7 +83,7 @@ class _Silence:
     def __init__(self) -> None:
         self.fleet: Fleet | None = None
         self.late_answers = 0
-        """How often a device that lives has not acknowledged a task in time: the machine is too busy."""
+        """Number of times that a live device did not acknowledge a task in time, because the machine is too busy."""
         self._left: dict[str, int] = {}
 
     def after(self, given: int, doomed: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ class _Silence:
             self.late_answers += 1
 
     def end(self) -> None:
-        """Let all go on."""
+        """Let all stopped devices continue."""
         for name in self._left:
             self._send(name, signal.SIGCONT)
         self._left = {}
@@ -121,12 +121,12 @@ async def _one_job(client: AsyncClient, images: ImageSet, method: Recovery) -> t
 
 
 async def _attempts(url: str) -> Counter[str]:
-    """How many attempts the scheduler has made, by outcome."""
+    """Number of attempts that the scheduler has made, by outcome."""
     return Counter({outcome: int(float(count)) for outcome, count in _ATTEMPTS.findall(await read_metrics(url))})
 
 
 async def _all_idle(client: AsyncClient, devices: int) -> None:
-    """Until every device is alive and has nothing left of the job before."""
+    """Wait until every device is alive and has nothing left of the job before."""
 
     def lacking(listed: Sequence[Device]) -> str:
         alive = [device for device in listed if device.health is Health.ALIVE and device.reached]
@@ -180,7 +180,7 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 
 class Table5(Experiment):
-    """Time to finish against the number of end devices that fall silent, for three methods."""
+    """Time to finish against the number of end devices that fall silent, with three methods."""
 
     name = "table5"
     options = Chosen
@@ -246,7 +246,7 @@ class Table5(Experiment):
                 )
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
-        """Of the runs in which all happened as planned; the record's notes name the others."""
+        """Rows of the runs in which everything happened as planned. The record's notes name the others."""
         cells = grouped((point for point in record["points"] if point["valid"]), "method", "failures")
         ranked = sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
         return [_row(cells[cell], record["config"]) for cell in ranked]

@@ -1,9 +1,8 @@
-"""The fleet of an experiment: real services as processes of this machine, as fast and as far apart as a profile says.
+"""The fleet of an experiment: real services as processes of this machine, with the speeds and links of a profile.
 
-Every node listens on a loopback address of its own (`profile.address_of`) and has its own file of links. Where the
-speed of a tier is emulated, the real answers of its network to the very images are computed beforehand, and the record
-says so: the nodes share the cores of this machine, and a batch that waits for one would be later than on a machine of
-its own.
+Every node listens on a separate loopback address (`profile.address_of`) and has its own file of links. If the speed of
+a tier is emulated, the real answers of its network to the same images are computed beforehand, and the record says so.
+The nodes share the cores of this machine, and a batch that waits for a core would be later than on a separate machine.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ _METRICS_S = 60.0
 _DEVICES_S = 60.0
 _THREADS = os.cpu_count() or 1
 _TAIL_IMAGES = 1000
-"""Whose features are held in memory at once."""
+"""Images whose features are held in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What goes up in place of pixels."""
+    """Form in which images go up instead of pixels."""
 
     kind: EncoderKind
     form: FeatureForm = FeatureForm.UINT8
@@ -71,15 +70,15 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How a tier comes by its answers in an experiment."""
+    """Network of a tier in an experiment, and the source of its answers."""
 
     tier: Tier
     name: str
     real_ms_per_image: float
-    """On one core of this machine, now."""
+    """Measured now, on one core of this machine."""
     emulated_ms_per_image: float | None
     answers: Path | None = None
-    """Computed beforehand; None where the network really runs."""
+    """File of answers computed beforehand; None if the network really runs."""
 
     def __str__(self) -> str:
         if self.emulated_ms_per_image is None:
@@ -91,7 +90,7 @@ class Network:
 
 
 def read_tasks(tasks: int, data: Path | None) -> tuple[ImageSet, str]:
-    """So many tasks of 50 test images, and which images they are.
+    """Read the images of `tasks` tasks of 50 test images, and describe them.
 
     Args:
         data: folder with CIFAR-100; without it, the bundled sample of its test set.
@@ -120,10 +119,10 @@ def task_s(profile: Profile, tier: Tier) -> float:
 
 
 def measure_networks(profile: Profile, names: Mapping[Tier, str] | None = None) -> list[Network]:
-    """The networks of the profile's tiers and how fast they are here, without answers.
+    """The networks of the profile's tiers and their speeds on this machine, without answers.
 
     Args:
-        names: of networks where it shall not be the tier's first one.
+        names: names of networks that replace a tier's first one.
     """
     manifest, sample = load_manifest(), read_sample().images[:BATCH]
     found = []
@@ -139,10 +138,10 @@ def measure_networks(profile: Profile, names: Mapping[Tier, str] | None = None) 
 
 
 def with_answers(network: Network, images: Array, folder: Path, encoding: Encoding | None) -> Network:
-    """The network with its answers to these images in a file in `folder`.
+    """Compute the network's answers to these images and store them in a file in `folder`.
 
     Args:
-        encoding: in which images will also go to upstream nodes; the tail's answers stand beside the network's own.
+        encoding: form in which images will also go to upstream nodes; the tail's answers are stored as well.
     """
     manifest = load_manifest()
     entry, path = manifest.entry(network.name), folder / f"{network.name}.npz"
@@ -157,8 +156,9 @@ def with_answers(network: Network, images: Array, folder: Path, encoding: Encodi
 
 
 def _tails(manifest: Manifest, network: str, encoding: Encoding) -> list[EncoderEntry]:
-    """Those whose answers can be computed beforehand: a tail in a file of its own really runs, and so does that of
-    features which are never the same."""
+    """Encoders whose tails' answers can be computed beforehand. A tail in a separate file really runs, and so does the
+    tail of an encoder with noise, whose features are never the same.
+    """
     whole = manifest.entry(network).sha256
     return [
         encoder
@@ -193,7 +193,7 @@ async def wait_for_devices(
 
 
 async def read_metrics(url: str) -> str:
-    """What a service counts of itself."""
+    """Return the metrics of a service."""
     async with httpx.AsyncClient(trust_env=False) as http:
         return (await http.get(f"{url}/metrics", timeout=_METRICS_S)).text
 
@@ -218,7 +218,7 @@ def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
 def _with_tail(
     answers: Answers, encoder: EncoderEntry, network: ModelEntry, form: FeatureForm, images: Array
 ) -> Answers:
-    """These answers, and those of the tail to the features of `images`, as they come over the wire."""
+    """Add the tail's answers to the features of `images`, in the form in which these arrive over the network."""
 
     def load(side: Side) -> Callable[[], OnnxModel]:
         return partial(load_encoder, encoder, network, side, threads=_THREADS)
@@ -231,7 +231,7 @@ def _with_tail(
 
 
 def head_ms_per_image(encoder: EncoderEntry, form: FeatureForm) -> float:
-    """What the head of an encoder takes for an image on one core of this machine, packing included."""
+    """Milliseconds per image of an encoder's head on one core of this machine, packing included."""
     load = partial(load_encoder, encoder, load_manifest().entry(encoder.network), "head")
     return _real_ms(
         HeadModel(encoder, load_manifest().entry(encoder.network), load), read_sample().images[:BATCH], form
@@ -259,9 +259,9 @@ def plan_fleet(
 
     Args:
         folder: must be empty; the scheduler's database goes there as well.
-        scheduler: settings of the scheduler beside those that the profile gives. It trusts all tiers, and knows the
-            latencies of the profile for the paper's formulas.
-        nodes: settings of single nodes beside those that the profile gives, by name.
+        scheduler: settings of the scheduler in addition to the profile's. It trusts all tiers, and knows the latencies
+            of the profile for the paper's formulas.
+        nodes: settings of single nodes in addition to the profile's, by name.
     """
     settings = {
         "port": "0",

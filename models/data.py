@@ -1,7 +1,7 @@
-"""Data readers that need numpy and Pillow alone.
+"""Data readers that need only numpy and Pillow.
 
-CIFAR-100 comes as Python pickles. A pickle can run code, so a file is opened only after its md5 equals the one that
-its authors publish (https://www.cs.toronto.edu/~kriz/cifar.html); no other file is ever unpickled.
+CIFAR-100 comes as Python pickles. A pickle can run code, so a file is opened only if its md5 equals the published one
+(https://www.cs.toronto.edu/~kriz/cifar.html); no other file is ever unpickled.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _SAMPLE = "cifar-100-test-1000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """Images of one size with their labels, where they have any."""
+    """Images of one size with their labels, if they have any."""
 
     images: Array
     """UINT8 `[n, h, w, 3]`, RGB; `[n, h, w, 1]` of MNIST."""
     fine: Array | None
-    """int64 `[n]`, or None where the images are unlabelled."""
+    """int64 `[n]`; None if the images are unlabelled."""
     coarse: Array | None
-    """int64 `[n]`, or None where the images are unlabelled."""
+    """int64 `[n]`; None if the images are unlabelled."""
     names: tuple[str, ...]
-    """One name per image, for results: a file name, or the index within the data set."""
+    """int64 `[n]`; None if the images are unlabelled."""
     hierarchy_name: str
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
         root: folder that holds `cifar-100-python/`.
 
     Raises:
-        DataError: `root` is None, or the split's file or `meta` is missing or not the official one.
+        DataError: `root` is not given, or the split's file or `meta` is missing or not the official one.
     """
     if root is None:
         raise DataError("no data folder given: set --data or TERRACE_DATA to the folder that holds cifar-100-python/")
@@ -101,7 +101,7 @@ def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
 
 
 def _read_official(root: Path, name: str) -> bytes:
-    """A file of CIFAR-100, of which the md5 is the one that its authors publish."""
+    """Return the content of a CIFAR-100 file after comparing its md5 with the published one."""
     path = root / _CIFAR100_FOLDER / name
     try:
         raw = path.read_bytes()
@@ -188,12 +188,12 @@ def read_folder(path: Path, hierarchy: Hierarchy, *, size: tuple[int, int] = (32
     """Read a folder with one sub-folder of images per class, named as the classes of `hierarchy`.
 
     Args:
-        path: the folder; images may lie at any depth below a class's sub-folder.
+        path: the folder; images may be at any depth below a class's sub-folder.
         hierarchy: gives the labels.
         size: `(height, width)` in pixels; images of another size are resized.
 
     Raises:
-        DataError: a sub-folder is no class of the hierarchy, a class has no images, or a file is no readable image.
+        DataError: a sub-folder is not called like a class, a class has no images, or a file is not a readable image.
     """
     found = find_pictures(path, {name: label for label, name in enumerate(hierarchy.fine)})
     labels = np.array([label for _, label in found], np.int64)

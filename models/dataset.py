@@ -32,12 +32,12 @@ CIFAR100: BuiltIn = "cifar100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Where labelled images are, and what their labels mean."""
+    """A set of labelled images and its label hierarchy."""
 
     name: str
     hierarchy: Hierarchy
     source: str
-    """Origin and terms, for the manifest."""
+    """Origin and terms of use; the manifest repeats it."""
     folder: Path | None
     """The folder data set, or the folder that holds `cifar-100-python/` and `mnist/`."""
     size: tuple[int, int] = (32, 32)
@@ -47,12 +47,12 @@ class Dataset:
 
     @classmethod
     def open(cls, name: str, root: Path | None, *, hierarchy: Hierarchy | None = None) -> Dataset:
-        """A data set by name or folder; images are read by `read`.
+        """Open a data set by name or folder. Images are read later, by `read`.
 
         Args:
             name: "cifar100", "mnist", or the path of a folder data set.
-            root: folder that holds `cifar-100-python/` and `mnist/`, for these two.
-            hierarchy: of a folder that has no file for it.
+            root: folder that holds `cifar-100-python/` and `mnist/`; only these two need it.
+            hierarchy: hierarchy of a folder that has no file for it.
 
         Raises:
             DataError: no such folder, or no usable hierarchy in it.
@@ -99,11 +99,11 @@ class Dataset:
         return read_folder(self.folder / split, self.hierarchy, size=self.size)
 
     def read_for(self, entry: ModelEntry, split: Split) -> ImageSet | FolderImages:
-        """The images of a split as a network takes them; those of a folder are decoded when they are needed. A folder
-        without splits is all test images.
+        """Return the images of a split in the form that a network takes. Images of a folder are decoded when they are
+        needed. A folder without splits counts as test images.
 
         Raises:
-            DataError: they are missing, or in folders that are called like no class.
+            DataError: the images are missing, or a sub-folder is not called like a class.
         """
         if self.reader is not None:
             return in_colours(self.reader(split, self.folder), entry.input_shape[2])
@@ -115,10 +115,10 @@ class Dataset:
         return read_labelled(self.folder / split if parted else self.folder, self.hierarchy, entry)
 
     def decoded_for(self, entry: ModelEntry, split: Split) -> ImageSet:
-        """As `read_for`, with the pixels of all images.
+        """Return the images of `read_for` as one decoded array.
 
         Raises:
-            DataError: as `read_for`; or one of them cannot be read.
+            DataError: the images are missing, misplaced or unreadable.
         """
         found = self.read_for(entry, split)
         if isinstance(found, ImageSet):

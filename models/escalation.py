@@ -59,7 +59,7 @@ def margin(probabilities: Array) -> Array:
 
 
 def unsure(probabilities: Array, below: float) -> Array:
-    """Which images go up a tier, bool `[n]`: those whose margin is below the threshold."""
+    """Return bool `[n]`: True for the images whose margin is below the threshold, which go up a tier."""
     return np.asarray(margin(probabilities).astype(np.float64) < below)
 
 
@@ -76,23 +76,25 @@ class GateSide(Frozen):
 
 
 class OperatingPoint(Frozen):
-    """A threshold, and what came of it on the held-out images."""
+    """A threshold, and its results on the held-out images."""
 
     below: Threshold
     """Images with a smaller margin go up."""
     share: Share
-    """How many of the images that is."""
+    """Share of the images that go up."""
     accuracy: Share
-    """Of the answers that then stand, those from above included."""
+    """Accuracy of all final answers, including the answers of the upper network."""
 
 
 class Gate(Frozen):
-    """Between two networks: accuracy against the share of images that go up, as measured on held-out images."""
+    """Gate between two networks: accuracy against the share of images that go up, as measured on held-out images."""
 
     lower: GateSide
     upper: GateSide
     answers: Literal["coarse", "fine"]
-    """Which answers the margin and the accuracies are of; `coarse` where the lower network gives no others."""
+    """Level of the answers that the margin and the accuracies refer to; `coarse` if the lower network gives only coarse
+    answers.
+    """
     images: Annotated[int, Field(ge=1)]
     lower_accuracy: Share
     upper_accuracy: Share
@@ -112,13 +114,14 @@ class Gate(Frozen):
         return OperatingPoint(below=self.below[index], share=self.share[index], accuracy=self.accuracy[index])
 
     def for_accuracy(self, relative: float) -> OperatingPoint:
-        """The fewest images to send up for `relative` times the upper network's accuracy.
+        """Return the operating point that sends the fewest images up and reaches `relative` times the upper network's
+        accuracy.
 
-        The least share from which on the held-out accuracy stays at or above the target: where the curve first
+        It is the least share from which on the held-out accuracy stays at or above the target: where the curve first
         touches it, it does so by chance.
 
         Raises:
-            InvalidInput: the target cannot be reached; says what can.
+            InvalidInput: the target cannot be reached; the message names the highest one that can.
         """
         target = relative * self.upper_accuracy
         # The curve is stored rounded.
@@ -133,10 +136,10 @@ class Gate(Frozen):
         return self.point(first)
 
     def for_budget(self, budget: float) -> OperatingPoint:
-        """The most images to send up with at most `budget` (0 to 1) of all images doing so.
+        """Return the operating point that sends the most images up, but at most the share `budget` (0 to 1).
 
-        The share of other images differs from that of the held-out ones by chance, so it is one standard error of a
-        share below the budget: five times out of six, the images of a large job keep to it.
+        On other images the share differs by chance. So the point is one standard error below the budget, and five times
+        out of six the images of a large job keep to it.
         """
         limit = budget - (budget * (1 - budget) / self.images) ** 0.5
         return self.point(
@@ -145,15 +148,15 @@ class Gate(Frozen):
 
 
 class Tuning(Frozen):
-    """All gates, and the operating point that a job gets which does not name its own."""
+    """All gates, and the operating point of jobs that do not name one."""
 
     format: Literal[1] = 1
     data: str
-    """Which images the gates were measured on."""
+    """Description of the images that the gates were measured on."""
     relative_accuracy: Annotated[float, Field(gt=0, le=1)]
-    """Share of the upper network's accuracy, for `escalate=threshold`."""
+    """Share of the upper network's accuracy that `escalate=threshold` must reach."""
     budget: Annotated[float, Field(gt=0, le=1)]
-    """Share of the images, for `escalate=budget`."""
+    """Share of the images that `escalate=budget` may send up."""
     gates: tuple[Gate, ...] = Field(min_length=1)
 
     @property
@@ -232,11 +235,11 @@ def make_gate(
 
 
 def load_tuning(folder: Path | None = None) -> Tuning:
-    """Read `escalation.json` of a weights folder, the bundled one unless given.
+    """Read `escalation.json` of a weights folder, by default the bundled one.
 
     Raises:
         NotFound: nothing was tuned there.
-        WeightsError: what is wrong with the file.
+        WeightsError: the file is damaged or does not fit; the message says why.
     """
     path = (folder or weights_folder()) / TUNING_NAME
     if not path.exists():
@@ -258,7 +261,7 @@ def save_tuning(tuning: Tuning, folder: Path) -> Path:
 
 
 def _command(folder: Path | None = None) -> str:
-    """What chooses thresholds for a model set."""
+    """Return the command that chooses thresholds for a model set."""
     models = "SET" if folder is None else shlex.quote(str(folder))
     return f"terrace models tune-escalation --models {models} --out {models} --dataset PICTURES"
 

@@ -21,7 +21,7 @@ __all__ = ["Evaluation", "evaluate", "logits_of", "score"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What was measured."""
+    """Accuracy and speed of a network on labelled images."""
 
     images: int
     coarse_accuracy: float
@@ -39,7 +39,7 @@ def logits_of(
     """Logits FP32 `[n, classes]` of UINT8 images `[n, h, w, 3]`, and the median milliseconds per image.
 
     Args:
-        report: told the number of images of each finished batch.
+        report: called with the number of images of each finished batch.
     """
     parts: list[Array] = []
     pace: list[float] = []

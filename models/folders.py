@@ -76,11 +76,11 @@ class Pictures:
         return len(self.paths)
 
     def __getitem__(self, which: slice, /) -> Array:
-        """Raises DataError for a file that is no picture which can be read."""
+        """Raises DataError for a file that is not a readable picture."""
         return self._stacked([self._pixels(path) for path in self.paths[which]])
 
     def readable(self, which: slice) -> tuple[Array, list[int], list[str]]:
-        """Those that can be read, their numbers, and what is wrong with each of the others."""
+        """Return the pictures that can be read, their numbers, and the fault of each of the others."""
         pixels, numbers, damage = [], [], []
         for number in range(len(self))[which]:
             try:
@@ -91,7 +91,7 @@ class Pictures:
         return self._stacked(pixels), numbers, damage
 
     def take(self, numbers: Iterable[int]) -> Pictures:
-        """Some of them, in that order."""
+        """Return the pictures with these numbers, in this order."""
         return replace(self, paths=tuple(self.paths[number] for number in numbers))
 
     def _stacked(self, pixels: list[Array]) -> Array:
@@ -127,10 +127,11 @@ class FolderImages:
 
 
 def read_labelled(folder: Path, hierarchy: Hierarchy, entry: ModelEntry) -> FolderImages:
-    """The pictures of a folder with a sub-folder for each class, or for some of them, as a network takes them.
+    """Return the pictures of a folder with one sub-folder per class, in the form that a network takes. Classes may be
+    missing.
 
     Raises:
-        DataError: as `find_pictures`.
+        DataError: the pictures are missing or misplaced. See `find_pictures`.
     """
     found = find_pictures(folder, {name: label for label, name in enumerate(hierarchy.fine)})
     fine = np.array([label for _, label in found], np.int64)
@@ -139,17 +140,17 @@ def read_labelled(folder: Path, hierarchy: Hierarchy, entry: ModelEntry) -> Fold
 
 
 def find_pictures(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, int]]:
-    """The pictures in sub-folders that are called like classes, at any depth, with the labels of these.
+    """Find the pictures in sub-folders named after classes, at any depth, with the labels of these classes.
 
     Raises:
-        DataError: no such folder or no pictures in it, one of its folders is called like no class, or a picture lies in
-            none of them.
+        DataError: the folder is missing or has no pictures, a sub-folder is not named after a class, or a picture is
+            outside the sub-folders.
     """
     found = [(path, class_of(path.relative_to(folder).as_posix())) for path in all_pictures(folder)]
     if stray := sorted({name for _, name in found if name is not None and name not in labels}):
         raise DataError(f"{folder} has folders that are called like no class: {', '.join(map(repr, stray[:5]))}")
     if beside := [path.name for path, name in found if name is None]:
-        raise DataError(f"{folder} holds pictures that lie in no folder called like a class: {', '.join(beside[:5])}")
+        raise DataError(f"{folder} holds pictures outside the folders named after classes: {', '.join(beside[:5])}")
     return [(path, labels[name]) for path, name in found if name is not None]
 
 
@@ -160,7 +161,7 @@ def all_pictures(folder: Path) -> list[Path]:
         DataError: no such folder, or no picture in it.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder")
+        raise DataError(f"{folder} is not a folder")
     found, left_out = pictures_in(folder)
     if not found:
         raise DataError(f"{folder} holds no pictures ({told(left_out) or 'it is empty'})")

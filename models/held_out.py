@@ -1,6 +1,6 @@
-"""Which images training left out: the answers to them tell how a network does on images that it has not seen.
+"""Images that training left out. Only the answers to these show how a network does on images that it has not seen.
 
-Torch-free, because serving's thresholds are chosen on them (`models.tuning`).
+The module needs no torch, because serving's thresholds are chosen on these images (`models.tuning`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def hold_out(fine: np.ndarray, per_class: int) -> Split:
 
 
 def held_out_per_class(entries: Iterable[ModelEntry], records: Path) -> int:
-    """How many images of each class none of these networks was trained on, by their training records.
+    """Return the number of images of each class that none of these networks was trained on, by their training records.
 
     The runs that a network started from and its teachers count as well: what a teacher has seen, its student knows.
 
@@ -74,17 +74,17 @@ def held_out_per_class(entries: Iterable[ModelEntry], records: Path) -> int:
 
 
 class Unseen:
-    """Labelled images that none of some networks was trained on: some to choose by, others to judge the choice by.
+    """Labelled images that some networks were not trained on: one part to choose by, another to judge the choice by.
 
-    Where all networks were trained here these are the images that training held out, and the test images. What an
-    imported network was trained on nobody knows but its user, who names pictures that it has not seen: the test images.
-    Every other one of each class is to choose by.
+    If all networks were trained here, these are the images that training held out, and the test images. Only the user
+    of an imported network knows its training images, and names pictures that it has not seen: the test images. Every
+    other one of each class is to choose by.
 
     Args:
         records: folder of the training records.
 
     Raises:
-        WeightsError: as `held_out_per_class`.
+        WeightsError: a training record is missing or damaged, or a run held nothing out.
     """
 
     def __init__(self, dataset: Dataset, entries: Collection[ModelEntry], records: Path) -> None:
@@ -95,13 +95,17 @@ class Unseen:
         self._read: dict[Any, ImageSet | FolderImages] = {}
 
     def said(self, images: int) -> str:
-        """What the images to choose by are, of which there are so many."""
+        """Describe the images to choose by in words.
+
+        Args:
+            images: how many there are.
+        """
         if self._per_class is None:
             return f"{self._dataset.name}: {images} labelled images, every other one of each class"
         return f"{self._dataset.name}: {images} images held out of training, the last {self._per_class} of each class"
 
     def to_choose(self, entry: ModelEntry) -> ImageSet | FolderImages:
-        """As a network takes them.
+        """Return the images to choose by, in the form that a network takes.
 
         Raises:
             DataError: they are missing, or have no labels.
@@ -113,10 +117,10 @@ class Unseen:
         return images.take(hold_out(labels, self._per_class).held_out)
 
     def to_judge(self, entry: ModelEntry) -> ImageSet | FolderImages:
-        """As `to_choose`.
+        """Return the images to judge the choice by, in the form that a network takes.
 
         Raises:
-            DataError: as there; or all images are to choose by.
+            DataError: they are missing, have no labels, or are all used to choose by.
         """
         images = self._images(entry, "test")
         if self._per_class is not None:
@@ -138,7 +142,7 @@ class Unseen:
 
 def _labels(images: ImageSet | FolderImages) -> np.ndarray:
     if images.fine is None:
-        raise DataError("which images were held out is known of labelled ones alone")
+        raise DataError("images without labels cannot be held out")
     return images.fine
 
 
@@ -156,8 +160,8 @@ def _config(path: Path) -> dict[str, Any]:
         int(config["held_out_per_class"])
     except OSError as error:
         raise WeightsError(
-            f"cannot read the training record {path} ({error.strerror}); without it nothing says which images the "
-            "network has not seen. Name the folder of the records with --records"
+            f"cannot read the training record {path} ({error.strerror}); without it, the images that the network "
+            "has not seen are unknown. Name the folder of the records with --records"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"the training record {path} is damaged: {error!r}") from error

@@ -1,7 +1,7 @@
 """A two-level label hierarchy: classes, superclasses, and which class belongs to which superclass.
 
-The hierarchy is data. It is read from a small TOML or JSON file of this form; the order of `fine` is the order of the
-fine labels, the order of the superclasses that of the coarse labels:
+The hierarchy is data. It is read from a small TOML or JSON file of this form. Fine labels are numbered in the order of
+`fine`, coarse labels in the order of the superclasses:
 
     name = "shapes"
     fine = ["circle", "ellipse", "square"]
@@ -49,7 +49,7 @@ class Hierarchy:
 
     @property
     def classes(self) -> tuple[object, ...]:
-        """All but its name: if this is equal, answers mean the same under two hierarchies."""
+        """Everything except the name. Answers mean the same under two hierarchies with equal classes."""
         return (self.fine, self.coarse, self.parent)
 
     @classmethod
@@ -73,7 +73,7 @@ class Hierarchy:
         """Check the decoded content of a hierarchy file; `source` names it in messages.
 
         Raises:
-            DataError: what is wrong, and with which name.
+            DataError: the content is wrong; the message names the fault and the name.
         """
         if not isinstance(content, Mapping):
             raise DataError(f"{source}: a hierarchy is a table with `name`, `fine` and `superclasses`")
@@ -186,6 +186,6 @@ def _stand(names: Collection[str]) -> str:
 
 
 def few(names: Collection[str]) -> str:
-    """Some of the names, quoted, and how many more there are."""
+    """Return some of the names, quoted, and the number of the others."""
     more = len(names) - _MOST_NAMED
     return ", ".join(map(repr, sorted(names)[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,6 @@
-"""The manifest: which networks ship, what is known of each, and the label hierarchy that they share.
+"""The manifest: the networks that ship, the facts about each, and the label hierarchy that they share.
 
-`manifest.json` lies beside the weights. It alone says input sizes, class counts, accuracies and digests.
+`manifest.json` is in the weights folder. Only this file holds input sizes, class counts, accuracies and digests.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"
 """A filter of Pillow."""
 
 Side = Literal["head", "tail"]
-"""Of an encoder: what runs below, and what answers to it."""
+"""Part of an encoder: the head runs on the lower tier, the tail on the upper one."""
 
 _SIDES: tuple[Side, ...] = ("head", "tail")
 _SMALL_SIDE = 64
@@ -103,7 +103,7 @@ class WeightsFile(Protocol):
 
 
 class TrainingFacts(Frozen):
-    """How a network was trained; the whole record lies in `models/records/`."""
+    """Facts about a network's training; the full record is in `models/records/`."""
 
     record: str
     """File name of the training record."""
@@ -115,7 +115,7 @@ class TrainingFacts(Frozen):
     """Wall time of this run's steps, on a machine that had other work too where `hardware` says so."""
     total_epochs: NonNegativeInt
     total_minutes: float
-    """The same of this run and all before it: the one that its weights start from (`initial`), the one before, ..."""
+    """Sum of `minutes` over this run and the earlier runs that its weights come from (`initial`)."""
     hardware: str
     teachers: tuple[str, ...] = ()
     initial: str | None = None
@@ -145,7 +145,7 @@ class Fit(NamedTuple):
 
     @property
     def turned(self) -> Fit:
-        """The same for a picture that lies on its side."""
+        """Return the same for a picture that lies on its side."""
         return self._replace(height=self.width, width=self.height)
 
 
@@ -174,7 +174,7 @@ class Costed(Frozen):
 
 
 class ModelEntry(Costed):
-    """One network as it is shipped."""
+    """One shipped network."""
 
     name: PlainName
     tier: Literal["end", "edge", "cloud"]
@@ -183,12 +183,12 @@ class ModelEntry(Costed):
     sha256: Digest
     size_bytes: FileSize
     target: Literal["coarse", "fine"]
-    """Which labels the logits stand for."""
+    """Label level of the logits."""
     classes: PositiveInt
     input_shape: tuple[PositiveInt, PositiveInt, Literal[3]]
     """Height, width and colours of the UINT8 images."""
     resize: ResizeRule = "squash"
-    """How a picture of another size gets this one."""
+    """Rule that brings a picture of another size to this one."""
     resize_to: PositiveInt | None = None
     """Length of the shortest side (shortest-side) or of both sides (squash) before the middle is cut out."""
     resample: Resample = "bicubic"
@@ -199,14 +199,14 @@ class ModelEntry(Costed):
     temperature: PositiveFloat
     """`softmax(logits / temperature)` is calibrated; fitted on held-out training images."""
     coarse_accuracy: Share | None
-    """On the whole test set; of a fine network after summing its probabilities per superclass."""
+    """Coarse accuracy on the whole test set; a fine network's probabilities are summed per superclass."""
     fine_accuracy: Share | None
-    """On the whole test set; None for a coarse network."""
+    """Fine accuracy on the whole test set; None for a coarse network."""
     fp32_coarse_accuracy: Share | None = None
     fp32_fine_accuracy: Share | None = None
     """The same before quantisation."""
     test_images: NonNegativeInt
-    """How many images the accuracies were measured on."""
+    """Number of images on which the accuracies were measured."""
     ece_before: Share | None
     ece_after: Share | None
     """Expected calibration error on the test set at temperature 1 and at `temperature`, 15 bins of equal width."""
@@ -216,7 +216,9 @@ class ModelEntry(Costed):
     head_parameters: PositiveInt | None
     """Trained values of the head."""
     gpu: bool = False
-    """True if nodes serve it by default where ONNX Runtime computes on a GPU, in place of the tier's other networks."""
+    """True if nodes on which ONNX Runtime computes on a GPU serve this network by default instead of the tier's other
+    networks.
+    """
     training: TrainingFacts | None
     """None for a network that was imported."""
     licence: str = "Apache-2.0"
@@ -228,12 +230,14 @@ class ModelEntry(Costed):
 
     @property
     def reading(self) -> str:
-        """Digest of what decides an answer besides the weights: how a picture becomes pixels, and the temperature."""
+        """Digest of everything except the weights that decides an answer: how a picture becomes pixels, and the
+        temperature.
+        """
         return hashlib.sha256(json.dumps([*self.fit, self.temperature]).encode()).hexdigest()
 
     @property
     def trained(self) -> TrainingFacts:
-        """How it was trained.
+        """Facts about its training.
 
         Raises:
             WeightsError: it was imported.
@@ -244,7 +248,7 @@ class ModelEntry(Costed):
 
     @property
     def cut(self) -> Cut:
-        """Where head and tail are cut.
+        """The place between head and tail.
 
         Raises:
             WeightsError: it has no such place.
@@ -258,17 +262,17 @@ class ModelEntry(Costed):
 
     @property
     def accuracy(self) -> float | None:
-        """Of its own answers; None where it was not measured."""
+        """Accuracy at the label level of `target`; None if it was not measured."""
         return self.fine_accuracy if self.target == "fine" else self.coarse_accuracy
 
     @property
     def accuracy_density(self) -> float | None:
-        """Accuracy of its own answers in percent, per million parameters (Bianco et al. 2018)."""
+        """Accuracy at the label level of `target` in percent, per million parameters (Bianco et al. 2018)."""
         return None if self.accuracy is None else 100 * self.accuracy / (self.parameters / 1e6)
 
     @property
     def input_text(self) -> str:
-        """Size of the images and resize rule, for people: "224 x 224, shortest side to 256"."""
+        """Size of the images and resize rule in words: "224 x 224, shortest side to 256"."""
         height, width, _ = self.input_shape
         if self.resize == "shortest-side":
             return f"{width} x {height}, shortest side to {self.resize_to or max(height, width)}"
@@ -300,22 +304,22 @@ class NamedFile(Frozen):
 
 
 class PartFile(Costed):
-    """Where the head or the tail of an encoder lies."""
+    """File of the head or the tail of an encoder."""
 
     file: PlainName
     """File name within the weights folder."""
     sha256: Digest
     size_bytes: FileSize
     part: Part
-    """What of the file it is: all of it, or one side of the network's cut (`models.split`)."""
+    """Part of the file to use: all of it, or one side of the network's cut (`models.split`)."""
 
 
 class EncoderEntry(Frozen):
-    """What a device may send to an upper network in place of pixels: a head that runs below, how its output is packed,
-    and the tail that answers to it.
+    """An encoder, whose features a device may send to an upper network instead of pixels: a head for the lower tier,
+    the packing of its output, and a tail for the upper tier.
 
-    On the wire a feature x is `q = clip(round(x / scale) + zero_point, 0, 2**bits - 1)`, and
-    `(q - zero_point) * scale` is what the tail gets.
+    On the wire a feature x is `q = clip(round(x / scale) + zero_point, 0, 2**bits - 1)`, and the tail gets
+    `(q - zero_point) * scale`.
     """
 
     kind: EncoderKind
@@ -338,7 +342,7 @@ class EncoderEntry(Frozen):
     """`softmax(logits / temperature)` is calibrated."""
     fine_accuracy: Share
     coarse_accuracy: Share
-    """On the whole test set, through the UINT8 features."""
+    """Coarse accuracy on the whole test set, through the UINT8 features."""
     fp32_fine_accuracy: Share
     """The same with the features as FP32, without noise."""
     test_images: PositiveInt
@@ -346,7 +350,7 @@ class EncoderEntry(Frozen):
     parameters: PositiveInt
     """Trained values of head and tail together."""
     training: TrainingFacts | None = None
-    """None where the encoder is the network's own first layer."""
+    """None if the encoder is the network's own first layer."""
 
     @model_serializer(mode="wrap")
     def _without_default_hiding(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -372,7 +376,7 @@ class EncoderEntry(Frozen):
         return tuple(side for side in _SIDES if getattr(self, side).part == "whole")
 
     def weights(self, side: Side) -> WeightsFile:
-        """The file of a side; that of a tail which is a part of its network has the network's name."""
+        """The file of a side. A tail that is a part of its network keeps the network's name."""
         part = self.head if side == "head" else self.tail
         own = self.head_name if side == "head" else self.name
         return NamedFile(
@@ -381,12 +385,12 @@ class EncoderEntry(Frozen):
 
     @property
     def is_cut(self) -> bool:
-        """True if head and tail are the network itself, cut in two; a learned encoder has a tail of its own."""
+        """True if head and tail are the network itself, cut in two; a learned encoder has a separate tail."""
         return self.tail.part == "tail"
 
     @property
     def levels(self) -> int:
-        """How many values a packed feature can have."""
+        """Number of values that a packed feature can have."""
         return int(2**self.bits)
 
     @model_validator(mode="after")
@@ -402,7 +406,7 @@ class Manifest(Frozen):
     format: Literal[1] = 1
     hierarchy_content: dict[str, Any] = Field(alias="hierarchy")
     data_source: str
-    """Where the training and test images come from, and their terms."""
+    """Source of the training and test images, and their terms of use."""
     models: tuple[ModelEntry, ...]
     """At least one."""
     encoders: tuple[EncoderEntry, ...] = ()
@@ -443,7 +447,7 @@ class Manifest(Frozen):
             )
 
     def content(self) -> dict[str, Any]:
-        """As JSON: what `manifest.json` holds."""
+        """Return the content of `manifest.json` as JSON values."""
         return self.model_dump(mode="json", by_alias=True)
 
     def as_json(self) -> bytes:
@@ -457,8 +461,9 @@ class Manifest(Frozen):
 
     @cached_property
     def offered(self) -> Mapping[str, tuple[str, str]]:
-        """By name: sha256 and `ModelEntry.reading` of each network and each encoder's tail that a node may serve. A
-        tail takes no pictures, so its reading is ""."""
+        """Map the name of each network and each encoder's tail that a node may serve to its sha256 and
+        `ModelEntry.reading`. A tail takes no pictures, so its reading is "".
+        """
         tails = {encoder.name: (encoder.tail.sha256, "") for encoder in self.encoders}
         return tails | {entry.name: (entry.sha256, entry.reading) for entry in self.models}
 
@@ -477,7 +482,7 @@ class Manifest(Frozen):
         """The first network listed for `tier` that is for such a processor; the first of all if none is.
 
         Args:
-            gpu: whether it is to run on a GPU.
+            gpu: True if it will run on a GPU.
 
         Raises:
             NotFound: no network serves this tier.
@@ -545,17 +550,18 @@ def weights_folder() -> Path:
 
 
 def records_folder(weights: Path) -> Path:
-    """Where the training records of a weights folder lie: within it, or beside it for the bundled one."""
+    """Folder of the training records of a weights folder: inside it, or next to it for the bundled one."""
     bundled = weights.resolve() == weights_folder().resolve()
     return weights.parent / "records" if bundled else weights / "records"
 
 
 def begin_weights(folder: Path, like: Path) -> Manifest:
-    """The manifest of a weights folder that is to be written into; a new one becomes a copy of `like` with its records.
+    """Return the manifest of a weights folder before writing to it. A new folder becomes a copy of `like` with its
+    records.
 
     Raises:
         InvalidInput: the folder holds something else.
-        WeightsError: as `load_manifest`.
+        WeightsError: there is no manifest, or it is wrong.
         SetupError: the folder could not be written.
     """
 
@@ -583,10 +589,10 @@ def begin_weights(folder: Path, like: Path) -> Manifest:
 
 
 def load_manifest(folder: Path | None = None) -> Manifest:
-    """Read `manifest.json` of `folder`, the bundled weights unless given.
+    """Read `manifest.json` of `folder`, by default the bundled weights.
 
     Raises:
-        WeightsError: there is no manifest, or what is wrong with it.
+        WeightsError: there is no manifest, or it is wrong; the message says why.
     """
     path = (folder or weights_folder()) / MANIFEST_NAME
     try:
@@ -598,16 +604,16 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         if folder.is_dir():
             why = f"it holds no {MANIFEST_NAME}"
         raise WeightsError(
-            f"{folder} is no model set ({why}): name a folder that 'terrace models import' or 'quantize' has made"
+            f"{folder} is not a model set ({why}): name a folder that 'terrace models import' or 'quantize' has made"
         ) from error
     return checked_manifest(manifest, str(path))
 
 
 def parse_manifest(content: bytes, source: str) -> Manifest:
-    """A manifest that came from elsewhere; `source` names it in messages.
+    """Parse a manifest from elsewhere; `source` names it in messages.
 
     Raises:
-        WeightsError: what is wrong with it.
+        WeightsError: it is wrong; the message says why.
     """
     try:
         return checked_manifest(Manifest.model_validate_json(content), source)
@@ -616,7 +622,7 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
 
 
 def checked_manifest(manifest: Manifest, source: str) -> Manifest:
-    """The same manifest, whose parts fit each other; `source` names it in messages.
+    """Check that the manifest's parts fit each other, and return it. `source` names it in messages.
 
     Raises:
         WeightsError: they do not.
@@ -685,6 +691,6 @@ def _check_encoders(manifest: Manifest, path: str) -> None:
             if part.part != "whole" and (part.file, part.sha256) != (network.file, network.sha256):
                 raise WeightsError(
                     f"the manifest {path} is wrong: {encoder.name!r} names another file, or another SHA-256, than "
-                    f"{network.name!r}: take the manifest that came with the files; or delete that encoder from it, "
-                    f"and 'terrace models cut-encoder {network.name} --models SET --out SET' makes that anew"
+                    f"{network.name!r}. Take the manifest that came with the files. Or delete that encoder from it and "
+                    f"make it again with 'terrace models cut-encoder {network.name} --models SET --out SET'"
                 )

@@ -42,7 +42,7 @@ def read_mnist(split: Split, root: Path | None = None) -> ImageSet:
         Images UINT8 `[n, 28, 28, 1]`; the classes are their own superclasses.
 
     Raises:
-        DataError: `root` is None, or a file is missing, damaged, or does not fit the other one.
+        DataError: `root` is not given, or a file is missing, damaged, or does not fit the other one.
     """
     if root is None:
         raise DataError("no data folder given: set --data or TERRACE_DATA to the folder that holds mnist/")
@@ -55,7 +55,7 @@ def read_mnist(split: Split, root: Path | None = None) -> ImageSet:
             f"{_UNPACK}"
         )
     if labels.max() >= len(DIGITS.fine):
-        raise DataError(f"{stem.parent} has the label {labels.max()} for {split!r}, which is no digit: {_UNPACK}")
+        raise DataError(f"{stem.parent} has the label {labels.max()} for {split!r}, which is not a digit: {_UNPACK}")
     fine = labels.astype(np.int64)
     return ImageSet(
         images=images[..., None],
@@ -83,7 +83,7 @@ def _read_idx(path: Path, item: tuple[int, ...]) -> Array:
 
 
 def _decode_idx(file: IO[bytes], item: tuple[int, ...]) -> Array:
-    """Raises ValueError for what is no idx file of such items."""
+    """Raises ValueError for a file that is not an idx file of such items."""
     axes = 1 + len(item)
     magic = 0x0800 + axes  # 8 for bytes, then the number of axes
     head = file.read(4 * (1 + axes))

@@ -72,7 +72,7 @@ class Costing:
     device_factor: float = 1.0
     """Time of the end device for the same work, as a multiple of this machine's."""
     upstream_factor: float = 1.0
-    """The same of the upstream node."""
+    """Time of the upstream node for the same work, as a multiple of this machine's."""
     most_bytes: int | None = None
     """Limit of what is sent for one picture; None for no limit."""
     link_mbps: float | None = None
@@ -229,11 +229,11 @@ def measure_cuts(
 
 
 def consistent(cuts: Sequence[CutCost]) -> list[CutCost]:
-    """The same cuts with times that do not contradict each other: layers never take longer than more layers do. What
-    other programs took is left out so.
+    """Return the cuts with times that do not contradict each other: layers never take longer than more layers do. This
+    removes the time of other programs.
 
     Args:
-        cuts: From the first to the last.
+        cuts: cuts from the first to the last.
     """
     below = list(accumulate((cut.below_ms for cut in reversed(cuts)), min))[::-1]
     above = accumulate((cut.above_ms for cut in cuts), min)

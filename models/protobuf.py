@@ -55,10 +55,10 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def first(message: memoryview, number: int) -> bytes:
-    """The value of the first field of that number; empty where there is none.
+    """The value of the first field with this number; empty if there is none.
 
     Raises:
-        IndexError, ValueError: as `fields`.
+        IndexError, ValueError: the message is damaged. See `fields`.
     """
     return next((bytes(value) for found, value, _ in fields(message) if found == number), b"")
 

@@ -52,11 +52,11 @@ _PRUNED = "pruned"
 
 
 def follow(settings: NodeSettings, lifecycle: Lifecycle, given: GivenSet, build: Build) -> FleetReleases | None:
-    """The releases that a node follows; None if its networks are its own.
+    """Open the releases that a node follows; None if it has its own networks.
 
     Args:
-        given: what it starts with.
-        build: loads what it serves of a release.
+        given: model set that it starts with.
+        build: loads the networks that it serves from a release.
     """
     if not from_scheduler(settings):
         return None

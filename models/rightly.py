@@ -1,7 +1,7 @@
-"""Pictures of the bundled sample that all networks of Terrace answer rightly: the first that a newcomer sees.
+"""Pictures of the bundled sample that all networks of Terrace answer correctly; a newcomer sees them first.
 
-They are no measure of accuracy: some 60 % of the sample are answered like that. `python -m models.rightly` writes the
-list anew when other networks ship.
+They do not measure accuracy: about 60 % of the sample are answered correctly by all. `python -m models.rightly` writes
+the list again when other networks ship.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def read_rightly() -> tuple[dict[str, str], list[int]]:
 
 
 def right_first(count: int) -> Array:
-    """Numbers of so many pictures of the sample, int64 `[count]`: first those that are answered rightly, then the
-    others, both in the order of the sample."""
+    """Numbers of `count` pictures of the sample, int64 `[count]`: first the pictures that are answered correctly, then
+    the others, both in the order of the sample.
+    """
     _, rightly = read_rightly()
     others = np.setdiff1d(np.arange(len(read_sample())), rightly)
     return np.concatenate([np.array(rightly, np.int64), others])[:count]

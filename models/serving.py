@@ -29,16 +29,15 @@ log = logging.getLogger(__name__)
 async def load_models(
     settings: NodeSettings, tier: Tier, manifest: Manifest, loaded: Loaded = NOTHING_LOADED
 ) -> list[OnnxModel]:
-    """The networks that the node is told to serve, or the manifest's default for its tier, ready to run; without those
-    that are loaded already.
+    """Load the networks that the settings name, or the manifest's default for its tier, except those already loaded.
 
     Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
     cache. At the start of a node, this waits for the scheduler and logs that once.
 
     Raises:
-        SetupError: a name that the manifest does not have; only superclasses where the scheduler asks for classes;
-            weights that are missing with no scheduler to ask, that the scheduler does not have either, or that are not
-            those of the manifest; or what `load_model` finds missing.
+        SetupError: the manifest lacks a name; the networks answer only superclasses, but the scheduler asks for
+            classes; weights are missing here and at the scheduler, or differ from the manifest; or `load_model` misses
+            something.
         WeightsError: a network that the scheduler gave answers with NaN.
     """
     store = open_store(settings)
@@ -77,7 +76,7 @@ def key_of(entry: ModelEntry) -> ModelKey:
 
 
 def decode_of(manifest: Manifest, entry: ModelEntry) -> Decode | None:
-    """How a network gets images that come as files; None where they come as pixels."""
+    """Return the decoder for images that come as files; None if they come as pixels."""
     if manifest.fit is not None:
         return None
     from models.pictures import decoder  # needs memory and time that other nodes have no use for
@@ -86,7 +85,7 @@ def decode_of(manifest: Manifest, entry: ModelEntry) -> Decode | None:
 
 
 def open_store(settings: NodeSettings) -> ModelStore:
-    """Where a node's weights are looked for, and kept."""
+    """Return the store in which a node looks for weights and keeps them."""
     if settings.models is None and settings.scheduler is not None:
         # The set is the scheduler's (`models.source`), and may be another than the bundled one.
         return ModelStore([], settings.cache, others=[weights_folder()])
@@ -101,14 +100,14 @@ async def obtain_weights(
     patient: bool = True,
     copies: NetworkCopies | None = None,
 ) -> Path:
-    """The path of a weights file, fetched from the scheduler where it is missing; see `load_models`.
+    """Return the path of a weights file, fetched from the scheduler if it is missing. See `load_models`.
 
     Args:
         copies: gets it from other nodes; None for a node that is not on the device list yet.
-        patient: whether to go on trying while the scheduler cannot be reached; else that is raised.
+        patient: True to keep trying while the scheduler cannot be reached; False to raise its error.
 
     Raises:
-        TerraceError: as `load_models`.
+        TerraceError: the weights cannot be found, fetched or verified.
     """
     if copies is not None and await anyio.to_thread.run_sync(store.find, entry) is None:
         path = await copies.obtain(entry.name, entry.sha256, fetch_from(settings))

@@ -39,7 +39,7 @@ __all__ = [
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
 _MOST_READ, _MOST_SAID = 5_000, 500
-"""Characters of what the runtime says of a network that it refuses."""
+"""Most characters of ONNX Runtime's error that are read, and that a message repeats."""
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _PLACE = re.compile(r"\S+\.(?:h|hpp|cc|cpp|cu):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()\s]*)+ (?:const )?")
 """File, line and signature of the C++ function that failed; parentheses may be nested once."""
@@ -47,7 +47,7 @@ _PIECE_PIXELS = 2 * 224**2
 """Pixels of the images that run at once on a core. See `OnnxModel`."""
 _UNCUT = 2**31
 _LEAST_SLICE = 4
-"""Fewer small images are not worth a thread of their own."""
+"""Images per slice below which a further thread is not worth it."""
 
 
 class OnnxModel:
@@ -120,7 +120,7 @@ class OnnxModel:
 
     @property
     def sha256(self) -> str:
-        """Digest of the network's weights file, also for a part of it."""
+        """Digest of the network's weights file; a part has the digest of the whole file."""
         return self._sha256
 
     @cached_property
@@ -143,7 +143,7 @@ class OnnxModel:
 
     @property
     def parameters(self) -> Mapping[str, str | int | float | bool]:
-        """What the manifest knows of the network; accuracies that it does not have are left out."""
+        """Facts from the manifest about the network; accuracies that it lacks are left out."""
         entry = self.entry
         if self.part == "head":
             entry = entry.model_copy(update={"parameters": entry.head_parameters})
@@ -215,7 +215,7 @@ def run_session(session: Any, output: str, inputs: Mapping[str, Array]) -> Array
 
 
 def facts_of(entry: ModelEntry) -> dict[str, str | int | float | bool]:
-    """What the manifest knows of a network, for its metadata; accuracies that it does not have are left out."""
+    """Facts from the manifest about a network, used as its metadata; accuracies that it lacks are left out."""
     facts: dict[str, str | int | float | None] = {
         "target": entry.target,
         "tier": entry.tier,
@@ -272,13 +272,13 @@ def load_model(
     """Load a network, or its head or tail, ready to run.
 
     Args:
-        entry: what the manifest says of it.
-        folder: where its file lies; the bundled weights unless given.
+        entry: the network's entry in the manifest.
+        folder: folder of its file; the bundled weights by default.
         provider: "cpu" or "cuda".
         threads: CPU threads per call of `run`; a GPU takes the batch whole.
         part: "whole", "head" (`images` to `features`) or "tail" (`features` to `logits`).
-        labels: class names of the outputs; from the manifest in `folder`, else from the bundled one, unless given.
-        decode: of images that come as files.
+        labels: class names of the outputs; by default from the manifest in `folder`, else from the bundled one.
+        decode: decoder of images that come as files.
 
     Raises:
         WeightsError: the file is missing, differs from the manifest, or does not fit it.
@@ -299,18 +299,18 @@ def load_encoder(
     threads: int = 1,
     labels: Sequence[str] | None = None,
 ) -> OnnxModel:
-    """Load the head (`images` to `features`) or the tail (`features` to `logits`) of an encoder; the tail is called
-    `encoder.name`, the head the same with `-head` after it.
+    """Load the head (`images` to `features`) or the tail (`features` to `logits`) of an encoder. The tail is called
+    `encoder.name`, the head `encoder.name` plus `-head`.
 
     Args:
-        encoder: what the manifest says of it.
+        encoder: the encoder's entry in the manifest.
         network: the manifest's entry for `encoder.network`.
         side: "head" or "tail".
-        folder: where the file of that side lies; the bundled weights unless given.
-        provider, threads, labels: as `load_model`.
+        folder: folder of that side's file; the bundled weights by default.
+        provider, threads, labels: see `load_model`.
 
     Raises:
-        As `load_model`.
+        The errors of `load_model`.
     """
     file = encoder.head if side == "head" else encoder.tail
     as_network = entry_of(encoder, network, side)
@@ -350,7 +350,7 @@ def _load(
     labels: Sequence[str] | None,
     decode: Decode | None = None,
 ) -> OnnxModel:
-    """`part`: what the loaded graph is; `cut`: what of the file it is."""
+    """`part`: the part that the loaded graph is; `cut`: the part of the file to take."""
     import_runtime()  # told before the file is read
     check_threads(threads)
     place = folder or weights_folder()
@@ -378,7 +378,7 @@ def open_session(network: bytes, source: str, *, provider: str = "cpu") -> Any:
 
     Raises:
         WeightsError: ONNX Runtime cannot load it.
-        MissingExtra, ProviderUnavailable: as `load_model`.
+        MissingExtra, ProviderUnavailable: see `load_model`.
     """
     runtime = import_runtime()
     wanted = _PROVIDERS.get(provider)
@@ -454,7 +454,7 @@ def _check_fit(model: OnnxModel, path: Path) -> None:
 
 
 def _any_batch(spec: TensorSpec) -> TensorSpec:
-    """The same for any number of images: a graph that takes one is run once for each."""
+    """Return the spec for any number of images. A graph that takes one image is run once for each."""
     return replace(spec, shape=(-1, *spec.shape[1:]))
 
 

@@ -1,4 +1,4 @@
-"""Where a node's model set comes from: a folder, the scheduler, or what the scheduler gave last time."""
+"""Sources of a node's model set: a folder, the scheduler, or the set that the scheduler gave last time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _SHOWN = 200
 """Characters of a refusal that a message repeats."""
 _REFUSAL_BYTES = 4096
 _CONTENT_TYPES = ("application/json", "application/octet-stream")
-"""Of a manifest and of weights; the page of a captive portal is something else."""
+"""Content types of a manifest and of weights; the page of a captive portal has another one."""
 _MANIFEST_BYTES = 64 * 1024**2
 """Upper bound for a manifest: one of a hundred thousand classes has a few million bytes."""
 
@@ -95,15 +95,15 @@ class GivenSet:
 
 
 async def load_set(settings: NodeSettings, lifecycle: Lifecycle, load: Callable[[GivenSet], Awaitable[T]]) -> T:
-    """Load the node's networks. If the set is the scheduler's and has been replaced meanwhile, start over with the new
-    one. If that cannot be loaded, an earlier one that is still in the cache is.
+    """Load the node's networks. If the scheduler has replaced its set meanwhile, start over with the new one. If the
+    new one cannot be loaded, load an earlier one from the cache.
 
     Args:
-        lifecycle: of the node, which starts again when the set has been replaced later.
+        lifecycle: lifecycle of the node, which restarts when the set is replaced later.
         load: loads what the node serves from a model set.
 
     Raises:
-        SetupError: as `obtain_set`, or by `load`.
+        SetupError: the set cannot be obtained or loaded.
     """
     failures = 0
     while True:
@@ -174,7 +174,7 @@ async def _is_current(settings: NodeSettings, served: Manifest) -> bool:
     network for this node: then it keeps what it has, and the scheduler refuses it.
 
     Args:
-        served: what the node has loaded.
+        served: manifest of the networks that the node has loaded.
     """
     try:
         if not from_scheduler(settings):
@@ -217,14 +217,14 @@ def from_scheduler(settings: NodeSettings) -> bool:
 
 
 async def given_now(settings: NodeSettings, known: Manifest | None = None) -> tuple[Manifest, Told | None]:
-    """The manifest of the release in force, and the number of that; None from a scheduler without releases.
+    """Return the manifest of the current release and its number. A scheduler without releases gives no number.
 
     Args:
-        known: is returned if it is still the scheduler's, without sending it again.
+        known: a manifest that is returned, instead of downloaded again, if it is still current.
 
     Raises:
         WeightsError: it is wrong.
-        TerraceError: as `_asked`.
+        TerraceError: the scheduler refuses, has no such set, or cannot be reached.
     """
     return await _manifest(settings, "/v1/models", "the model set", known)
 
@@ -266,7 +266,7 @@ def remember(settings: NodeSettings, given: GivenSet, *, last: bool = True) -> N
     """Keep a copy for a start without the scheduler. Without a place for it the node works all the same.
 
     Args:
-        last: whether that start serves it.
+        last: True if that start serves it.
     """
     paths = [_last_set(settings)] if last else []
     if given.release != UNKNOWN:
@@ -347,14 +347,14 @@ async def _asked(
     params: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, aiohttp.ClientResponse]]:
-    """The URL of the scheduler that leads, and its answer to a GET, of which the body is still to come; `what` names
-    it in messages.
+    """Send a GET to the scheduler that leads, and yield its URL and its answer before the body. `what` names the answer
+    in messages.
 
     Raises:
         SetupError: it refuses this node's token.
         WeightsMissing: it has no such thing.
         Standby: none leads at the moment.
-        TerraceError: as `calling`.
+        TerraceError: the call fails. See `calling`.
     """
     ring = Ring(settings.scheduler or ())
     asked = Round(ring)

@@ -1,4 +1,4 @@
-"""How fast a loaded network runs, by batch size."""
+"""Time per image of a loaded network, by batch size."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def least_ms_per_image(work: Callable[[Array], object], images: Array, batch_siz
 
 
 def probe_images(shape: tuple[int, int, int]) -> Array:
-    """Images of a shape to measure with: the bundled sample where it fits, else a fixed noise."""
+    """Images of a shape to measure with: the bundled sample if it fits, else fixed noise."""
     sample = read_sample().images
     if sample.shape[1:] == shape:
         return sample

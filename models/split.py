@@ -23,11 +23,10 @@ HEAD_NODES_KEY = "terrace.head_nodes"
 
 
 def extract_part(model: bytes, part: Part) -> bytes:
-    """The ONNX file of the whole network, of its head (`images` to `features`) or of its tail (`features` to
-    `logits`).
+    """The ONNX file of the whole network, of its head (`images` to `features`) or of its tail (`features` to `logits`).
 
     Raises:
-        WeightsError: `model` is no ONNX file that the exporter wrote.
+        WeightsError: `model` is not an ONNX file from the exporter.
     """
     if part == "whole":
         return model

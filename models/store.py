@@ -1,4 +1,4 @@
-"""Where a node finds weights: given folders first, then a cache that it fills from another node."""
+"""The weights files of a node: given folders are searched first, then a cache that it fills from another node."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ModelStore:
     Args:
         folders: searched in order; never written.
         cache: searched last; fetched files are kept here under their sha256.
-        others: searched after the folders, and never written: files of theirs that are not the right ones are passed
-            over, for they may belong to another model set.
+        others: searched after the folders, and never written: wrong files in them are ignored, because they may belong
+            to another model set.
     """
 
     def __init__(self, folders: Sequence[Path], cache: Path, *, others: Sequence[Path] = ()) -> None:
@@ -61,10 +61,10 @@ class ModelStore:
         return next((path for path in candidates if _digest(path) == entry.sha256), None)
 
     async def obtain(self, entry: WeightsFile, fetch: Fetch) -> Path:
-        """Path of the entry's file; fetched, verified and kept where it is missing.
+        """Return the path of the entry's file. A missing file is fetched, verified and kept.
 
         Raises:
-            WeightsError: what was fetched is not the file of the manifest; nothing is kept. Or as `find`.
+            WeightsError: the fetched file differs from the manifest, and nothing is kept; or `find` has raised it.
             NoRoom: the cache cannot be written.
         """
         found = await anyio.to_thread.run_sync(self.find, entry)
@@ -90,7 +90,7 @@ class ModelStore:
                     kept.write(block)
             if digest.hexdigest() != entry.sha256:
                 raise WeightsError(
-                    f"the fetched weights of {entry.name!r} are not those of the manifest: {size} bytes with sha256 "
+                    f"the fetched weights of {entry.name!r} differ from the manifest: {size} bytes with sha256 "
                     f"{digest.hexdigest()}, expected {entry.size_bytes} with {entry.sha256}"
                 )
             with _keeping():
@@ -128,7 +128,7 @@ def _keeping() -> Iterator[None]:
 
 
 def _digest(path: Path) -> str | None:
-    """None where there is no such file. Raises WeightsError where it cannot be read."""
+    """Return the digest of a file; None if there is no such file. Raises WeightsError if it cannot be read."""
     try:
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -51,7 +51,7 @@ _GATES = ((Tier.EDGE, Tier.CLOUD), (Tier.END, Tier.EDGE), (Tier.END, Tier.CLOUD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What one network answers to a set of images."""
+    """Answers of one network to a set of images."""
 
     entry: ModelEntry
     probabilities: Mapping[Answered, Array]
@@ -61,7 +61,7 @@ class Side:
 
 
 Answers = Mapping[Tier, Side]
-"""By tier, all to the same images."""
+"""Answers by tier, all to the same images."""
 
 
 def _answer_all(
@@ -76,11 +76,10 @@ def _answer_all(
     """Let the network that each tier serves by default answer labelled images.
 
     Args:
-        images: as a network takes them.
+        images: returns the images in the form that a network takes.
 
     Raises:
-        DataError: the images have no labels.
-        As `load_model`.
+        DataError: the images have no labels. As `load_model`.
     """
     sides: dict[Tier, Side] = {}
     for tier, entry in _served(manifest, provider).items():
@@ -102,7 +101,7 @@ def _advance(report: Callable[[str, int, int], object], name: str, of: int, coun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTarget:
-    """What to choose thresholds for."""
+    """Target to choose thresholds for."""
 
     accuracy: float
     relative: bool = True
@@ -115,10 +114,11 @@ def tune(answers: Answers, target: TuningTarget, *, data: str) -> Tuning:
     """Thresholds for every gate that the answers to held-out images allow.
 
     Args:
-        data: which images these are.
+        data: description of these images.
 
     Raises:
-        InvalidInput: no two tiers have a network, or the target cannot be reached; says what can.
+        InvalidInput: no two tiers have a network, or the target cannot be reached; the message names the highest one
+            that can.
     """
     gates = [_gate(answers[lower], answers[upper]) for lower, upper in _GATES if {lower, upper} <= set(answers)]
     if not gates:
@@ -130,8 +130,8 @@ def tune(answers: Answers, target: TuningTarget, *, data: str) -> Tuning:
         relative = target.accuracy / top.upper_accuracy
         if relative > 1:
             raise InvalidInput(
-                f"{top.answers} accuracy {target.accuracy:g} cannot be reached: with every image sent up it is that of "
-                f"{top.upper.name!r}, {top.upper_accuracy:.4f} on the held-out images; ask for at most that"
+                f"{top.answers} accuracy {target.accuracy:g} cannot be reached: with every image sent up, "
+                f"{top.upper.name!r} reaches {top.upper_accuracy:.4f} on the held-out images; ask for at most that"
             )
     for gate in gates:
         gate.for_accuracy(relative)
@@ -154,7 +154,7 @@ def _gate(lower: Side, upper: Side) -> Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOutcome:
-    """What a choice of thresholds comes to on a set of images."""
+    """Effect of a choice of thresholds on a set of images."""
 
     escalate: str
     """threshold | budget"""
@@ -162,16 +162,16 @@ class TuningOutcome:
     """The lowest tier whose answer may stand."""
     images: int
     thresholds: dict[str, float]
-    """By gate, as "edge-cloud"."""
+    """Threshold of each gate, such as "edge-cloud"."""
     went_to: dict[str, float]
     """Share of the images that were sent to a tier."""
     stayed_at: dict[str, float]
     """Share of the images whose answer is that tier's."""
     fine_accuracy: float | None
-    """Of the final answers; None where some images have only a coarse one."""
+    """Fine accuracy of the final answers; None if some images have only a coarse one."""
     coarse_accuracy: float
     relative_accuracy: float
-    """To the highest tier's accuracy: fine where all images have a fine answer, else coarse."""
+    """Accuracy divided by the highest tier's: fine accuracy if all images have a fine answer, else coarse."""
 
 
 def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: Tier) -> TuningOutcome:
@@ -222,18 +222,18 @@ def measure_choice(answers: Answers, tuning: Tuning, *, escalate: str, lowest: T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningReport:
-    """What `tune_weights` found, and the files that it wrote."""
+    """Thresholds that `tune_weights` chose, their measurements, and the files that it wrote."""
 
     tuning: Tuning
     test: tuple[TuningOutcome, ...]
-    """Each way to escalate on the test images; none where they were not to be measured."""
+    """Outcome of each way to escalate on the test images; empty if these were not measured."""
     files: tuple[Path, ...]
     plot: bool
     """True if the curves could be drawn; matplotlib (extra `plots`) is needed."""
 
 
 def caution(tuning: Tuning) -> str | None:
-    """A warning where thresholds were chosen by few pictures; None where these were enough."""
+    """Return a warning if thresholds were chosen by few pictures, else None."""
     images = min(gate.images for gate in tuning.gates)
     if images >= _ENOUGH:
         return None
@@ -257,13 +257,13 @@ def tune_weights(
     """Choose thresholds for a weights folder on images that its networks have not seen, and store them there.
 
     Args:
-        records: folder of the training records, which say what was held out; it gets `escalation.json`, `.csv` and,
+        records: folder of the training records, which name the held-out images; it gets `escalation.json`, `.csv` and,
             where matplotlib is installed, `.png` with the curves.
         test: measure the thresholds on the test set, once they are chosen.
-        report: told what was answered, how many images of it, and out of how many.
+        report: is called with the current part, the number of images answered, and their total.
 
     Raises:
-        InvalidInput, WeightsError, DataError: as `tune`, `Unseen` and `load_model`; nothing is written.
+        InvalidInput, WeightsError, DataError: see `tune`, `Unseen` and `load_model`; nothing is written.
         SetupError: a file could not be written.
     """
     manifest = load_manifest(folder)

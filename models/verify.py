@@ -19,17 +19,17 @@ _IMAGES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What `verify_entry` found."""
+    """Result of `verify_entry`."""
 
     name: str
     file: str
     ok: bool
     detail: str
-    """What is right, or the first thing that is wrong."""
+    """Confirmation, or the first fault found."""
 
 
 def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verification:
-    """Check one network of a weights folder; what is wrong with its file is in the verdict.
+    """Check one network of a weights folder. The result describes a fault of its file.
 
     Raises:
         MissingExtra, ProviderUnavailable: nothing can be checked on this installation.
@@ -43,7 +43,7 @@ def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provide
 
 
 def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verification:
-    """Check head and tail of one encoder of a weights folder, as `verify_entry` does a network."""
+    """Check head and tail of one encoder of a weights folder. See `verify_entry`."""
     network = manifest.entry(encoder.network)
     labels = manifest.labels(network)
     file = encoder.head.file

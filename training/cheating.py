@@ -1,4 +1,4 @@
-"""What a worker that cheats sends: for runs on virtual time, and for tests of a host."""
+"""Updates sent by workers that cheat. Runs on virtual time and tests of a host use them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from training.units import Computed, Flat
 __all__ = ["ANSWERS_AT_ONCE", "Cheat", "Cheater", "Plot"]
 
 Cheat = Literal["sign-flip", "noise", "stale", "free-rider", "alie", "ipm"]
-"""Its update with the opposite sign and four times as long, so that three of ten turn the mean around; normal noise, a
-hundred times as long; the first update that it has computed, again and again; an update of nothing; the mean of the
-cheaters' own honest updates less some standard deviations (A Little Is Enough, arXiv:1902.06635), or with the opposite
-sign and half as long (Inner Product Manipulation, arXiv:1903.03936)."""
+"""Kinds of cheating. "sign-flip" sends the update with the opposite sign and four times its length, so that three of
+ten workers reverse the mean. "noise" sends normal noise a hundred times as long. "stale" sends the first update again
+and again. "free-rider" sends an update of zeros. "alie" sends the mean of the cheaters' honest updates minus some
+standard deviations (A Little Is Enough, arXiv:1902.06635). "ipm" sends that mean with the opposite sign and half the
+length (Inner Product Manipulation, arXiv:1903.03936).
+"""
 
 ANSWERS_AT_ONCE: tuple[Cheat, ...] = ("stale", "free-rider")
 """These need no time to compute."""
@@ -27,10 +29,10 @@ _FLIPPED, _NOISE, _MANIPULATED = np.float32(-4), 100.0, np.float32(-0.5)
 
 @dataclass(slots=True, kw_only=True)
 class Plot:
-    """What cheaters of one run know together: their own latest honest updates, and no others."""
+    """Knowledge shared by the cheaters of one run: only their own latest honest updates."""
 
     workers: int = 1
-    """In the run."""
+    """Number of workers in the run."""
     cheaters: int = 1
     honest: dict[int, Flat] = field(default_factory=dict)
 
@@ -43,10 +45,10 @@ class Plot:
 
 
 class Cheater:
-    """Makes an honest update into what this worker sends.
+    """Turns the honest update of a worker into a false one.
 
     Args:
-        plot: shared with the other cheaters, each of which has a seed of its own.
+        plot: shared with the other cheaters, each of which has another seed.
     """
 
     def __init__(self, cheat: Cheat, seed: int, plot: Plot | None = None) -> None:
@@ -56,7 +58,7 @@ class Cheater:
         self._plot = Plot() if plot is None else plot
 
     def sends(self, honest: Computed) -> Computed:
-        """What it sends in place of this."""
+        """Return the update that it sends instead of the honest one."""
         values = honest.values
         if self._cheat == "stale":
             self._first = self._first or honest

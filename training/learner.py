@@ -1,4 +1,6 @@
-"""The networks' own learner with flat weights: what a worker computes, and what the host's weights are worth."""
+"""The networks' own learner with flat weights. Workers compute their steps with it, and the host measures its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class FlatLearner:
     worker keep the momentum of its steps from unit to unit.
 
     Args:
-        strategy: whose local steps a change of the weights comes from; SGD without anything kept unless given.
+        strategy: defines the local steps; by default SGD whose momentum is not kept.
         network: replaces the network of `config`; see `NetworkLearner`. The vectors hold its parameters that require a
             gradient.
     """
@@ -78,7 +80,9 @@ class FlatLearner:
         self._inner, self._keeps = ("sgd", False) if strategy is None else (strategy.inner, strategy.keeps_moments)
         self._answered: BatchAnswers | None = None
         self.moments: Any = None
-        """What SGD or AdamW remembers of the steps until now; whoever computes for several workers exchanges it."""
+        """State that SGD or AdamW has from the steps so far. A caller that computes for several workers exchanges
+        it.
+        """
 
     @property
     def trained_network(self) -> torch.nn.Module:
@@ -96,7 +100,9 @@ class FlatLearner:
         return sum(each.numel() for each in self._parameters), sum(each.numel() for each in self._buffers)
 
     def step_bytes(self) -> int:
-        """About what a step keeps in memory besides the weights: what the layers give for a batch, in fp32."""
+        """Approximate bytes that a step keeps in memory in addition to the weights: the outputs of the layers for a
+        batch, in fp32.
+        """
         numbers, network = 0, self._learner.network
 
         def count(_layer: torch.nn.Module, _given: Any, found: Any) -> None:
@@ -137,11 +143,11 @@ class FlatLearner:
             layer.__class__ = _FrozenNorm
 
     def weights(self) -> Flat:
-        """As they are now; at first the configuration's random ones."""
+        """Current weights; at first the random ones of the configuration."""
         return _flat(self._parameters)
 
     def buffers(self) -> Flat:
-        """As they are now."""
+        """Current buffers."""
         return _flat(self._buffers)
 
     def rate(self, step: int) -> float:
@@ -149,7 +155,7 @@ class FlatLearner:
         return self._learner.rate(step)
 
     def load(self, weights: Flat, buffers: Flat) -> None:
-        """Go on from these.
+        """Continue from these weights and buffers.
 
         Raises:
             WeightsError: they are of another network.
@@ -164,7 +170,7 @@ class FlatLearner:
         return np.concatenate((self.weights(), self.buffers()))
 
     def load_joined(self, vector: Flat) -> None:
-        """Go on from such a vector.
+        """Continue from a vector that `joined` has returned.
 
         Raises:
             WeightsError: it is of another network.
@@ -191,11 +197,11 @@ class FlatLearner:
         rate: float | None = None,
         watch: Callable[[int], None] = lambda step: None,
     ) -> Computed:
-        """Do some steps, each from the weights that the one before has left.
+        """Compute some steps, each from the weights after the step before.
 
         Args:
-            rate: learning rate at the peak of the schedule; the configuration's own unless given.
-            watch: called after each step with the one that follows; what it raises ends the computation.
+            rate: learning rate at the peak of the schedule; by default the configuration's.
+            watch: called after each step with the number of the next one; an error that it raises ends the computation.
         """
         if sends == "portion":
             return self._portion(steps, watch)
@@ -319,8 +325,8 @@ class FlatLearner:
         return times
 
     def evaluated(self, weights: Flat, buffers: Flat, images: ImageSet) -> tuple[float, float]:
-        """Share of images whose class these weights find, and their mean cross entropy, which need not be finite.
-        Running statistics are measured again: those of many workers fit no weights well.
+        """Return the share of images whose class these weights find, and their mean cross entropy, which need not be
+        finite. Running statistics are measured again, because a mix from many workers fits no weights well.
 
         Args:
             images: with labels of the configuration's target.
@@ -353,16 +359,16 @@ class FlatLearner:
         return found
 
     def keep(self, final: tuple[Flat, Flat], folder: Path, *, dataset: str, seconds: float, fleet: FleetFacts) -> None:
-        """Write checkpoint and record of a finished run, for the commands that read such a folder.
+        """Write checkpoint and record of a finished run, so that the commands that read run folders can use it.
 
         Args:
             final: its weights and buffers.
             dataset: its name.
             seconds: from the first unit of work to the last update.
-            fleet: how the run was spread over machines.
+            fleet: facts about the machines of the run.
 
         Raises:
-            WeightsError: they are of another network.
+            WeightsError: weights or buffers belong to another network.
             SetupError: it could not be written.
         """
         self.load(*final)
@@ -450,11 +456,11 @@ def read_images(
     answers: TeacherAnswers | None = None,
     begins: bool = False,
 ) -> tuple[TrainingData, ImageSet]:
-    """The images to train on, and those of the test set.
+    """Read the training images and the test images.
 
     Args:
-        device: that keeps the former.
-        answers: of the teacher, if the configuration has one; see `read_teacher`.
+        device: device that keeps the training images.
+        answers: answers of the teacher, if the configuration has one; see `read_teacher`.
         begins: True if the caller loads the weights of the configuration's `initial` run.
 
     Raises:
@@ -495,10 +501,10 @@ def read_teacher(path: Path | None, config: TrainConfig, dataset: Dataset) -> Te
 
 @contextmanager
 def foreign(name: str) -> Iterator[None]:
-    """Computes what another machine describes: where that cannot be computed, it is that machine's fault.
+    """Context for computing what another machine describes. If that cannot be computed, the other machine is at fault.
 
     Raises:
-        InvalidAnswer: in place of errors of arithmetic, of torch, and for want of memory.
+        InvalidAnswer: raised instead of errors of arithmetic, torch or memory.
     """
     try:
         yield
@@ -507,15 +513,16 @@ def foreign(name: str) -> Iterator[None]:
 
 
 def learner_of(spec: RunSpec, data: TrainingData, network: torch.nn.Module | None = None) -> FlatLearner:
-    """The learner of a run that another machine describes. No layer is filled once there are more values than it says.
+    """Return the learner of a run that another machine describes. Layers stop being filled once there are more values
+    than described.
 
     Args:
         network: see `FlatLearner`.
 
     Raises:
-        InvalidAnswer: its network has another number of values or buffers than it says, or a step does not fit in the
-            memory that is free.
-        InvalidInput, WeightsError, DataError: as `FlatLearner`.
+        InvalidAnswer: its network has another number of values or buffers than described, or a step does not fit in the
+            free memory.
+        InvalidInput, WeightsError, DataError: see `FlatLearner`.
     """
     seen, thread = 0, threading.get_ident()
 

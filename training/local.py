@@ -25,12 +25,12 @@ _MOST_RESTARTS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """What to train, and with how many workers."""
+    """Training run of a host and several workers on this machine."""
 
     host: Mapping[str, object]
-    """Settings of the host, by the names of its flags; those that are None are left out."""
+    """Settings of the host, by the names of its flags; unset ones are left out."""
     worker: Mapping[str, object]
-    """The same of each worker."""
+    """Settings of each worker, in the same form."""
     workers: int
     on_line: Callable[[str, str], None] = lambda name, line: None
     """Called with the name of a process and a line that it has written."""
@@ -39,16 +39,16 @@ class LocalRun:
 
 
 async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda status: None) -> dict[str, Any]:
-    """Train to the end. A process that is killed is started again; the host goes on from its folder.
+    """Train to the end. A process that is killed is started again, and the host continues from its folder.
 
     Args:
-        watch: called with how the run is, ten times a second.
+        watch: called with the status of the run, ten times a second.
 
     Returns:
         The host's result; its `faults` count the processes that were killed as well.
 
     Raises:
-        ServiceFailed: the host, or all workers, have ended with an error; the message ends with what was said last.
+        ServiceFailed: the host, or all workers, have ended with an error; the message ends with its last output.
     """
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         ready = Path(folder) / "host.ready"
@@ -105,7 +105,7 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
 
 
 def _result(host: Started, killed: int) -> dict[str, Any]:
-    """What a host that has ended has left in its folder."""
+    """Return the result that an ended host has left in its folder."""
     kept = Path(host.arguments[host.arguments.index("--folder") + 1]) / RESULT
     if host.process.returncode != 0 or not kept.exists():
         raise host.failure

@@ -1,4 +1,6 @@
-"""What a worker takes away from an update before it sends it, so that less can be read from it. Pure but for noise."""
+"""Clipping and noise that a worker applies to an update before sending it, so that less can be read from it. Pure
+except for the noise.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ class Masking(Strict):
 
 
 def masked(computed: Computed, masking: Masking | None, draw: np.random.Generator) -> Computed:
-    """The update as it is sent; unchanged without masking.
+    """Return the update as it is sent; unchanged without masking.
 
-    Clipping and noise are those of Abadi et al. 2016 (arXiv:1607.00133, algorithm 1), for a whole update in place of
-    each picture's gradient, so no bound of differential privacy follows.
+    Clipping and noise follow Abadi et al. 2016 (arXiv:1607.00133, algorithm 1), but apply to a whole update instead of
+    each picture's gradient. So no bound of differential privacy follows.
 
     Args:
-        draw: its noise; the host must not be able to foretell it.
+        draw: generator of the noise; the host must not be able to predict it.
     """
     if masking is None:
         return computed

@@ -46,29 +46,29 @@ __all__ = [
 ]
 
 LEASE_HEADER = "Terrace-Lease"
-"""With the weights that a lease starts from: a `GrantedLease` as JSON."""
+"""Header of the weights that a lease starts from: a `GrantedLease` as JSON."""
 UPDATE_HEADER = "Terrace-Update"
-"""With an update: an `UpdateHead` as JSON."""
+"""Header of an update: an `UpdateHead` as JSON."""
 VERSION_HEADER = "Terrace-Version"
-"""With weights: which these are."""
+"""Header of weights: their version."""
 
 SPEC = "run.json"
-"""In the folder of a host's run: what is trained, and how."""
+"""File in the folder of a host's run, with its specification."""
 RESULT = "result.json"
-"""In the folder of a run that has finished: what came of it."""
+"""File in the folder of a finished run, with its result."""
 CURVES = "curves.json"
-"""In the folder of a host's run: loss, accuracy, bytes and staleness."""
+"""File in the folder of a host's run, with loss, accuracy, bytes and staleness."""
 CURVES_PLOT = "curves.png"
-"""The same as a plot, of a run that has finished."""
+"""File in the folder of a finished run, with a plot of the curves."""
 
 _MOST_STEPS = 10**9
 _MOST_VALUES = 250_000_000
-"""Of a network that is trained for somebody else: 1 GB in fp32."""
+"""Most values of a network that is trained for another machine: 1 GB in fp32."""
 _MOST_COUNT = 2**53
 
 MOST_LOSS = 1e6
 _LONGEST_S = 1e7
-"""What a worker says of itself is added up, and shown to others."""
+"""Bounds on the loss and the times that a worker reports, because they are added up and shown to others."""
 
 SpentOn = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
 Times = dict[SpentOn, NonNegativeFloat]
@@ -78,23 +78,23 @@ SPENT_ON = ("load", "forward", "backward", "step", "send", "wait", "apply")
 
 
 def known_times(times: Times) -> Times:
-    """Without words that are not in `SPENT_ON`: a newer worker may know more, and its update counts all the same."""
+    """Remove words that are not in `SPENT_ON`. A newer worker may know more, and its update still counts."""
     return {name: times[name] for name in SPENT_ON if name in times}
 
 
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-"""Of one process of a worker, drawn at random when it starts."""
+"""Random identifier of one process of a worker, drawn when it starts."""
 
 
 Keeps = Literal["own", "all"]
-"""Which training images a worker fetches: its own segments, or all of them."""
+"""Training images that a worker fetches: its own segments, or all of them."""
 
 SegmentNumber = Annotated[int, Field(ge=0, lt=1_024)]
 LeaseNumber = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class RunSpec(Frozen):
-    """What is trained, and how; the same for the whole run."""
+    """Description of a run: network, strategy and data. It stays the same for the whole run."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     network: TrainConfig
@@ -102,17 +102,17 @@ class RunSpec(Frozen):
     """The strategy as it was asked for: its name, or its file's."""
     strategy: Annotated[HostedConfig, Field(discriminator="family")]
     workers: Annotated[int, Field(ge=1, le=1_000_000)]
-    """How many are expected."""
+    """Number of expected workers."""
     wire: Format
     values: Annotated[int, Field(ge=1, le=_MOST_VALUES)]
-    """Of the network's weights."""
+    """Number of weights of the network."""
     buffers: Annotated[int, Field(ge=0, le=_MOST_VALUES)]
     data_sha256: Annotated[str, Field(max_length=128)]
-    """Of all training images and labels, in their order."""
+    """Digest of all training images and labels, in their order."""
     answers_sha256: Digest | None = None
     """`models.training.answers.TeacherAnswers.digest` of the teacher's answers; None for a run without a teacher."""
     lease_s: Annotated[float, Field(gt=0, le=1e9)]
-    """How long a worker has to show progress."""
+    """Seconds within which a worker must show progress."""
     own: OwnData | None = None
     """The start of a run whose workers train on kept pictures; None if all train on one data set."""
 
@@ -128,41 +128,43 @@ class Join(Frozen):
 
 
 class DataReport(Frozen):
-    """How far a worker is with its training images. Sent when something has changed, and every few seconds."""
+    """Progress of a worker with its training images. It is sent after a change, and every few seconds."""
 
     worker: NodeId
     incarnation: Incarnation
     url: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
-    """Where it passes on what it has; null where others cannot reach it."""
+    """URL at which it passes on its segments; null if others cannot reach it."""
     keeps: Keeps
     room: Annotated[int, Field(ge=0, le=1_024)]
     """Segments that fit on its disk, those that it has among them, but not those that it is about to drop."""
     holds: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)] = ()
-    """Whole segments that it has."""
+    """Segments that it has as a whole."""
     got: SegmentNumber | None = None
     """The copy of this segment is whole."""
     bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """At which it came."""
+    """Speed at which it came."""
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """How much is there of the segment that it is copying."""
+    """Fraction of the current segment that has been copied."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
-    """Why the copy could not go on: the source sent wrong bytes, lacks what it said that it had, or is gone."""
+    """Reason why the copy could not continue: the source sent wrong bytes, lacks a segment that it had announced, or is
+    gone.
+    """
     failed_segment: SegmentNumber | None = None
     failed_source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
-    """Which copy that was, from the worker at this URL, or from the host."""
+    """Segment and source of the failed copy: the URL of a worker, or null for the host."""
     waits: bool = True
     """True if the answer may wait until there is something to copy."""
 
 
 class DataAnswer(Frozen):
-    """What a worker is to do about its training images."""
+    """Instructions to a worker about its training images."""
 
     key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
     """Opens the workers of this run that pass segments on, and is asked for by this one."""
     wanted: Annotated[tuple[SegmentNumber, ...], Field(max_length=1_024)]
     """Segments that it is to have. It may drop others once it has these."""
     segment: SegmentNumber | None = None
-    """To be copied now; null for none."""
+    """Segment to copy now; null for none."""
     source: Annotated[str, Field(max_length=300), AfterValidator(checked_url)] | None = None
     """URL of the worker to copy it from; null for the host."""
 
@@ -178,15 +180,15 @@ class WorkerData(Frozen):
     trusted: bool
     """False once it has sent wrong bytes, or lacked what it said that it had."""
     segment: int | None
-    """That it is copying."""
+    """Segment that it is copying."""
     source: str | None
     """The worker that it copies it from; "" for the host."""
     share: float = 0.0
-    """How much of that copy is there, as it said last."""
+    """Fraction of that copy that is there, by the last report."""
 
 
 class GrantedLease(Frozen, extra="ignore"):
-    """A lease, as its worker is told of it; what a newer host says besides is passed over."""
+    """A lease in the form sent to its worker. Unknown fields from a newer host are ignored."""
 
     number: LeaseNumber
     version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]
@@ -199,17 +201,17 @@ class GrantedLease(Frozen, extra="ignore"):
 
     @classmethod
     def of(cls, lease: UnitLease) -> GrantedLease:
-        """What its worker is told of a lease."""
+        """Return the message that grants a lease."""
         unit = asdict(lease.unit)
         return cls(number=lease.number, push=unit.pop("steps"), **unit)
 
     @property
     def unit(self) -> WorkUnit:
-        """What to compute."""
+        """Unit to compute."""
         return WorkUnit(steps=self.push, **self.model_dump(exclude={"number", "push"}))
 
     def check(self, spec: RunSpec, steps: int) -> None:
-        """True if a run of so many steps can grant this.
+        """Check that a run of `steps` steps can grant this.
 
         Raises:
             InvalidAnswer: it has more steps than the strategy's period, or some beyond the end, or a segment twice; or
@@ -241,7 +243,7 @@ class Progress(Frozen):
 
 
 class UpdateHead(Frozen):
-    """Which steps an update is for."""
+    """Sender, lease and steps of an update."""
 
     worker: NodeId
     incarnation: Incarnation
@@ -253,19 +255,19 @@ class UpdateHead(Frozen):
     times: Annotated[
         dict[SpentOn, Annotated[float, Field(ge=0, le=_LONGEST_S)]], Field(max_length=16), AfterValidator(known_times)
     ] = Field(default_factory=dict)
-    """Spent since the worker's last update; words that are not known here are left out."""
+    """Seconds spent since the worker's last update; words that are not known here are left out."""
 
 
 class UpdateAnswer(Frozen):
-    """What became of an update. Once this is said, it is on the host's disk."""
+    """Result of an update. Once it is sent, the update is on the host's disk."""
 
     verdict: Verdict
     version: Annotated[int, Field(ge=0, le=_MOST_COUNT)]
-    """Of the weights now."""
+    """Current version of the weights."""
     finished: bool
     """True if the run has all that it needs."""
     host_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 0.0
-    """From the last byte of the update to this answer: time that the link has not taken."""
+    """Seconds from the last byte of the update to this answer, which the link has not taken."""
 
 
 class WorkerStatus(Frozen):
@@ -274,21 +276,21 @@ class WorkerStatus(Frozen):
     name: str
     updates: int
     staleness: float
-    """How often the weights had changed since those that its updates come from, on average."""
+    """Mean number of times that the weights had changed since the version that its updates come from."""
     bytes_sent: int
     bytes_received: int
     idle_s: float
-    """Since it was heard last."""
+    """Seconds since it was heard last."""
     left: bool = False
     """True if it has gone."""
     score: float = FIRST
-    """From 0 to 1: how far its updates were like those of others."""
+    """Similarity of its updates to the other workers' updates, from 0 to 1."""
     standing: WorkerStanding = "active"
-    """True if its updates count: not those of who is paused, dropped or quarantined."""
+    """Standing of the worker. Updates of paused, dropped and quarantined workers do not count."""
 
 
 class RunStatus(Frozen):
-    """A run as it is now."""
+    """Current state of a run."""
 
     id: str
     network: str
@@ -302,14 +304,14 @@ class RunStatus(Frozen):
     loss: float | None
     """Mean of the last 100 updates."""
     accuracy: float | None
-    """On the held-out images, as it was measured last; on the test images once the run has finished."""
+    """Last measured accuracy on the held-out images; once the run has finished, the accuracy on the test images."""
     updates: int
     bytes_sent: int
     bytes_received: int
     faults: int
     """Leases that expired, and updates that were not taken."""
     times: Times
-    """Of all workers together; `apply` is the host's."""
+    """Seconds of all workers together; `apply` is the host's time."""
     workers: tuple[WorkerStatus, ...]
     result: dict[str, Any] | None
     error: str | None = None

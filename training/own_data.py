@@ -45,7 +45,7 @@ class OwnData(Frozen):
         """Describe a network.
 
         Args:
-            entry: of the network, in the manifest of its release.
+            entry: entry of the network in the manifest of its release.
             content: its file.
             options: `release`, and the fields that have defaults.
         """

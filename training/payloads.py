@@ -40,7 +40,9 @@ _COMPRESSION_BYTES_PER_S = 60e6
 _LEVEL = 1
 
 _MOST_HEADER_BYTES = 4096
-"""Bound of a header; ours have about 200. A longer one could describe so many tensors that their list fills memory."""
+"""Most bytes of a header; ours have about 200. A longer one could describe enough tensors to fill the memory with their
+list.
+"""
 _CHUNK = 1 << 16
 """Numbers that are converted at a time, a multiple of `BLOCK`. Their intermediate values fit the processor's cache."""
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
@@ -55,11 +57,11 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
     """A safetensors file of two vectors.
 
     Args:
-        format: of `values`; `buffers` are always fp32. In bf16 each number is rounded to the nearest, with a relative
-            error of at most 2**-8. In int8 it is off by at most 1/254 of the largest in its block of 256 (and 1e-43).
-            A block with NaN or an infinity comes back without a finite number.
-        sparse: leave out zeros where that makes it shorter: a bitmap says where they are. Nothing is lost by it but
-            the sign of a zero.
+        format: number format of `values`; `buffers` are always fp32. In bf16 each number is rounded to the nearest,
+            with a relative error of at most 2**-8. In int8 it is off by at most 1/254 of the largest in its block of
+            256 (and 1e-43). A block with NaN or an infinity comes back without a finite number.
+        sparse: leave out zeros where that makes it shorter: a bitmap says where they are. Nothing is lost by it but the
+            sign of a zero.
     """
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     if sparse and (mask := _mask(values, format)) is not None:
@@ -86,14 +88,14 @@ def pack(values: Flat, buffers: Flat, format: Format, *, sparse: bool = False) -
 
 
 def rounded(values: Flat, format: Format) -> Flat:
-    """The numbers as `unpack` returns them if `pack` left nothing out, in a new vector."""
+    """Return, in a new vector, the numbers that `unpack` gives after a `pack` that left nothing out."""
     if format == "fp32":
         return values.copy()
     return _from_bf16(_to_bf16(values)) if format == "bf16" else _from_int8(*_to_int8(values))
 
 
 def packed_bytes(values: int, buffers: int, format: Format) -> int:
-    """Length of what `pack` makes of so many numbers when nothing is left out."""
+    """Length of the result of `pack` for these numbers of values when nothing is left out."""
     each = {"fp32": 4 * values, "bf16": 2 * values, "int8": values + 4 * -(-values // BLOCK)}[format]
     return _header_bytes(values, buffers, format) + each + 4 * buffers
 
@@ -101,7 +103,7 @@ def packed_bytes(values: int, buffers: int, format: Format) -> int:
 def unpack(body: bytes | memoryview, *, values: int, buffers: int) -> tuple[Flat, Flat]:
     """The two vectors of `pack`, of these lengths, in fp32. Numbers that are not finite are left as they are.
 
-    Needs three times the memory of its result at most, whatever the body says.
+    It needs at most three times the memory of its result, whatever the body contains.
 
     Raises:
         MalformedMessage: it holds something else.
@@ -139,7 +141,7 @@ def unpack(body: bytes | memoryview, *, values: int, buffers: int) -> tuple[Flat
 
 
 def compress(body: bytes) -> bytes:
-    """With zstd."""
+    """Compress with zstd."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
 
 
@@ -162,9 +164,10 @@ def decompress(body: bytes, *, most_bytes: int) -> bytes:
 def worth_compressing(bytes_per_s: float | None) -> bool:
     """True if a compressed body arrives sooner.
 
-    Measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon (2026): level 1 reads
-    200 to 850 MB/s, leaves 0.62 to 0.79 of them, and decompresses 520 to 780 MB/s. Below 56 to 82 MB/s the saved bytes
-    would take longer than both. In fp32, of which it leaves 0.93, that is below 21 to 34 MB/s.
+    The threshold was measured with gradients of mnist-100, mnist-64-64 and wrn-16-2 in bf16, on one core of a Xeon
+    (2026). Level 1 reads 200 to 850 MB/s, leaves 0.62 to 0.79 of the bytes, and decompresses 520 to 780 MB/s. Below 56
+    to 82 MB/s the saved bytes would take longer than both. In fp32, of which it leaves 0.93, that is below 21 to 34
+    MB/s.
     """
     return bytes_per_s is not None and bytes_per_s < _COMPRESSION_BYTES_PER_S
 

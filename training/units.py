@@ -1,8 +1,8 @@
-"""Units of work: what a worker computes under a lease, and the update that it sends.
+"""Units of work, which workers compute under a lease, and the updates that they send.
 
 A work unit is a version of the weights, a range of steps, and the segments of the data set that its worker holds. A
-step's batch depends only on the seed, the number of the step and these segments. So a unit can be repeated, by the
-same worker or by another one that has the segments.
+step's batch depends only on the seed, the number of the step and these segments. So a unit can be repeated, by the same
+worker or by another one that has the segments.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class WorkUnit:
     """Steps to compute from one version of the weights."""
 
     version: int
-    """Of the weights to start from."""
+    """Version of the weights to start from."""
     first: int
     """Its first step, counted from 0 over the whole run."""
     steps: int
-    """How many there are; one update covers all of them."""
+    """Number of steps; one update covers all of them."""
     rate: float | None = None
-    """Learning rate at the peak of the network's schedule; the network's own unless given."""
+    """Learning rate at the peak of the network's schedule; the network's own by default."""
     segments: tuple[int, ...] = ()
-    """Of the data set, in this order, from which alone batches are drawn; none where it is the whole one."""
+    """Segments of the data set, in this order, from which batches are drawn; empty for the whole data set."""
 
     @property
     def span(self) -> range:
@@ -61,7 +61,7 @@ class UnitLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """What some steps gave."""
+    """Result of some steps."""
 
     values: Flat
     """A gradient or a change, as the strategy asks: `Sends`."""
@@ -73,7 +73,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What a worker brings for some steps of its lease."""
+    """Result of a worker for some steps of its lease."""
 
     lease: int
     worker: str
@@ -82,7 +82,8 @@ class Update:
 
 
 Verdict = Literal["taken", "duplicate", "late", "stale", "refused"]
-"""What became of an update: it is in the weights; it was there already; its lease has expired or never was; it comes
-from weights that are too old; it is no vector of finite numbers (`is_finite`) of the right length, or covers other
-steps than are due. After `late`, `stale` and `refused` the steps are somebody else's, and the worker asks for a new
-lease."""
+"""Result of an update. `taken`: it is in the weights. `duplicate`: it was there already. `late`: its lease has expired
+or never existed. `stale`: it comes from weights that are too old. `refused`: it is not a vector of finite numbers
+(`is_finite`) of the right length, or covers other steps than are due. After `late`, `stale` and `refused` the steps go
+to another worker, and the sender asks for a new lease.
+"""

@@ -1,8 +1,8 @@
 """A run on virtual time: the host's `TrainingRun` as it is, with real gradients; machines and links are simulated.
 
-A worker asks for a unit, fetches the weights, computes as long as its speed says, and sends; the host serves one
-request after the other, and a request for a unit waits there until there is one. Whatever is computed is computed at
-once, in this process: only its time is virtual. So a run of a thousand workers needs the memory of one network, of the
+A worker asks for a unit, fetches the weights, computes for a time that depends on its speed, and sends. The host serves
+one request after the other, and a request for a unit waits there until there is one. Results are computed immediately,
+in this process: only their time is virtual. So a run of a thousand workers needs the memory of one network, of the
 weights that are under way, and of the momentum that workers keep.
 """
 
@@ -41,21 +41,22 @@ _DEATHS, _DEATHS_EACH = 1_000, 100
 """Workers that die without an update in between, and for each machine: more, and a run would never end."""
 
 FaultKind = Literal["death", "cut", "delay", "duplicate"]
-"""The worker dies with an update that it has not sent, and another process takes its place; the connection breaks when
-half of the update is through, and the worker sends it again; the update comes late; its answer is lost, and the worker
-sends it again."""
+"""Kinds of faults. "death": the worker dies with an update that it has not sent, and another process takes its place.
+"cut": the connection breaks when half of the update is through, and the worker sends it again. "delay": the update
+comes late. "duplicate": its answer is lost, and the worker sends it again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Between a worker and the host, the same both ways."""
+    """Link between a worker and the host, the same in both directions."""
 
     delay_s: float = 0.0
     """One way."""
     bytes_per_s: float | None = None
 
     def seconds(self, size: int) -> float:
-        """Until a message has arrived."""
+        """Seconds until a message of this size has arrived."""
         return self.delay_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0)
 
 
@@ -65,30 +66,32 @@ class SimulatedWorker:
 
     name: str
     step_s: float
-    """What one step takes it."""
+    """Seconds per step."""
     link: Link = field(default_factory=Link)
     leaves_after_s: float | None = None
-    """When it dies, without a word."""
+    """Time of its sudden death."""
     cheat: Cheat | None = None
-    """What it does wrong on purpose."""
+    """Kind of cheating; None for an honest worker."""
     data: TrainingData | None = None
     """Images that only this worker has, from which its batches are drawn. None: the learner's."""
     stays_s: float | None = None
-    """It dies without a word, and another one, of another name, comes in its place at once: after so long on average,
-    drawn from an exponential distribution, over and over. None for a machine that stays."""
+    """Mean time until it dies suddenly and another worker, with another name, takes its place at once, over and over.
+    The time is drawn from an exponential distribution. None for a machine that stays.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFault:
-    """What goes wrong with one update."""
+    """Fault of one update."""
 
     kind: FaultKind
     seconds: float
-    """Until the worker is back, the update is sent again, or it comes."""
+    """Seconds until the worker is back, the update is sent again, or it arrives."""
 
 
 def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dict[int, UpdateFault]:
-    """Faults of so many of the first `updates` updates of a run, by their number, each kind as often as the others.
+    """Draw `count` faults among the first `updates` updates of a run, by the update's number, with equal shares of each
+    kind.
 
     Raises:
         InvalidInput: there are fewer updates.
@@ -105,14 +108,14 @@ def draw_faults(count: int, *, updates: int, longest_s: float, seed: int) -> dic
 
 @dataclass(slots=True)
 class Simulated:
-    """What came of a run."""
+    """Result of a simulated run."""
 
     virtual_seconds: float = 0.0
     updates: int = 0
     bytes_sent: int = 0
-    """By workers: their updates."""
+    """Bytes of the updates that workers sent."""
     bytes_received: int = 0
-    """By workers: the weights."""
+    """Bytes of the weights that workers received."""
     faults: int = 0
     """Workers that died, the faults that were drawn, and other updates that were not taken."""
     twice: int = 0
@@ -120,15 +123,15 @@ class Simulated:
     missing: int = 0
     """Steps whose update is not in the weights at the end: none, if all is well."""
     spent: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Of each worker: seconds from its first request to its last update, and the steps of its updates."""
+    """Seconds from a worker's first request to its last update, and the steps of its updates, by worker."""
     loss: float | None = None
     """Mean of the last 100 updates; None for a run without any."""
     quarantined: list[str] = field(default_factory=list)
-    """Workers that were told that they take no part any more, in this order."""
+    """Workers that were told that they are barred, in this order."""
     rechecks: int = 0
     """Updates that the host has computed again."""
     staleness: float = 0.0
-    """How often the weights had changed since those that an update comes from: mean."""
+    """Mean number of times that the weights had changed since the version that an update comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +149,7 @@ class Conditions:
     """A worker's steps take from `1 - spread` to `1 + spread` of its time, drawn for each update."""
     seed: int = 0
     faults: Mapping[int, UpdateFault] = field(default_factory=dict)
-    """By the number of the update that they hit, counted in the order in which updates are ready to be sent."""
+    """Fault of each update that is hit, by its number in the order in which updates are ready to be sent."""
 
 
 @runtime_checkable
@@ -203,7 +206,7 @@ def simulate(
         await loop.until(host_free)
 
     async def kept(*, lasting: bool) -> None:
-        """Wait for the disk before an answer, that of an update or another one."""
+        """Wait for the disk before answering an update or another request."""
         nonlocal sync_from, sync_until
         if not sync_s:
             return

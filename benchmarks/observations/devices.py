@@ -57,10 +57,10 @@ class SendingPlan:
     rate: float
     """Pictures a second of each device."""
     interval_s: float
-    """Between two batches of a device."""
+    """Seconds between two batches of a device."""
     seconds: float
     probe_s: float | None = None
-    """Between two heartbeats of one device whose delays are measured; None: they are not."""
+    """Seconds between two heartbeats of one device whose delays are measured; None to skip this measurement."""
 
 
 @dataclass(kw_only=True)

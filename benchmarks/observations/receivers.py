@@ -33,7 +33,7 @@ class Received:
     repeated: int = 0
     """Events that came again."""
     lag_s: list[float] = field(default_factory=list)
-    """Between the time of an event and its arrival, by the clock of this machine."""
+    """Seconds between an event and its arrival, by the clock of this machine."""
 
 
 class _Receiver:

@@ -88,7 +88,9 @@ async def duel(
 
 
 def _row(points: Sequence[Point]) -> dict[str, Any]:
-    """Row of one load: medians, also of the ratios within each round, and the share of rounds that Terrace won."""
+    """Row of one load: medians of the windows and of the ratios within each round, and the share of rounds that Terrace
+    won.
+    """
     rounds = [window for window in grouped(points, "round").values() if len(window) == 2]
     # Of each round Terrace's window first.
     pairs = [sorted(window, key=lambda point: point["server"] != TERRACE.name) for window in rounds]

@@ -118,7 +118,7 @@ class Serving:
     processes: ServerProcesses
     origin: Origin
     cold_start_s: float
-    """From the start of its process to its first answer."""
+    """Seconds from the start of its process to its first answer."""
 
     def target(self, batch: int) -> Target:
         """Requests of `batch` images each."""

@@ -29,7 +29,7 @@ class FleetOfReleases:
 
     client: AsyncClient
     pids: dict[str, int]
-    """By node id."""
+    """Process ids by node id."""
     state: Path
     """Folder of the scheduler."""
     scheduler: ServerProcesses
@@ -144,7 +144,7 @@ class Requests:
     image: Array
     scheme: str
     done: list[tuple[float, float, float]] = field(default_factory=list)
-    """When each was sent (monotonic), milliseconds to its first answer, and to its last."""
+    """Time when each was sent (monotonic), milliseconds to its first answer, and to its last."""
     failed: list[str] = field(default_factory=list)
 
     @asynccontextmanager

@@ -34,7 +34,7 @@ _WORKERS = 2
 """One for each core of the measuring machine: with a step of 50 ms and more, further workers would wait for a core, and
 not for each other."""
 _RUN_S = 150.0
-"""For a run to reach the accuracy, from the start of its processes on."""
+"""Seconds for a run to reach the accuracy, from the start of its processes."""
 _POLL_S = 0.05
 _TORCH = "torch==2.13.0"
 _RATE = 0.1

@@ -20,7 +20,7 @@ from tierkit.pacing import TokenBucket
 __all__ = ["Pace"]
 
 _NOTE_S = 10.0
-"""Between two notes in the spool of the bytes spent: a crash forgets no more than these."""
+"""Seconds between two notes in the spool of the bytes spent: a crash forgets no more than these."""
 _LINGER_S = 0.2
 """Without a budget, answers that come within this time leave together."""
 _BATCHES_PER_S, _BATCHES_AT_ONCE = 0.5, 5
@@ -33,7 +33,7 @@ class Pace:
 
     Args:
         limits: of the uplink.
-        tls: whether the scheduler is reached by https.
+        tls: True if the scheduler is reached by https.
         clock: seconds of elapsed time, suspension of the machine included.
     """
 
@@ -67,7 +67,7 @@ class Pace:
         self._budget.spend(self._clock(), sent + received)
 
     def count_picture(self, size: int) -> None:
-        """Say how many of the bytes that were counted were for a picture and its answer."""
+        """Mark a number of the counted bytes as used for a picture and its answer."""
         self._budget.spend(self._clock(), 0, pictures=size)
 
     def tell_date(self, date: str) -> None:
@@ -81,7 +81,7 @@ class Pace:
         return self._wall.wall(self._clock(), time.time() if system_synchronised() else None)
 
     def wall_of(self, age_s: float) -> float | None:
-        """The time of something that happened so long ago, in seconds since 1970."""
+        """Return the time of an event that happened this long ago, in seconds since 1970."""
         return None if (wall := self.wall) is None else wall - age_s
 
     def answers_in_s(self, waiting: int) -> float:

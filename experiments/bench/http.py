@@ -101,7 +101,7 @@ class Reply:
     """Names in lower case."""
     chunks: list[bytes] = field(default_factory=list)
     first_at: float = 0.0
-    """When the first byte of its body was here; of its head where it has no body."""
+    """Time when the first byte of its body had arrived; without a body, the first byte of its head."""
 
     @property
     def body(self) -> bytes:

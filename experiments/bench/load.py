@@ -1,9 +1,9 @@
 """The two ways to put load on a server.
 
-A *closed loop* keeps a number of requests under way: the next one is sent when one is answered, so a slow server slows
-its clients. An *open loop* sends at given times, independent of the server, as independent users would. It counts
-latency from the time at which a request was due, so a server that stalls for a second is charged for every request that
-waited, and not only for the first of them (coordinated omission).
+A *closed loop* keeps a number of requests in progress: the next one is sent when one is answered, so a slow server
+slows its clients. An *open loop* sends at given times, independent of the server, as independent users would. It counts
+latency from the time at which a request was due. So a stall of a second counts for every request that waited, and not
+only for the first one (coordinated omission).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def measure(target: Target, load: Load, plan: LoadPlan, stop: asyncio.Event | None = None) -> Level | None:
     """Run one level: warm up, then measure a window.
 
-    Setting `stop` ends the level early with the samples so far; the result is None if its window had not begun.
+    Setting `stop` ends the level early and keeps the samples so far. Return None if its window had not begun.
     """
     stop = stop or asyncio.Event()
     samples: list[Sample] = []

@@ -34,17 +34,17 @@ ANSWERED = frozenset({OK, FALLBACK})
 """Outcomes that count as answers; any other outcome names what went wrong ("503", "timeout", "connection")."""
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
-"""Those that are reported."""
+"""Percentiles that are reported."""
 
 
 class Sample(NamedTuple):
     """One request; `time.perf_counter` seconds."""
 
     due: float
-    """When it should have been sent. In a closed loop, when its turn came."""
+    """Time when it should have been sent. In a closed loop, the time of its turn."""
     sent: float
     first: float
-    """When the first byte of the answer's body was here."""
+    """Time when the first byte of the answer's body had arrived."""
     done: float
     outcome: str
 
@@ -74,7 +74,7 @@ class Summary:
     answered: int
     fallbacks: int
     errors: Mapping[str, int]
-    """By HTTP status, "timeout" or "connection"; never part of latency or throughput."""
+    """Number of errors by HTTP status, "timeout" or "connection". They are never part of latency or throughput."""
     images_per_s: float
     requests_per_s: float
     """Answered within the window."""
@@ -85,7 +85,7 @@ class Summary:
     latency_ms: Mapping[str, float | None]
     """"mean" and one entry for each percentile, such as "p99"; None without answers."""
     first_ms: Mapping[str, float | None]
-    """The same, up to the first byte of the answer's body."""
+    """Latency until the first byte of the answer's body, in the same form."""
     send_ms: float | None
     """Mean delay before a request was on its way: waiting for a free connection, connecting, writing."""
 
@@ -95,7 +95,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
     Args:
         ordered: ascending, at least one value.
-        percent: above 0, at most 100.
+        percent: in the interval (0, 100].
     """
     # Rounded first: 99 % of 1000 is 990.0000000000001 in floating point, and its ceiling a rank too far.
     return ordered[max(0, math.ceil(round(percent / 100 * len(ordered), 9)) - 1)]

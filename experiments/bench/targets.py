@@ -54,9 +54,9 @@ class Target:
 
     origin: Origin
     name: str
-    """For people: "classify at http://127.0.0.1:8070"."""
+    """Name for people, such as "classify at http://127.0.0.1:8070"."""
     requests: Sequence[bytes]
-    """Whole HTTP requests, sent in turn."""
+    """Complete HTTP requests, sent in turn."""
     images: int
     """Images in each request."""
     judge: Judge
@@ -99,7 +99,7 @@ async def tasks_target(url: str, model: str, plan: RequestPlan) -> Target:
 
 
 async def classify_target(url: str, plan: RequestPlan) -> Target:
-    """Direct answer of the scheduler over all tiers, POST /v1/classify. Raises as `tasks_target`."""
+    """Direct answer of the scheduler over all tiers, POST /v1/classify. See `tasks_target` for errors."""
     origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     info = await _document(origin, "/v1/info", "route /v1/info, so it is not a Terrace scheduler", plan)
     return await _tried(

@@ -47,7 +47,7 @@ _PAUSE_S = 0.2
 
 
 class Chosen(Options):
-    """How much happens."""
+    """Size of the run."""
 
     faults: int = option(1000, "Number of faults.", quick=60, min=1, max=1_000_000)
     jobs: int = option(20, "Least number of jobs.", quick=2, min=1, max=10_000)
@@ -68,7 +68,7 @@ async def _run_both(run: Run, world: World, plan: Sequence[Fault], load: _Load) 
 
 
 async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
-    """All faults of the plan, several at a time, but never two on one service."""
+    """Inflict all faults of the plan, several at a time, but never two on one service."""
     slots = asyncio.Semaphore(_AT_ONCE)
     held: dict[str, asyncio.Lock] = {}
     turns = itertools.count(1)
@@ -182,7 +182,7 @@ async def _all_results(client: AsyncClient, job: Job) -> list[ImageResult]:
 
 
 async def _insist(refusals: Counter[str], call: Any) -> Any:
-    """Try again while the scheduler is away or in trouble, as a user would, for at most two minutes."""
+    """Repeat a call for at most two minutes while the scheduler is away or in trouble, as a user would."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -208,7 +208,7 @@ def _seconds(value: float | None) -> str:
 
 
 class Chaos(Experiment):
-    """What gets lost when services are killed, stopped and cut off under load."""
+    """Losses when services are killed, stopped and cut off under load."""
 
     name = "chaos"
     options = Chosen
@@ -307,8 +307,9 @@ class Chaos(Experiment):
         return Table(headings=" | counted", rows=list(shown.items()))
 
     def draw(self, record: Record, figures: Figures) -> None:
-        """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then; no
-        plot where none was."""
+        """Draw when each fault was noticed: the number of killed and silent nodes that were dead in the device list by
+        then. Without such nodes there is no plot.
+        """
         looks = ((Kind.KILL, "killed", "#0072B2", "-"), (Kind.STOP, "silent", "#D55E00", "--"))
         lines = [(_detected(record["points"], kind), *look) for kind, *look in looks]
         if not any(samples for samples, *_ in lines):

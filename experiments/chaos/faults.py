@@ -1,4 +1,4 @@
-"""Which faults there are, and a plan of them. Pure: the same seed gives the same plan."""
+"""Kinds of faults, and a random plan of them. Pure: the same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["DATABASE", "LINK", "Direction", "Fault", "Kind", "plan_faults"]
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """Kind of fault."""
 
     KILL = "kill"
     """SIGKILL; the service is started again after a while."""
     STOP = "stop"
-    """SIGSTOP: silent, its sockets stay open; goes on after a while."""
+    """SIGSTOP: the service is silent while its sockets stay open; it continues after a while."""
     REFUSE = "refuse"
     """New connections to the service are refused for a while, and those that stand are reset."""
     RESET = "reset"
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which message of an exchange is struck."""
+    """Message of an exchange that the fault strikes."""
 
     REQUEST = "request"
     ANSWER = "answer"
@@ -67,7 +67,7 @@ _LASTS_S = {
     Kind.FULL: (1.0, 2.0),
 }
 _SCHEDULER_SHARE = 0.12
-"""Of the faults that strike a service: more, and hardly any time would be left in which work is under way."""
+"""Share of the service faults that strike the scheduler. With more, the fleet would hardly have time for work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +76,20 @@ class Fault:
 
     kind: Kind
     target: str
-    """Name of the service that it strikes; the scheduler's for those of its database."""
+    """Name of the service that it strikes; for a fault of the database, the scheduler's name."""
     lasts_s: float
-    """Until the service is started again, goes on, or the message is let go."""
+    """Seconds until the service is started again or continues, or the message is released."""
     direction: Direction
     after_s: float
     """Pause before it, so that faults meet the work at any stage."""
 
 
 def plan_faults(seed: int, count: int, *, scheduler: str, nodes: Sequence[Sequence[str]], disk: bool) -> list[Fault]:
-    """So many faults.
+    """Draw `count` faults.
 
     Args:
         nodes: names of the nodes of each tier; each tier is struck as often as the others, however few nodes it has.
-        disk: whether the disk can be filled; then it is full once, in the middle of the plan.
+        disk: True if the disk can be filled; then it is full once, in the middle of the plan.
     """
     chance = random.Random(seed)
     plan = list(_draw(chance, count, scheduler, nodes))

@@ -1,7 +1,7 @@
-"""A TCP relay in front of a service, which does to its connections what a bad network does.
+"""A TCP relay in front of a service that treats its connections like a bad network.
 
-The relay reads no protocol but this much of HTTP: a client says nothing more until it is answered, so what it has sent
-since the last answer is one request. It holds at most one such request per connection, for a duplicate.
+The relay uses only one rule of HTTP: a client sends nothing more until it is answered. So everything that it has sent
+since the last answer is one request. The relay holds at most one such request per connection, to duplicate it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 * 1024
 _HELD_BYTES = 1 << 20
 _CONNECT_S = 2.0
 _SECOND_S = 10.0
-"""How long the answer to a duplicate may take; no client waits for it."""
+"""Seconds that the answer to a duplicate may take; no client waits for it."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Connection:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
     request: bytearray = field(default_factory=bytearray)
-    """What the client has sent since the last answer; its beginning, when it is very long."""
+    """Bytes that the client has sent since the last answer; only the beginning if they are many."""
     request_bytes: int = 0
     answered: bool = False
 
@@ -57,11 +57,11 @@ class _Connection:
 
 
 class Relay:
-    """Listens on an address of its own and passes everything on to the service, until told otherwise.
+    """Listens on a separate address and passes everything on to the service, except when a fault strikes.
 
     Args:
         target: host and port of the service.
-        work_bytes: a request of fewer bytes (a probe) is not the work that a fault is to strike.
+        work_bytes: smaller requests are probes, which faults do not strike.
     """
 
     def __init__(self, target: tuple[str, int], *, work_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What a job's results say after the faults: pure functions over results and what was seen on the way."""
+"""Check of a job's results after the faults: pure functions over results and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Tally", "Truth", "tally"]
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the bare networks answer to a job's images."""
+    """Answers of the bare networks to a job's images."""
 
     coarse: Array
     fine: Mapping[Tier, Array]
@@ -32,25 +32,25 @@ class Tally:
 
     images: int
     lost: int
-    """Without any answer, or missing from the results."""
+    """Images without any answer, or missing from the results."""
     duplicated: int
-    """Answered twice: more than once in the results, or a stage told more than once by the events."""
+    """Images answered twice: more than once in the results, or with two events for a stage."""
     wrong: int
-    """With another answer than the bare network of the tier gives."""
+    """Images with another answer than the bare network of the tier gives."""
     fine: int
     fallback: int
-    """Whose coarse answer stands, marked as such."""
+    """Images whose final answer is the coarse one, marked as a fallback."""
     unmarked: int
-    """Whose coarse answer stands without a word why."""
+    """Images whose final answer is the coarse one, without a reason."""
 
 
 def tally(images: int, results: Sequence[ImageResult], told: Mapping[tuple[str, int], int], truth: Truth) -> Tally:
-    """Count.
+    """Count the images of a job by the state of their answers.
 
     Args:
-        images: of the job.
-        results: all of them, as the job API gave them after the end.
-        told: how often the events told of a stage (coarse, or final) of an image.
+        images: number of images of the job.
+        results: all results from the job API after the end.
+        told: number of events for each stage (coarse or final) of an image.
     """
     listed = Counter(result.index for result in results)
     answered = {result.index for result in results if result.coarse is not None}

@@ -26,10 +26,10 @@ __all__ = ["Sight", "World", "behind_relays", "small_disk"]
 
 _DISK_MIB = 256
 _WORK_S = 1.0
-"""How long a fault waits for work to strike."""
+"""Seconds that a fault waits for work to strike."""
 _RESTART_S = 60.0
 _NOTICED_S = 1.5
-"""How long a killed node stays away for its death to be noticed, at the longest."""
+"""Most seconds that a killed node stays away so that its death is noticed."""
 _TASK_BYTES = 4096
 """A request to a node of fewer bytes carries no images."""
 _SIGHT_S = 0.02
@@ -45,9 +45,9 @@ class Sight:
         self.busy: frozenset[str] = frozenset()
         """Nodes that hold work."""
         self.deaths: dict[str, float] = {}
-        """When each node was last seen to be dead or gone, having been there before (`time.monotonic`)."""
+        """Time when each node was last seen to become dead or to disappear (`time.monotonic`)."""
         self.blind_since = 0.0
-        """When the list could not be read last."""
+        """Time when the list could not be read last."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -101,7 +101,7 @@ async def behind_relays(plan: FleetPlan) -> AsyncIterator[tuple[FleetPlan, dict[
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Make `folder` a small disk of its own, which can be filled; yields whether that worked. It takes root."""
+    """Mount a small, separate disk at `folder`, which can be filled, and yield True if that worked. It needs root."""
     folder.mkdir()
     options = f"size={_DISK_MIB}m"
     mounted = os.geteuid() == 0 and (
@@ -130,7 +130,7 @@ class World:
         self._sight = sight
         self._state = state
         self.troubled_until = 0.0
-        """Until when the scheduler itself was struck: what the device list said before that is no measure."""
+        """End of the time in which the scheduler itself was struck. The device list before it does not count."""
 
     async def inflict(self, fault: Fault) -> dict[str, object]:
         """Do one fault, wait for its end, and mend what it broke; returns what is known of it."""

@@ -10,4 +10,4 @@ import sys
 __all__ = ["EMULATED"]
 
 EMULATED = (sys.executable, "-P", "-m", "experiments.emulation")
-"""The command that starts a service with emulated parts, for `tierkit.fleet.launch`."""
+"""Command for `tierkit.fleet.launch` that starts a service with emulated parts."""

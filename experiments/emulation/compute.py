@@ -1,9 +1,9 @@
 """Emulated compute: a model that takes a given time per image, and gives the answers of the real network.
 
-The real network runs and the rest of the time is slept, so the inference thread is occupied for exactly as long as on
-the emulated machine while the core is free for the other processes of an experiment. A network that is slower here
-than there needs its answers beforehand (`Answers`): they are looked up by the digest of each image. Where neither is
-possible the run fails, once it is slower than it says by more than moments of a busy machine explain.
+The real network runs and the rest of the time is slept. So the inference thread is occupied for exactly as long as on
+the emulated machine, while the core is free for the other processes of an experiment. A network that is slower here
+than there needs its answers beforehand (`Answers`): they are looked up by the digest of each image. If neither is
+possible, the run fails once its delay is more than a busy machine explains.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ log = logging.getLogger(__name__)
 _TOLERANCE = 0.03
 _SLACK_S = 0.1
 _MOMENT_S = 0.05
-"""All real runs together may exceed their emulated time by 3 %, and by the moments in which a busy system gave the core
-to somebody else, or stopped the process; each counts with so much at most. Such a moment makes what is measured slower,
-never faster; a network that is too slow here uses all of it up within a few batches."""
+"""Allowance for real runs that exceed their emulated time: 3 % of it, and the moments in which a busy system gave the
+core to another process or stopped this one. Each moment counts as at most 0.05 s. Such moments only make measurements
+slower, never faster. A network that is too slow here uses up the allowance within a few batches.
+"""
 
 LATE = "EMULATED COMPUTE is late: a batch took longer than its emulated time, and further ones are not told of"
-"""What the log says when a model first takes longer than it shall."""
+"""Message in the log when a model first takes longer than it should."""
 
 _DIGEST_BYTES = 16
 _MODEL_KEY = "model_sha256"
@@ -45,14 +46,15 @@ _DIGESTS_KEY = "image_digests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one model says about given images. A tail that lies in the same file is the same model: it may have its
-    answers to features among them, which no image is taken for."""
+    """Answers of one model to given images. A tail in the same file is the same model, so its answers to features may
+    be among them. They cannot be confused with answers to images.
+    """
 
     model_sha256: str
     rows: Mapping[bytes, int]
     """Row of the outputs by the digest of an image, or of its features."""
     outputs: Mapping[str, Array]
-    """All outputs of the model by name, first axis as `rows`."""
+    """All outputs of the model by name; the values of `rows` number their first axis."""
 
     @classmethod
     def compute(cls, model: Model, images: Array, *, batch: int = 50) -> Answers:
@@ -68,7 +70,7 @@ class Answers:
         )
 
     def joined(self, other: Answers) -> Answers:
-        """With those to other inputs of the same model."""
+        """Add answers to other inputs of the same model."""
         if other.model_sha256 != self.model_sha256 or other.outputs.keys() != self.outputs.keys():
             raise ValueError("answers of another model")
         have = len(next(iter(self.outputs.values())))
@@ -117,8 +119,8 @@ class EmulatedModel:
 
     Args:
         model: gives the answers.
-        ms_per_image: how long it shall take, milliseconds.
-        answers: of this model, computed beforehand; images that are not among them are really run.
+        ms_per_image: milliseconds that an image should take.
+        answers: answers of this model, computed beforehand; other images are really run.
         clock: seconds, never backwards.
         sleep: waits for a number of seconds.
     """
@@ -164,7 +166,9 @@ class EmulatedModel:
         return answers
 
     def _overrun(self, real_s: float, emulated_s: float, images: int) -> None:
-        """Count a batch that took too long. The first one is told of, for those that are forgiven fail nothing."""
+        """Count a batch that took too long. Only the first one is logged, because tolerated delays do not fail a
+        run.
+        """
         if not self._overrun_s:
             log.warning(
                 LATE,
@@ -187,10 +191,10 @@ class EmulatedModel:
 
 
 def emulate(models: Sequence[Model], ms_per_image: float, answers: Answers | None) -> list[Model]:
-    """The same models at an emulated speed, which the log says aloud.
+    """Return the models with an emulated speed, and log a warning.
 
     Args:
-        answers: of one of them, or of none.
+        answers: answers of one of them, or None.
     """
 
     def known(model: Model) -> Answers | None:

@@ -1,4 +1,4 @@
-"""What a link is like, and which requests pass it: the file that the flag `--links` names.
+"""Emulated links and the requests that pass them: the file of the flag `--links`.
 
     seed = 7
 
@@ -8,8 +8,8 @@
     delay_s = 0.5               # one way
     bandwidth_bps = 20_000_000  # each way
 
-What one `[[link]]` says is one link: all that passes it shares its bandwidth. Requests that no link is for go as they
-would without the file.
+Each `[[link]]` is one link, and all requests that pass it share its bandwidth. Requests to other addresses are not
+changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tierkit.documents import read_document
 __all__ = ["DelayS", "EmulatedMs", "LinkSpec", "LinkTo", "Links", "read_links"]
 
 _NAME = re.compile(r"(?![\d.]+$)[A-Za-z0-9._-]+")
-"""Of a host; numbers and dots alone are an address."""
+"""Form of a host name. Numbers and dots only would be an address."""
 
 _HOST = "address, network (10.0.9.0/24) or host name"
 
@@ -79,9 +79,11 @@ class LinkTo(LinkSpec):
     """A link and where it leads."""
 
     name: str
-    """For the log, and for the seed: links of different names draw different random numbers."""
+    """Name in the log, and part of the seed: links of different names draw different random numbers."""
     to: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to; one alone needs no list."""
+    """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to; a single one needs no
+    list.
+    """
 
     @field_validator("to", mode="before")
     @classmethod
@@ -91,7 +93,7 @@ class LinkTo(LinkSpec):
         hosts = [value] if isinstance(value, str) else value
         for host in hosts:
             if not isinstance(host, str) or (_network(host) is None and not _NAME.fullmatch(host)):
-                raise ValueError(f"{host!r} is no {_HOST}")
+                raise ValueError(f"{host!r} is not an {_HOST}")
         return hosts
 
     @cached_property
@@ -99,7 +101,7 @@ class LinkTo(LinkSpec):
         return tuple(network for text in self.to if (network := _network(text)) is not None)
 
     def leads_to(self, host: str) -> bool:
-        """True if requests to `host`, as it stands in their URL, pass this link."""
+        """True if requests to `host`, as written in their URL, pass this link."""
         if host in self.to:
             return True
         try:
@@ -115,9 +117,9 @@ class Links(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: NonNegativeInt = 0
-    """Of jitter and loss: the n-th exchange over a link has the same fate in every run."""
+    """Seed of jitter and loss: the n-th exchange over a link has the same fate in every run."""
     link: Annotated[tuple[LinkTo, ...], Field(min_length=1)]
-    """The first one that leads to a host is the one that is taken."""
+    """Links, of which the first one that leads to a host is used."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

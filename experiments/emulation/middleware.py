@@ -25,7 +25,7 @@ from experiments.emulation.waiting import wait_until
 __all__ = ["Clock", "LinkMiddleware", "WallClock"]
 
 _MAX_PIECES = 256
-"""Pieces of an answer under way, some 64 kB each: the flow control of a real connection has a similar bound."""
+"""Most pieces of an answer in transit, about 64 kB each. The flow control of a real connection has a similar bound."""
 
 
 class Clock(Protocol):
@@ -48,11 +48,11 @@ class WallClock:
 
 
 class LinkMiddleware:
-    """Sends requests over the links that lead to their hosts, and the others as they are.
+    """Sends requests over the links that lead to their hosts, and other requests unchanged.
 
     Args:
-        links: which there are.
-        clock: for tests.
+        links: all links of the service.
+        clock: replaces the clock in tests.
     """
 
     def __init__(self, links: Links, *, clock: Clock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""When bytes arrive at the other end of a link, and which exchanges never do. Pure functions.
+"""Times at which bytes arrive at the other end of a link, and exchanges that are lost. Pure functions.
 
 A link is a queue, then a wire. The queue sends one message after the other at the link's bandwidth (what transfers at
 the same time have to share); the wire carries any number of them at once, each for its delay. So a message of b bytes
@@ -22,7 +22,7 @@ __all__ = ["Fate", "Fault", "draw_fate", "transmitted_at"]
 
 
 class Fault(StrEnum):
-    """How an exchange is lost."""
+    """Way in which an exchange is lost."""
 
     RESET = "reset"
     STALL = "stall"
@@ -30,7 +30,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What the link does to one exchange, a question and its answer."""
+    """Effect of the link on one exchange, a question and its answer."""
 
     there_s: float
     """Delay of the question."""
@@ -55,10 +55,11 @@ def draw_fate(spec: LinkSpec, random: Random) -> Fate:
 
 
 def transmitted_at(spec: LinkSpec, n_bytes: int, *, now: float, free_at: float) -> float:
-    """When the last of `n_bytes` given to the link at `now` has left its queue; from then on the queue is free again.
+    """Time when the last of `n_bytes`, given to the link at `now`, has left its queue. From then on the queue is free
+    again.
 
     Args:
-        free_at: when the queue has sent all that was given to it before.
+        free_at: time when the queue has sent all earlier bytes.
     """
     if spec.bandwidth_bps is None:
         return now

@@ -1,4 +1,4 @@
-"""Settings of emulation, beside those of the service."""
+"""Settings of emulation, in addition to the service's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class EmulatedLinks(ServiceSettings):
-    """What every emulated service can be told."""
+    """Options of every emulated service."""
 
     links: UserPath | None = None
     """TOML file of emulated links that this service's own requests pass. Default: none."""
@@ -43,16 +43,16 @@ class EmulatedLinks(ServiceSettings):
 
 
 class EmulatedNode(EmulatedLinks, NodeSettings):
-    """What an emulated node can be told besides."""
+    """Further options of an emulated node."""
 
     emulate_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that the models take for an image in place of their real time; an hour at most. Default: none."""
+    """Milliseconds that the models take for an image instead of their real time; at most an hour. Default: none."""
 
     emulate_encode_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that encoding an image takes in place of its real time; an hour at most. Default: none."""
+    """Milliseconds that encoding an image takes instead of its real time; at most an hour. Default: none."""
 
     emulate_answers: UserPath | None = None
-    """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
+    """File of answers computed beforehand. A model that is slower here than `emulate_ms_per_image` needs it."""
 
     @field_validator("emulate_answers")
     @classmethod
@@ -62,7 +62,7 @@ class EmulatedNode(EmulatedLinks, NodeSettings):
         return value
 
     def substitutes(self) -> Substitutes:
-        """What takes the place of the node's own parts."""
+        """Return the parts that replace the node's own."""
         return Substitutes(served=self._served, head=self._head, middlewares=self.middlewares())
 
     def _served(self, models: ServedModels) -> ServedModels:

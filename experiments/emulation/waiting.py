@@ -27,10 +27,10 @@ _LOOP_S = 0.002
 """An event loop's own timers are good to a millisecond or two."""
 
 _AWAKE_S = 0.0003
-"""Of a thread's sleep: waking up takes a third of it or less."""
+"""Seconds before its end at which a thread's sleep stops; waking up takes a third of this or less."""
 
 _AWAKE_ON_LOOP_S = 0.00015
-"""The same of a wait on an event loop, which stands still for so long."""
+"""Seconds before its end at which a wait on an event loop stops; the loop is blocked for this long."""
 
 
 class PreciseTimer(Protocol):
@@ -43,7 +43,7 @@ class PreciseTimer(Protocol):
 
 @contextlib.contextmanager
 def precise_timer(callback: Callable[[], None]) -> Iterator[PreciseTimer]:
-    """A timer of the running event loop that calls `callback`; it is gone on exit."""
+    """A timer of the running event loop that calls `callback`; it is removed on exit."""
     loop = asyncio.get_running_loop()
     timer = _FileTimer(loop, callback) if sys.platform == "linux" else _LoopTimer(loop, callback)
     try:

@@ -1,4 +1,4 @@
-"""Kept pictures as an attacker reads them back from an update of an improvement. Needs torch."""
+"""Kept pictures that an attacker reconstructs from an update of an improvement. Needs torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LeakCase:
     """An update that is attacked."""
 
     pictures: int
-    """Kept pictures of the device, which all have a part in each step."""
+    """Number of kept pictures of the device, which all have a part in each step."""
     steps: int
     layers: int
     """Number of the last layers that are trained; 0 for all."""

@@ -1,5 +1,6 @@
-"""One case of the experiment `scale` in a process of its own, so that its memory is its own: a line of JSON in, the
-share that is done and at last the figures out. Started by `experiments.scale.experiment`."""
+"""One case of the experiment `scale` in a separate process, so that its memory can be measured. It reads a line of JSON
+and prints its progress, and at last the figures. `experiments.scale.experiment` starts it.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""How far one scheduler reaches: its own code on virtual time, with up to 100,000 simulated nodes.
+"""The limits of one scheduler: its own code on virtual time, with up to 100,000 simulated nodes.
 
-First the simulation is held against the real fleet: the jobs of `figure3` on the profile's machines, as processes, and
-the same jobs simulated. Then fleets grow. Their machines keep the profile's proportions: however few edge nodes and
-clouds a large fleet has, each tier can do as much beside the others as in the profile, so a cloud of a large fleet is a
-data centre. Speeds are spread about their mean, and nodes fail and come back all the time.
+First the simulation is compared with the real fleet: the jobs of `figure3` run on processes with the profile's speeds,
+and the same jobs are simulated. Then fleets grow. Each tier keeps its share of the profile's total speed, even if it
+has few nodes, so a cloud of a large fleet is a data centre. Speeds are spread about their mean, and nodes fail and come
+back all the time.
 
-`cores` is the processor time over the simulated time: above 1, one process of Python could not decide as quickly as
-its fleet works, even if messages cost nothing.
+`cores` is the processor time over the simulated time: above 1, one process of Python could not decide as quickly as its
+fleet works, even if messages cost nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tierkit.types import Privacy, Scheme, Tier
 __all__ = ["SCALE", "Size", "case_of", "simulated_point"]
 
 _JOINED_IMAGES = NodeSettings.model_fields["max_batch_size"].default
-"""For each core of an upstream node."""
+"""Images of a batch for each core of an upstream node."""
 _SCHEMES = (Scheme.MAPPING, Scheme.ADAPTIVE)
 _SPREAD = 0.3
 _CHURN_PER_MINUTE = 0.02
@@ -60,7 +60,7 @@ class Size:
         """ "1000/50/2": end devices, edge nodes, clouds."""
         parts = text.split("/")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and part.strip("0") for part in parts):
-            raise InvalidInput(f"{text!r} is no fleet: write end devices/edge nodes/clouds, such as 1000/50/2")
+            raise InvalidInput(f"{text!r} is not a fleet: write end devices/edge nodes/clouds, such as 1000/50/2")
         ends, edges, clouds = (int(part.lstrip("0")[:12]) for part in parts)
         if ends + edges + clouds > _MOST_NODES:
             raise InvalidInput(f"the fleet {text} has more than {_MOST_NODES:,} nodes, each of which takes memory")
@@ -114,7 +114,7 @@ def case_of(size: Size, scheme: Scheme, profile: Profile, seed: int) -> Case:
 
 
 class Chosen(Options):
-    """Which fleets are simulated, and what the simulation is held against."""
+    """Fleets to simulate, and the reference of the simulation."""
 
     size: list[str] | None = option(
         None,
@@ -154,11 +154,12 @@ def _key(point: Mapping[str, Any]) -> tuple[str, bool, int, int]:
 def simulated_point(
     key: tuple[str, bool, int, int], tasks: int, profile: Profile, *, n_map: int | None = None, joins: int = 1
 ) -> Case:
-    """A point of figure 3, to be simulated: scheme, whether N_map is that of Eq. 4, window, end devices.
+    """Return the simulation of a point of figure 3. Its key is: scheme, True if N_map is from Eq. 4, window, end
+    devices.
 
     Args:
-        n_map: that the real scheduler had; None for what it should have had.
-        joins: tasks that an upstream node joins to one batch.
+        n_map: N_map of the real scheduler; None for the value that it should have had.
+        joins: number of tasks that an upstream node joins to one batch.
     """
     scheme, by_formula, window, ends = key
     times = times_of(profile)
@@ -182,7 +183,7 @@ def simulated_point(
 
 
 async def _simulate(case: Case) -> dict[str, Any]:
-    """One case, in a process of its own, which ends with this task."""
+    """Simulate one case in a separate process, which ends with this task."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -213,7 +214,7 @@ async def _simulate(case: Case) -> dict[str, Any]:
 
 
 def _validated(record: Record) -> list[dict[str, Any]]:
-    """Of each point that was both measured and simulated."""
+    """Rows of the points that were both measured and simulated."""
     real: dict[tuple[str, bool, int, int], list[float]] = {}
     for point in record["points"]:
         if "part" not in point:
@@ -305,7 +306,7 @@ class Scale(Experiment):
                 for point in record["points"]:
                     run.add(**point)
             except (KeyError, TypeError, AttributeError, ValueError) as exc:
-                raise InvalidInput(f"{against} is no whole record of figure3: {reason(exc):.200}") from exc
+                raise InvalidInput(f"{against} is not a whole record of figure3: {reason(exc):.200}") from exc
             if record["config"].get("privacy") not in ("auto", "none"):
                 run.note("the measured points are with an encoder, whose time the simulation does not know")
         elif validate:

@@ -1,11 +1,11 @@
 """The machines around a scheduler, simulated: end devices, edge nodes, clouds, their heartbeats, links and deaths.
 
 The scheduler is the real one: its device list and failure detector, its dispatcher with all attempts, its mapping and
-the planner of the scheme `adaptive`, on the clock of a `VirtualLoop`. What stands for other machines is this: a node
-serves tasks first come, first served, each as long as its speed says, an upstream node those that wait together as one
-batch where it is told to; a link delays and is not occupied; a killed node refuses connections, a silent one lets
-everybody wait. A task that is given up while a node computes it is computed to its end. No sockets, no JSON, no
-database, no images: their cost is measured elsewhere.
+the planner of the scheme `adaptive`, on the clock of a `VirtualLoop`. The other machines are simulated. A node serves
+tasks in order of arrival, and its speed sets the time of each. An upstream node may join waiting tasks to one batch. A
+link delays messages and is never occupied. A killed node refuses connections; a silent one never answers. A task that
+is given up while a node computes it is still computed to its end. There are no sockets, JSON, database or images: their
+cost is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 BATCH = 50
 _SWEEP_S = 0.05
-"""As the scheduler's own loop over its device list."""
+"""Seconds between two checks of the device list, equal to the scheduler's."""
 _REFUSED_S = 0.002
-"""Until the scheduler knows that a process has ended whose connection it holds."""
+"""Seconds until the scheduler knows that a process has ended whose connection it holds."""
 _TOP_UP_S = 0.25
 _JOB_TASKS = 10_000
 _LEAST_READY = 4
@@ -88,7 +88,7 @@ class Case:
     edge_link_s: float
     cloud_link_s: float
     hop_s: float = 0.004
-    """Between scheduler and end device, and what the services take for themselves."""
+    """Seconds between scheduler and end device, including the services' own time."""
     joins: int = 1
     """Tasks that an edge node or a cloud computes in one batch, if as many wait."""
     window: int = 3
@@ -103,7 +103,7 @@ class Case:
     beats_at_once: int = 1
     """Nodes whose heartbeats arrive at one moment; 1: each by itself."""
     spread: float = 0.0
-    """Of the nodes' speeds: standard deviation of the logarithm."""
+    """Spread of the nodes' speeds: standard deviation of the logarithm."""
     churn_per_minute: float = 0.0
     """Share of the end devices and edge nodes that fail in a minute; half are killed, half fall silent. Each comes back
     after `away_s`."""
@@ -112,13 +112,13 @@ class Case:
     away_s: float = 5.0
     slow: tuple[Slow, ...] = ()
     noise: float = 0.0
-    """Of the time of a batch: the most that it takes longer than it should, as a share."""
+    """Largest delay of a batch, as a share of its time."""
     late_s: float = 0.0
     """The most that an answer comes later than it should, as from a machine that has other work."""
     links_known: bool = True
-    """True if the scheduler is told of the links, or learns of them."""
+    """True if the scheduler knows the links; otherwise it assumes that they have no delay."""
     deadline_s: float = _DAY_S
-    """Of each job."""
+    """Deadline of each job, in seconds."""
     job_tasks: int = _JOB_TASKS
     seed: int = 0
 
@@ -128,7 +128,7 @@ class Case:
 
 
 _Served = tuple[float, float, int]
-"""When a batch was begun, its seconds, and its tasks."""
+"""Start of a batch, its seconds, and its tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +136,7 @@ class _Node:
     node_id: str
     tier: Tier
     seconds: float
-    """For one task."""
+    """Seconds for one task."""
     model: str
     site: str = NO_SITE
     life: int = 0
@@ -150,15 +150,15 @@ class _Node:
     done: int = 0
     """Tasks."""
     waiting: set[asyncio.Future[Any]] = field(default_factory=set)
-    """Of tasks that it computes or passes on, so that its death can end them."""
+    """Futures of tasks that it computes or passes on, so that its death can end them."""
     beat: Heartbeat | None = None
-    """What it says of itself, as long as that is so."""
+    """Its present heartbeat, until its figures change."""
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """As a new incarnation."""
+        """Begin a new incarnation."""
         self.life += 1
         self.incarnation = f"{self.node_id}#{self.life:08d}"
         self.beat = None
@@ -229,7 +229,7 @@ class World:
         """Pictures that reached a node which their site, or the job's, does not allow, and those that reached edge
         nodes of other sites."""
         self.coarse_at = self.fine_at = self.finished_at = 0.0
-        """When the last answer came: coarse, fine, of a task."""
+        """Times of the last answers: coarse, fine, and of a task."""
         self.beats = self.messages = self.deaths = self.returns = 0
         self._chance = random.Random(case.seed)
         manifest = load_manifest()
@@ -440,7 +440,9 @@ class World:
     # --- computing ----------------------------------------------------------------------------------------------------
 
     def _serve(self, node: _Node, arrival: float, back_s: float) -> asyncio.Future[_Served]:
-        """Queue a task that arrives then, not before those in the queue; the future is done so long after the task."""
+        """Queue a task that arrives at this time, not before the tasks in the queue. The future is done `back_s` after
+        the task.
+        """
         future: asyncio.Future[_Served] = self.loop.create_future()
         node.queue.append((arrival, back_s, future))
         if not node.serving:
@@ -449,7 +451,7 @@ class World:
         return future
 
     def _begin(self, node: _Node, life: int) -> None:
-        """Compute what has arrived, as much as may be joined, then go on with the rest."""
+        """Compute the tasks that have arrived, as many as may be joined, then continue with the rest."""
         if life != node.life:
             return
         now, queue = self.loop.time(), node.queue
@@ -603,7 +605,7 @@ class _Hung(Exception):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the scheduler's warnings: of a fleet that loses nodes all the time there are many."""
+    """Suppress the scheduler's warnings, because a fleet that loses nodes all the time gives many."""
     log = logging.getLogger("scheduler")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -614,7 +616,7 @@ def _quiet() -> Iterator[None]:
 
 
 def simulate(case: Case, tell: Callable[[float], None] = lambda done: None) -> dict[str, Any]:
-    """One case to its end; the figures of the record. Memory is that of this process, at its most.
+    """Simulate one case to its end, and return the figures of the record. Memory is the peak of this process.
 
     Args:
         tell: called with the share of the work that is done.
@@ -645,9 +647,10 @@ def simulate(case: Case, tell: Callable[[float], None] = lambda done: None) -> d
 
 
 def _bound_s(case: Case, world: World) -> float:
-    """The pipelined bound of `scheduler.placement.bound` where each node has its own speed: a tier is as fast as all
-    its nodes together, and the first task goes through the fastest. Churn is left out. Where the scheme is free to
-    choose, the upper tiers share the tasks so that both are done at once."""
+    """The pipelined bound of `scheduler.placement.bound` for nodes of different speeds: a tier is as fast as all its
+    nodes together, and the first task goes through the fastest. Churn is left out. If the scheme is free to choose, the
+    upper tiers share the tasks so that both are done at the same time.
+    """
 
     def seconds(tier: Tier) -> list[float]:
         return [node.seconds for node in world.nodes.values() if node.tier is tier]

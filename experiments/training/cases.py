@@ -1,4 +1,4 @@
-"""What `terrace experiment training` trains, and how its tables are judged."""
+"""Training runs of `terrace experiment training`, and the targets of its tables."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TABLES = (
 )
 
 LINK_DELAY_S, LINK_BYTES_PER_S = 0.0002, 125e6
-"""Of the links between workers and host: one region of a data centre, one gigabit a second."""
+"""Links between workers and host: one region of a data centre, one gigabit a second."""
 
 _EXCHANGE = 50
 """Steps between two exchanges with the host where scaling is weak. With fewer, 12 workers wait for each other at the
@@ -74,10 +74,11 @@ _PLAIN = ServerConfig(rule="sgd", momentum=0.0)
 _DOWNPOUR = ServerConfig(rule="adagrad", rate=0.02)
 _DC = ServerConfig(rule="dc-adaptive", delay_compensation=2.0)
 _DC_RATE = 0.01
-"""Of updates that are sums of many gradients."""
+"""Learning rate of updates that are sums of many gradients."""
 _SYNCHRONOUS = OuterConfig(period=1)
-"""The mean of all gradients at each step, with the momentum that the network is trained with alone, since workers keep
-theirs."""
+"""Applies the mean of all gradients at each step. The outer optimiser adds no momentum, because workers keep the
+network's.
+"""
 
 
 _WORKERS = (3, 7, 11)
@@ -91,41 +92,42 @@ _SOURCE_S = {
     ("dc-adaptive", 12): 3.64,
 }
 _SOURCE_EPOCHS = 20
-"""Over which the source takes its mean."""
+"""Epochs over which the source takes its mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A line of a table: runs that differ in their seed alone."""
+    """A line of a table: runs that differ only in their seed."""
 
     table: str
     name: str
-    """Of the strategy, among others in the table."""
+    """Name of the strategy within the table."""
     strategy: StrategyConfig
     workers: int
     ranks: bool = False
     """True if the workers exchange with each other, without a host."""
     epochs: int = 1
-    """Of each worker where scaling is weak, else of all together."""
+    """Epochs of each worker with weak scaling, of all workers together with strong scaling."""
     scaling: Literal["strong", "weak"] = "strong"
     """True if the training images are shared, or each worker goes through all of them."""
     peak_rate: float | None = None
-    """In place of the network's."""
+    """Replaces the network's peak rate."""
     slow: tuple[float, ...] = ()
-    """How many times slower the first workers are."""
+    """Factors by which the first workers are slower."""
     faulty: bool = False
     """True if updates meet with faults."""
     cheat: Cheat | None = None
-    """What some of the workers do on purpose."""
+    """Kind of cheating of some workers."""
     stays_s: float | None = None
-    """How long each worker stays on average before another one takes its place; None for ever."""
+    """Mean seconds until another worker takes the place of a worker; None if all stay."""
     lost: bool = False
     """True if a worker dies in the middle of the run."""
     step_s: float | None = None
-    """What a step takes a worker; what it takes here unless given."""
+    """Seconds of a worker's step; by default the time measured on this machine."""
     timed_epochs: int = 0
-    """Of a second run, without gradients, that the time of an epoch is taken from: virtual time does not depend on
-    them. 0 for the run itself."""
+    """Epochs of a second run without gradients that measures the time of an epoch, because virtual time does not depend
+    on gradients. 0 to measure the run itself.
+    """
     network: Mapping[str, Any] = field(default_factory=dict)
     """Kind and options of a network in batches of 32, instead of the experiment's own. It trains on few images. In
     the table `predicted`, options of `mnist-100` only."""
@@ -145,12 +147,12 @@ class Case:
         return self.strategy.rule in ("pipeline", "hybrid") if isinstance(self.strategy, ExchangeConfig) else False
 
     def passes(self, epochs: int) -> int:
-        """Through the training images, by all workers together."""
+        """Number of passes through the training images, by all workers together."""
         return epochs * (self.workers if self.scaling == "weak" else 1)
 
     @property
     def words(self) -> str:
-        """What tells it from the other lines of its table."""
+        """Words that distinguish it from the other lines of its table."""
         slow = f", one {self.slow[0]:g} times slower" if self.slow else ""
         cheat = f", {self.cheat}" if self.cheat else ""
         stays = "" if self.stays_s is None else f", each stays {self.stays_s:g} s"
@@ -159,20 +161,20 @@ class Case:
 
 
 def _every(steps: int, strategy: ServerConfig, **changes: Any) -> ServerConfig:
-    """With an exchange every so many steps."""
+    """Return the strategy with an exchange every `steps` steps."""
     return strategy.model_copy(update={"period": steps, **changes})
 
 
 _MEAN = "fedavg"
-"""The line whose updates are averaged, whoever sends them."""
+"""The line whose updates are averaged, whichever worker sends them."""
 CHEATERS = 3
-"""Of ten workers."""
+"""Number of cheaters among ten workers."""
 
 _SCALINGS: tuple[tuple[Literal["weak", "strong"], int, int, int], ...] = (
     ("weak", _EXCHANGE, 1, _SOURCE_EPOCHS),
     ("strong", _ROUND, 5, 0),
 )
-"""With steps between exchanges, epochs, and epochs of the run without gradients."""
+"""Scalings with their steps between exchanges, epochs, and epochs of the run without gradients."""
 _DELAYED: tuple[tuple[str, HostedConfig, int], ...] = (
     ("sgd", _PLAIN, 1),
     ("sgd", _PLAIN, 8),
@@ -209,7 +211,7 @@ APART = "lineages apart"
 _ALLREDUCE = ExchangeConfig(rule="allreduce")
 _PIPELINE = ExchangeConfig(rule="pipeline")
 _GRID = [0.01, 0.0464, 0.2154, 1.0]
-"""From a tenth of the network's rate to ten times it, which is too high."""
+"""Rates from a tenth of the network's rate to ten times it, which is too high."""
 _EXCHANGES: tuple[tuple[str, StrategyConfig, int], ...] = (
     ("allreduce", _ALLREDUCE, 4),
     ("gossip", ExchangeConfig(rule="gossip"), 4),
@@ -234,7 +236,7 @@ _PARTS: tuple[tuple[str, StrategyConfig, Mapping[str, Any]], ...] = (
     ("factors", ExchangeConfig(rule="factors"), _WIDE_NETWORK),
     ("hybrid", ExchangeConfig(rule="hybrid"), _DENSE_NETWORK),
 )
-"""With the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
+"""Rules with the networks that they are for: wide dense layers, and dense layers with 96 % of the parameters."""
 _SANDBLASTER, _PASSES = BatchConfig(period=92), 20
 """Six portions of a pass of 550 batches: three workers need as many turns for them as four do. And passes in all."""
 DESCENT, NESTEROV = "gradient descent", "Nesterov"
@@ -244,7 +246,7 @@ _SECOND_ORDER: tuple[tuple[str, int, tuple[float, ...]], ...] = (
     ("lbfgs", 4, ()),
     ("lbfgs", 4, (8.0,)),
 )
-"""With workers, and how many times slower the first ones are."""
+"""Methods with the number of workers, and the factors by which the first ones are slower."""
 _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     (ONE_PROCESS, _ALLREDUCE, True),
     ("allreduce", _ALLREDUCE, True),
@@ -264,14 +266,14 @@ _COMPARED: tuple[tuple[str, StrategyConfig, bool], ...] = (
     ("crowdsourced", HOSTED["crowdsourced"], False),
     ("lbfgs", _SANDBLASTER, False),
 )
-"""With their names, and True for ranks."""
+"""Names and strategies, and True for ranks."""
 _WIDE_COMPARED: tuple[tuple[str, StrategyConfig, int], ...] = (
     (f"{ONE_PROCESS}{WIDE}", _ALLREDUCE, 1),
     (_WIDE, _ALLREDUCE, 2),
     (f"factors{WIDE}", ExchangeConfig(rule="factors"), 2),
     (f"hybrid{WIDE}", ExchangeConfig(rule="hybrid"), 2),
 )
-"""With workers. These train `_WIDE_NETWORK`."""
+"""Names, strategies and numbers of workers. These lines train `_WIDE_NETWORK`."""
 
 
 _VOLUNTEERS = HOSTED["crowdsourced"]
@@ -282,7 +284,7 @@ _HELD: tuple[tuple[str, int, bool], ...] = (
     ("one segment each, by class", 1, True),
     ("two segments each, by class", 2, True),
 )
-"""What each of four machines draws from: number of segments, and true if they are cut by class."""
+"""Images that each of four machines draws from: a name, the number of segments, and True if they are cut by class."""
 
 
 def _volunteers() -> list[Case]:
@@ -300,7 +302,7 @@ def _predicted() -> list[Case]:
 
 
 def _compared() -> list[Case]:
-    """Each strategy as it is, with a worker that is lost, and with one that cheats."""
+    """Each strategy unchanged, with a worker that is lost, and with one that cheats."""
     found = []
     for name, strategy, ranks in _COMPARED:
         epochs = _PASSES if strategy == _SANDBLASTER else 2
@@ -322,7 +324,7 @@ def _compared() -> list[Case]:
 
 
 def cases(tables: Sequence[str] = TABLES) -> list[Case]:
-    """All lines of these tables."""
+    """Return all lines of these tables."""
     rules = ("downpour", _DOWNPOUR, None), ("dc-adaptive", _DC, _DC_RATE)
     lines = [
         Case(
@@ -436,7 +438,9 @@ class Judged:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Of the exact one-sided test of paired differences: the share of all their signs with a mean as large."""
+    """p value of the exact one-sided test of paired differences: the share of all sign combinations with a mean as
+    large.
+    """
     total = math.fsum(differences)
     sums = [0.0]
     for difference in differences:
@@ -453,18 +457,18 @@ def source_s(row: Row) -> float | None:
 
 
 def round_s(*, workers: int, steps: int, step_s: float, serve_s: float, transfer_s: float, delay_s: float) -> float:
-    """What a round of a synchronous rule takes when one worker is the slowest: the others wait for its end and are
-    served one by one, it comes last.
+    """Seconds of a round of a synchronous rule when one worker is the slowest. The others wait for its end and are
+    served one by one; the slowest comes last.
 
     Args:
-        step_s: of that worker.
-        transfer_s: of weights, or an update, on the way.
+        step_s: seconds of a step of the slowest worker.
+        transfer_s: seconds to transfer weights or an update.
     """
     return max(workers * serve_s, delay_s + serve_s) + 2 * transfer_s + steps * step_s + serve_s
 
 
 def judge(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Judged]]:
-    """The targets of the tables whose rows these are, by the line that they stand in: `key` of its rows."""
+    """Judge the targets of the tables by these rows. The result maps the `key` of each line to its verdicts."""
     lines: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         lines.setdefault(key(row), []).append(row)
@@ -494,7 +498,7 @@ def _other(line: Line, lines: Lines, **changes: Any) -> Line:
 
 
 def _ratio(line: Line, other: Line, words: str, most: float) -> Judged | None:
-    """How much longer an epoch takes than in another line."""
+    """Ratio of an epoch's time to the time in another line."""
     if not other:
         return None
     ratio = _mean(line, "epoch_seconds") / _mean(other, "epoch_seconds")
@@ -547,7 +551,7 @@ def _slow_worker(line: Line, lines: Lines) -> list[Judged | None]:
 
 
 def _synchronous_s(row: Row) -> float:
-    """What a run with one slow worker takes: the slow one is in every round, but for a last one of fewer updates."""
+    """Seconds of a run with one slow worker. It is in every round except a last one with fewer updates."""
 
     def a_round(factor: float) -> float:
         return round_s(

@@ -86,7 +86,7 @@ def _carried(row: Mapping[str, Any]) -> float:
 
 
 def _faster(line: _Rows, one: _Rows) -> str:
-    """By how much a run is faster than one process, on virtual and on real time."""
+    """Factor by which a run is faster than one process, on virtual and on real time."""
     if not one or line[0]["strategy"] == one[0]["strategy"]:
         return "-"
     found = []

@@ -26,7 +26,7 @@ from training.strategies.config import ServerConfig
 __all__ = ["TRAINING"]
 
 _MOST_SEEDS = 20
-"""The exact test looks at all signs of so many differences."""
+"""Most seeds, because the exact test looks at all signs of their differences."""
 
 
 _HEADINGS = (
@@ -40,7 +40,7 @@ class _Stopped(Exception):
 
 
 class Chosen(Options):
-    """Which tables, of how many runs."""
+    """Tables to make, and the number of runs."""
 
     seeds: int = option(5, "Runs of each line, from --seed on.", quick=1, min=1, max=_MOST_SEEDS)
     only: list[str] | None = option(
@@ -59,7 +59,7 @@ class Chosen(Options):
 
 
 class Training(Experiment):
-    """What delay, slow workers, few bytes, faults, cheaters and workers that come and go cost, on virtual time."""
+    """Cost of delay, slow workers, few bytes, faults, cheaters and workers that come and go, on virtual time."""
 
     name = "training"
     options = Chosen

@@ -14,7 +14,7 @@ from models.training.networks import build_network, count_parameters
 __all__ = ["shares"]
 
 _COLOURS = {"mnist": 1}
-"""Of the data sets that are not in colour."""
+"""Number of channels of the data sets that are not in colour."""
 
 
 def shares(name: str) -> dict[str, Any]:

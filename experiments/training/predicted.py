@@ -20,7 +20,7 @@ __all__ = ["predicted"]
 
 _NETWORK = "mnist-100"
 _HELD_OUT = 120
-"""One of so many images is held out."""
+"""Reciprocal of the share of images that is held out."""
 
 
 def predicted(

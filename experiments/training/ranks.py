@@ -1,4 +1,4 @@
-"""Ranks on virtual time: their programs as they are, with real gradients, on machines and links that are simulated."""
+"""Ranks on virtual time. Their programs are unchanged and compute real gradients; machines and links are simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["RankMachines", "simulate_ranks"]
 _PROBES = 5
 _LOSSES = 100
 _LOOKS = 50
-"""At the weights of all ranks, in a run."""
+"""Number of checks of the weights of all ranks in a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def simulate_ranks(
 
 
 def _heard(program: Program, losses: list[float]) -> Program:
-    """The same program; the losses of its steps are noted."""
+    """Wrap a program so that the losses of its steps are noted."""
     answer = None
     while True:
         try:

@@ -41,11 +41,11 @@ __all__ = ["NETWORK", "Bench", "serve_s"]
 NETWORK = "mnist-64-64"
 
 SPREAD = 0.1
-"""Of a worker's steps: they take from 0.9 to 1.1 of their mean."""
+"""Spread of a worker's steps: they take from 0.9 to 1.1 of their mean."""
 _STEPS, _FEW_STEPS, _UNMEASURED = 200, 30, 20
 _CLIENTS = 4
 _HELD_OUT = 120
-"""One of so many images is held out: 500 of each class of all 60,000."""
+"""Reciprocal of the share of images that is held out: 500 of each class of all 60,000."""
 _FEW, _SMALL_BATCH = 7_000, 32
 """Images that the networks of single lines train on, and their batches."""
 
@@ -54,8 +54,8 @@ class Bench:
     """The images and the network, and the time of a step on this machine.
 
     Args:
-        images: to train on, the held-out ones among them; the first of the data set.
-        folder: for a file of its own.
+        images: number of training images, including the held-out ones; the first of the data set are taken.
+        folder: folder in which it makes files.
 
     Raises:
         DataError: MNIST is missing, or has fewer images.
@@ -79,13 +79,13 @@ class Bench:
         self._still_file.write_text(text.replace("dropout = 0.1", "dropout = 0.0"))
         self._config, self._still = (find_config(NETWORK, each) for each in (file, self._still_file))
         self.host_flags = ["--network", str(file), *([] if data is None else ["--data", str(data.absolute())])]
-        """Of a host that trains it."""
+        """Flags of a host that trains it."""
         self._folder = folder
         self._data: dict[int, TrainingData] = {}
         torch.set_num_threads(1)
         learner = FlatLearner(self._config, self._drawn(0))
         self._size_bytes = packed_bytes(len(learner.weights()), len(learner.buffers()), "fp32")
-        """Of the weights, and of an update, as they are sent."""
+        """Bytes of the weights, and of an update, in the form that is sent."""
         self.step_s: dict[Sends, float] = {
             sends: _step_s(FlatLearner(self._config, self._drawn(0)), sends) for sends in get_args(Sends)
         }
@@ -94,7 +94,7 @@ class Bench:
     def run(
         self, case: Case, seed: int, *, serve_s: float, faults: int, watch: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """One run of a line; what came of it."""
+        """Run a line once and return the results."""
         images = self._images, self._test, self._dataset.hierarchy
         if case.table == "second-order":
             return second_order(case, images, seed, watch)
@@ -323,8 +323,9 @@ async def serve_s(strategy: str, host_flags: Sequence[str], *, exchanges: int, c
 
 
 async def _exchange(worker: HostConnection, times: int) -> int:
-    """Fetch weights, and bring at least so many updates, which change little; how many there were before the run
-    ended."""
+    """Fetch weights and bring an update that changes little, `times` times. Return the number of updates before the run
+    ended.
+    """
     spec = await worker.spec()
     await worker.join(spec.data_sha256)
     chance = np.random.default_rng(0)

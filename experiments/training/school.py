@@ -82,7 +82,7 @@ class School:
         """A step of a machine. The first lesson measures it; the others take as long."""
 
     def give(self, lesson: Lesson, seed: int, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """A run of a line; what came of it."""
+        """Run a line and return the results."""
         taught = {} if lesson.taught else {"teacher": None}
         config = self._config.model_copy(update={"seed": seed, **taught})
         answers = self._answers if lesson.taught else None

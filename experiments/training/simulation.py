@@ -29,37 +29,37 @@ __all__ = ["Machines", "run_simulation"]
 
 _PROBES = 5
 _FAULT_LEASES = 2
-"""The longest fault lasts so many leases."""
+"""Longest fault, in leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """What a run is simulated on."""
+    """Workers, host and links of a simulated run."""
 
     workers: int
     slow: Sequence[float] = ()
-    """How many times slower the first workers are, one number for each."""
+    """Factors by which the first workers are slower, one number for each."""
     step_s: float | None = None
-    """A step of a worker that is not slow; what it takes here unless given."""
+    """Seconds per step of a worker that is not slow; by default the time measured here."""
     serve_s: float | None = None
-    """What the host takes for an update; what it takes here unless given."""
+    """Seconds that the host takes for an update; by default the time measured here."""
     sync_s: float = 0.0
-    """What the host's disk takes to keep updates."""
+    """Seconds that the host's disk takes to keep updates."""
     spread: float = 0.0
     """See `training.virtual.Conditions`."""
     link: Link = field(default_factory=Link)
     wire: Format = "fp32"
-    """What the updates travel in."""
+    """Number format in which updates are sent."""
     leave_after_s: Sequence[float] = ()
-    """When the last workers die, one number for each."""
+    """Times when the last workers die, one number for each."""
     stays_s: float | None = None
-    """How long each worker stays on average before another one takes its place; see `SimulatedWorker`."""
+    """Mean seconds until another worker takes the place of a worker; see `SimulatedWorker`."""
     faults: int = 0
-    """What goes wrong with updates on the way: see `training.virtual.draw_faults`. Some last longer than a lease."""
+    """Number of faults of updates; see `training.virtual.draw_faults`. Some last longer than a lease."""
     cheat: Cheat = "sign-flip"
-    """What the last workers do that cheat."""
+    """Kind of cheating of the last workers."""
     cheaters: int = 0
-    """How many these are."""
+    """Number of workers that cheat."""
     own: Sequence[TrainingData] = ()
     """Images that the workers draw from, one for each; without them, all draw from the run's."""
     gradients: bool = True
@@ -73,16 +73,16 @@ def run_simulation(
     machines: Machines,
     watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
 ) -> dict[str, Any]:
-    """Train to the end; what came of it.
+    """Train to the end and return the results.
 
     Args:
-        watch: called after each update with the steps that are done, those of the run, and the virtual time.
+        watch: called after each update with the steps done, all steps of the run, and the virtual time.
 
     Raises:
         Unavailable: all workers died.
-        InvalidInput: there are fewer updates than faults; the weights become such that nothing, or no loss
-            that means anything, can be computed from them; workers die too soon; or the strategy judges more or
-            fewer updates together than it can, or cannot train this network.
+        InvalidInput: there are fewer updates than faults, workers die too soon, or the weights no longer give a
+            meaningful loss. It is also raised if the strategy cannot train this network or judge this number of updates
+            together.
     """
     if isinstance(choice, BatchConfig):
         check_lbfgs(config, machines.wire)
@@ -163,7 +163,7 @@ def run_simulation(
 
 
 class _Still:
-    """Stands in for a learner where nothing but time counts."""
+    """Replaces a learner if only time matters."""
 
     def __init__(self, weights: Flat, buffers: Flat) -> None:
         self._nothing, self._buffers = np.zeros_like(weights), buffers

@@ -26,7 +26,7 @@ __all__ = ["segments_of", "volunteers"]
 
 _NETWORK = "mnist-100-crowdsourced"
 _HELD_OUT = 120
-"""One of so many images is held out."""
+"""Reciprocal of the share of images that is held out."""
 _STEP_S, _SERVE_S, _SPREAD = 0.001, 0.0008, 0.1
 """Seconds of a batch and of a request at the host, and the spread of steps. They set the order of the updates."""
 

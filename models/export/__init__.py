@@ -1,4 +1,4 @@
-"""From a trained checkpoint to shipped weights: ONNX, INT8, manifest entry. Needs the extra `train`."""
+"""Export of a trained checkpoint to shipped weights: ONNX, INT8, manifest entry. Needs the extra `train`."""
 
 __all__ = ["FP32_NAME"]
 

@@ -58,6 +58,6 @@ def dequantize_onnx(content: bytes) -> bytes:
 
 
 def _floats(values: Array, scale: Array, zero: Array) -> Array:
-    """Of weights: one scale and zero point per output channel, the first axis; or of a bias."""
+    """Return weights or biases as FP32. Each output channel (the first axis) has one scale and zero point."""
     along = (-1, *(1 for _ in values.shape[1:]))
     return ((values.astype(np.float32) - zero.reshape(along)) * scale.reshape(along)).astype(np.float32)

@@ -49,13 +49,13 @@ Say = Callable[[str], None]
 
 
 def export_run(folder: Path, dataset: Dataset, say: Say = lambda _: None) -> Path:
-    """Write the averaged weights of a run as `fp32.onnx` into its folder, for images of the data set's size.
+    """Write the averaged weights of a run to `fp32.onnx` in its folder, with the image size of the data set.
 
     Args:
-        say: told if the run is not finished.
+        say: is called with a message if the run is not finished.
 
     Raises:
-        WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
+        WeightsError: the folder has no checkpoint, or its checkpoint has another hierarchy than the data set.
     """
     network, _, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
     if what := unfinished(folder):
@@ -81,22 +81,22 @@ def quantize_run(
 ) -> ModelEntry:
     """Export a run, quantise it, fit its temperature, measure it on the test set and enter it into the manifest.
 
-    On the way the FP32 head and tail are compared with the whole network on every test image.
+    The FP32 head and tail are also compared with the whole network on every test image.
 
     Args:
         folder: the run folder.
         dataset: the data set that it was trained on.
-        weights: the weights folder, whose manifest is updated; a new one begins as a copy of the bundled one where
-            that is of the same hierarchy, else empty.
-        records: folder that gets copies of the training records and their curves, of the run and of those that its
-            weights come from.
-        gpu: whether nodes with a GPU serve it by default.
-        own_name: whether the folder must be called as its run.
-        say: told what is going on.
+        weights: the weights folder, whose manifest is updated; a new folder starts as a copy of the bundled one if the
+            hierarchies are the same, else empty.
+        records: folder that gets copies of the training records and curves of this run and of the runs that its weights
+            come from.
+        gpu: True if nodes with a GPU serve it by default.
+        own_name: True if the folder must have the name of its run.
+        say: is called with progress messages.
 
     Raises:
-        WeightsError: as `export_run`; or the run has another name than its folder, the network's parts disagree with
-            the whole, or the manifest there is of another hierarchy.
+        WeightsError: there is no fitting checkpoint, the run has another name than its folder, the network's parts
+            disagree with the whole, or the manifest there has another hierarchy.
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """

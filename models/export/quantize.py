@@ -79,10 +79,10 @@ def quantize_head(model: onnx.ModelProto, known: Statistics, images: Array) -> o
 
 
 def quantize_tail(model: onnx.ModelProto, scale: float, zero_point: int, features: Array) -> onnx.ModelProto:
-    """INT8 form of what `export_tail` wrote; see `quantize_onnx`.
+    """Quantise the tail from `export_tail` to INT8; see `quantize_onnx`.
 
     Args:
-        scale, zero_point: of the UINT8 form in which the tail takes its features.
+        scale, zero_point: scale and zero point of the UINT8 features that the tail takes.
         features: FP32 `[n, channels, h, w]` as they arrive, to calibrate on.
     """
     quantised = _quantised(model, FEATURES, features, FEATURES, scale, zero_point, [])
@@ -107,7 +107,7 @@ def _quantised(
     zero_point: int,
     excluded: list[str],
 ) -> onnx.ModelProto:
-    """Quantised, with the scale and zero point of the tensor `first` given and those of all others measured."""
+    """Quantise with a given scale and zero point for the tensor `first` and measured ones for all others."""
     exact = {
         first: [
             {

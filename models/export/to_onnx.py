@@ -36,11 +36,11 @@ class _Served(nn.Module):
 
 
 def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, int]) -> onnx.ModelProto:
-    """The network as ONNX: `images` UINT8 `[n, h, w, 3]` to `logits` FP32 `[n, classes]`, any `n`.
+    """Export the network as ONNX: `images` UINT8 `[n, h, w, 3]` to `logits` FP32 `[n, classes]`, any `n`.
 
-    Batch normalisation is folded into the convolution before it, where there is one, and is a depthwise convolution
-    elsewhere, so that INT8 covers it. The output of the first convolution is called `features`; see
-    `of_three_colours` for networks of grey images and for an MLP.
+    Batch normalisation is folded into a convolution directly before it and becomes a depthwise convolution elsewhere,
+    so that INT8 covers it. The output of the first convolution is called `features`; see `of_three_colours` for
+    networks of grey images and for an MLP.
 
     Args:
         network: maps normalised float images to logits; left in evaluation mode.
@@ -48,7 +48,7 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
         image_shape: height and width.
 
     Raises:
-        WeightsError: as `of_three_colours`.
+        WeightsError: the network cannot take images of three colours.
     """
     network = of_three_colours(network, image_shape)
     model = _export(_of_pixels(network, known), _pixels(image_shape), "images", "logits")

@@ -18,8 +18,9 @@ from tierkit.tensors import Array
 __all__ = ["with_cut"]
 
 _TOLERANCE = 0.1
-"""Of the largest logit: by how much head and tail together may differ from the whole, which in INT8 rounds the features
-in another way."""
+"""Largest difference between the logits of head plus tail and of the whole network, as a fraction of the largest logit.
+In INT8 the features are rounded differently.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class _Sides:
 
 
 def with_cut(model: onnx.ModelProto, images: Array) -> tuple[onnx.ModelProto, Cut | None]:
-    """The network in the form in which it can be cut after its first convolution, and what is known of the cut; as it
-    is, and None, where nothing but the convolution's output may go on to the rest of the network.
+    """Prepare a network to be cut after its first convolution, and describe the cut. Return the network unchanged and
+    None if the rest of it needs anything but the convolution's output.
 
     Args:
         model: `images` to `logits`.
@@ -70,10 +71,10 @@ def with_cut(model: onnx.ModelProto, images: Array) -> tuple[onnx.ModelProto, Cu
 
 
 def _checked(model: onnx.ModelProto, convolution: onnx.NodeProto, images: Array) -> tuple[onnx.ModelProto, Cut]:
-    """With the shape of the features noted.
+    """Add the shape of the features.
 
     Raises:
-        WeightsError: the parts do not do what the whole does.
+        WeightsError: the parts answer differently from the whole.
     """
     features = _run(extract_part(model.SerializeToString(), "head"), {IMAGES: images}, FEATURES)
     if features.ndim != 4 or len(features) != len(images):
@@ -107,7 +108,9 @@ def _run(network: bytes, inputs: dict[str, Array], output: str) -> Array:
 
 
 def _sides(graph: onnx.GraphProto) -> _Sides | None:
-    """None where there is no convolution, or more than its output comes from the images to the rest."""
+    """Find the two sides of the cut; None if there is no convolution, or if more than its output leads from the images
+    to the rest.
+    """
     made_by = {name: node for node in graph.node for name in node.output}
     seen = {IMAGES}
     """Tensors that depend on the images."""
@@ -138,7 +141,9 @@ def _sides(graph: onnx.GraphProto) -> _Sides | None:
 
 
 def _element_type(model: onnx.ModelProto, name: str, images: Array) -> int | None:
-    """Of a tensor, as `onnx.TensorProto`; None where it is no FP32 or FP16, or the network does not run so."""
+    """Return the `onnx.TensorProto` type of a tensor; None if it is neither FP32 nor FP16, or the network does not run
+    with it as its output.
+    """
     asked = onnx.ModelProto()
     asked.CopyFrom(model)
     for kind, dtype in ((TensorProto.FLOAT, np.float32), (TensorProto.FLOAT16, np.float16)):
@@ -153,7 +158,7 @@ def _element_type(model: onnx.ModelProto, name: str, images: Array) -> int | Non
 
 
 def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
-    """With another name for one of its tensors."""
+    """Rename one of the node's tensors."""
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
     changed.input[:] = [new if name == old else name for name in node.input]
@@ -162,7 +167,7 @@ def _renamed(node: onnx.NodeProto, old: str, new: str) -> onnx.NodeProto:
 
 
 def _parameters(convolution: onnx.NodeProto, graph: onnx.GraphProto) -> int:
-    """Weights and biases of a convolution, also where they are stored as integers."""
+    """Number of weights and biases of a convolution, including values stored as integers."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     made_by = {name: node for node in graph.node for name in node.output}
     count = 0

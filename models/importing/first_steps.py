@@ -1,6 +1,6 @@
-"""What the first operators of a network show of the pixels that it takes.
+"""The pixel values that a network expects, as far as its first operators show them.
 
-A network that divides by 255 or subtracts a mean must not be given pixels on which this is done already.
+If a network divides by 255 or subtracts a mean itself, this must not be done to its pixels before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ORDINARY = (
 _BYTES_FACTOR = 1 / BYTES
 """A smaller factor is for values of 0 to 255."""
 _LEAST_MEAN = 0.1
-"""Of values of 0 to 1; what has a smaller one has been shifted."""
+"""Lower bound for the mean of values of 0 to 1; values with a smaller mean have been shifted."""
 _IMAGENET = np.array([0.485, 0.456, 0.406])
 
 
@@ -40,25 +40,25 @@ class _Seen:
 
 
 def facts_of(graph: onnx.GraphProto, taken: str) -> PreprocessFacts:
-    """What the first operators say about the network's input; nothing if they do not scale or shift it, or by
-    something that is not clear."""
+    """Facts about the network's input from its first operators; none if they do not scale or shift it, or do so by
+    unclear values.
+    """
     return _seen(graph, taken).facts
 
 
 def check_clear(graph: onnx.GraphProto, taken: str, sources: Mapping[str, PreprocessFacts]) -> None:
-    """Raises InvalidInput if the first operators change values or colours, and neither they nor others say from
-    what."""
+    """Raises InvalidInput if the first operators change values or colours, and the form of the input is unknown."""
     said = {name for facts in sources.values() for name in facts.model_dump(exclude_none=True)}
     seen = _seen(graph, taken)
     if seen.unclear and not said & {"scale", "mean"}:
         raise InvalidInput(
-            f"the network begins with {seen.unclear}, which is not understood, and nothing says which values it takes: "
-            "say scale, mean and std in a preprocess.toml, and give it with --preprocess"
+            f"the network begins with {seen.unclear}, which is not understood, and its value range is unknown: "
+            "set scale, mean and std in a preprocess.toml, and give it with --preprocess"
         )
     if "colour" not in said and (seen.reorders or seen.facts.colour == "bgr"):
         raise InvalidInput(
-            "the network's first operators depend on the order of the colours, and nothing says which one it takes: "
-            'say colour = "rgb" or "bgr" in a preprocess.toml, and give it with --preprocess'
+            "the network's first operators depend on the order of the colours, which is unknown: "
+            'set colour = "rgb" or "bgr" in a preprocess.toml, and give it with --preprocess'
         )
 
 
@@ -77,8 +77,9 @@ def _seen(graph: onnx.GraphProto, taken: str) -> _Seen:
 
 
 def _judged(pixels: PixelTensor, kind: str) -> float | str | None:
-    """By what pixels are to be divided (1 or 255), the operator that is not understood, or None for values that are
-    taken as they are."""
+    """Divisor of the pixels (1 or 255), the operator that is not understood, or None for values that are taken
+    unchanged.
+    """
     unchanged = (pixels.factor == 1).all() and (pixels.offset == 0).all() and np.isnan(pixels.limit)
     if pixels.by is None or (unchanged and pixels.by in SUMS):
         return None if any(part in kind for part in _ORDINARY) else kind

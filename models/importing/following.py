@@ -1,7 +1,7 @@
 """The first operators of a network, followed from its input.
 
-Three numbers for each channel tell what they do: which channel of the input it is, and the factor and the offset that
-its values have got.
+Three numbers describe each channel: the channel of the input that it comes from, and the factor and the offset that
+were applied to its values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class PixelTensor:
 
 
 def followed(graph: onnx.GraphProto, taken: str) -> list[tuple[PixelTensor, str]]:
-    """What the input's values have become where something else is done with them, and the operator that does it."""
+    """Follow the input to the first operators that do more than scale, shift and move channels. Return the tensor and
+    the operator at each of these ends.
+    """
     constants = _Constants(graph)
     found = {taken: _input(graph, taken)}
     ends: list[tuple[PixelTensor, str]] = []
@@ -89,7 +91,7 @@ class _Constants:
         self._made_by = {name: node for node in graph.node for name in node.output}
 
     def of(self, name: str, depth: int = 0) -> Array | None:
-        """None if it is not known."""
+        """Return the value of a tensor; None if it is unknown."""
         if name in self._stored:
             return np.asarray(numpy_helper.to_array(self._stored[name]))
         node = self._made_by.get(name)
@@ -112,7 +114,7 @@ class _Constants:
         return None
 
     def small(self, name: str) -> Array:
-        """By channel; of a whole picture the mean of each."""
+        """Return the values by channel; for a whole picture, the mean of each channel."""
         value = self.of(name)
         if value is None:
             raise ValueError(name)
@@ -133,7 +135,7 @@ def _argument(node: onnx.NodeProto, at: int, name: str, constants: _Constants) -
 
 
 def _form(node: onnx.NodeProto, say: Callable[[int, str], Any], rank: int) -> Callable[[Array], Array]:
-    """What an operator does to the axes."""
+    """Return the change that an operator makes to the axes."""
     match node.op_type:
         case "Transpose":
             order = say(9, "perm")
@@ -163,7 +165,7 @@ def _sliced(array: Array, axes: list[int], starts: Any, say: Callable[[int, str]
 
 
 def _after(node: onnx.NodeProto, found: Mapping[str, PixelTensor], constants: _Constants) -> list[PixelTensor] | None:
-    """What an operator gives; None if it does something else than to scale, shift and move channels.
+    """Return the outputs of an operator; None if it does more than scale, shift and move channels.
 
     Raises:
         Exception: an argument is not known, or does not fit.

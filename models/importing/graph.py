@@ -1,4 +1,4 @@
-"""A stranger's network: what it takes and gives, and the same network fed with plain pixels."""
+"""An unknown network: its input and output, and its conversion to a network that takes plain pixels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = {number: name for name, number in TensorProto.DataType.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a file takes and gives."""
+    """Input and output of a network file."""
 
     input: str
     element: int
@@ -73,13 +73,13 @@ class _Output:
 
 
 def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -> Signature:
-    """What the file takes and gives, for pictures and this many classes.
+    """Find the file's input for pictures and its output for this many classes.
 
     Args:
         layout: nchw or nhwc, if a source says so.
 
     Raises:
-        InvalidInput: it is no image classifier of these classes.
+        InvalidInput: it is not an image classifier with these classes.
     """
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -178,14 +178,14 @@ def fold(
     end: Ending,
     batch: int | None = None,
 ) -> onnx.ModelProto:
-    """The network with its preprocessing inside: `images` UINT8 `[n, height, width, 3]`, RGB, to `logits` FP32
-    `[n, classes]`.
+    """Put the preprocessing inside the network. It then maps RGB `images` UINT8 `[n, height, width, 3]` to `logits`
+    FP32 `[n, classes]`.
 
     Args:
-        model: Left as it is.
-        read_as: Where its scores are.
-        end: How it ends.
-        batch: Pictures that it takes at once; None for any number.
+        model: the network; it is not changed.
+        read_as: place of its scores.
+        end: end of its graph.
+        batch: number of pictures that it takes at once; None for any number.
     """
     folded = onnx.ModelProto()
     folded.CopyFrom(model)
@@ -309,7 +309,7 @@ def _replace(field: object, values: list[onnx.ValueInfoProto]) -> None:
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
-    """None for an axis that is open."""
+    """Shape of a value, with None for each open axis."""
     dimensions = value.type.tensor_type.shape.dim
     return [size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None for size in dimensions]
 

@@ -24,7 +24,7 @@ _ALWAYS = {
     *("rescale", "rescaling", "resize", "resizing", "resample", "resampling", "crop", "cropping", "letterbox"),
     *("transforms", "preprocess", "preprocessing", "preprocessor", "preproc", "interpolation"),
 }
-"""Words that make any key be about pixels, but for those of `_INSIDE`."""
+"""Words that mark any key as about pixels, except the words in `_INSIDE`."""
 _NORMALISES = {"normalize", "normalise", "normalization", "normalisation", "normalized", "normalised", "normalizer"}
 _STATISTICS = {"mean", "means", "std", "stds", "stdev", "var", "variance", *_NORMALISES}
 _PICTURE = {"image", "images", "img", "input", "inputs", "pixel", "pixels", "data", "dataset", "channel", "channels"}
@@ -42,7 +42,7 @@ _OF_LAYERS = re.compile(r"(?i)^(batch|layer|group|instance|rms|none$)")
 
 
 def words_of(key: str) -> list[str]:
-    """The words of a key such as `image_mean`, `imageMean` or `idx2label`, in lower case."""
+    """Split a key into words in lower case. It may be written like `image_mean`, `imageMean` or `idx2label`."""
     return [word.lower() for word in _WORD.findall(key)]
 
 
@@ -87,11 +87,11 @@ def names_a_colour_order(value: str) -> bool:
 
 
 def hints_in(content: Any, passed: Collection[str] = ()) -> Iterator[str]:
-    """The paths of the keys that say something about pixels, such as `input.mean`.
+    """Yield the paths of the keys that say something about pixels, in the form `input.mean`.
 
     Args:
-        content: Of a JSON file, whose size the reader bounds.
-        passed: Keys that are not looked into, wherever they are: they are read elsewhere. Nor are class names.
+        content: content of a JSON file, whose size the reader bounds.
+        passed: keys that are skipped at any depth, because they are read elsewhere. Class names are skipped too.
     """
     left: list[tuple[str, Any]] = [("", content)]
     while left:

@@ -1,9 +1,9 @@
-"""The rules of Hugging Face's image processors: what a `preprocessor_config.json` means depends on the class that wrote
-it.
+"""The rules of Hugging Face's image processors: the meaning of a `preprocessor_config.json` depends on the class that
+wrote it.
 
 The same key means different things: `size: 224` squashes a picture for ViT and resizes its shortest side for CLIP. So
 each class has its defaults and its rule here, after transformers 4.57 and 5.24. A default that changed between the two
-is left open, because the file does not say which version wrote it.
+is left open, because the file does not name the version that wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HALF: tuple[Three, Three] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP: tuple[Three, Three] = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 _FILTERS: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By Pillow's number, which `resample` holds."""
+"""Filters by Pillow's number, which `resample` holds."""
 
 _OPEN: Any = object()
 """A default that differs between versions of transformers."""
@@ -137,7 +137,7 @@ def facts_of(content: Mapping[str, Any]) -> PreprocessFacts:
 
     Raises:
         ValueError: the class or a key is not known, a key is missing whose default is not, or the file describes
-            something that cannot be served. The message says which.
+            something that cannot be served. The message names it.
     """
     name, processor = _class_of(content)
     said = {key: value for key, value in content.items() if value is not None}
@@ -219,7 +219,7 @@ def _geometry(name: str, processor: _Processor, said: Mapping[str, Any], own: Ma
         case "poolformer":
             side = shortest or (exact[0] if exact is not None and exact[0] == exact[1] else None)
             if side is None:
-                raise ValueError(f"'size' is {size}, which is no square")
+                raise ValueError(f"'size' is {size}, which is not a square")
             shortest, exact = int(side / _number(own, "crop_pct")), None
         case "levit" if shortest is not None:
             shortest = int((256 / 224) * shortest)
@@ -248,7 +248,7 @@ def _fit(shortest: int | None, exact: Sides | None, crop: Sides | None) -> dict[
     if sides[0] < crop[0] or sides[1] < crop[1]:
         raise ValueError(f"{list(crop)} is cut out of {list(sides)}, which is less: black borders cannot be served")
     if sides[0] != sides[1]:
-        raise ValueError(f"the middle is cut out of {list(sides)}, which is no square")
+        raise ValueError(f"the middle is cut out of {list(sides)}, which is not a square")
     return {"size": crop, "resize": "squash" if exact else "shortest-side", "resize_to": sides[0]}
 
 
@@ -291,7 +291,7 @@ def _resample(said: Mapping[str, Any], processor: _Processor) -> Resample | None
         return processor.resample
     code = said["resample"]
     if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code < len(_FILTERS):
-        raise ValueError(f"'resample' is {code!r}, which is no filter of Pillow")
+        raise ValueError(f"'resample' is {code!r}, which is not a filter of Pillow")
     return _FILTERS[code]
 
 

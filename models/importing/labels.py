@@ -1,4 +1,4 @@
-"""Class names of an imported network: where they are from, and how they fit those of its set."""
+"""Class names of an imported network: their sources, and their match with the classes of its set."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def read_labels(path: Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in raw.decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as exc:
-        raise DataError(f"the labels {path} are no UTF-8 (byte {exc.start}): save the file as UTF-8") from exc
+        raise DataError(f"the labels {path} are not UTF-8 (byte {exc.start}): save the file as UTF-8") from exc
     while lines and not lines[-1]:
         del lines[-1]
     return _checked(lines, f"the labels {path}", "line {}", first=1)
 
 
 def _checked(names: Sequence[str], what: str, place: str, first: int = 0) -> tuple[str, ...]:
-    """The same names.
+    """Check the names and return them.
 
     Args:
-        what: Names them in messages, and `place` one of them.
+        what: description of the names in messages; `place` describes one of them.
 
     Raises:
         DataError: one is missing, too long or there twice.
@@ -123,7 +123,7 @@ def _number(key: Any) -> int | None:
 
 
 def names_in_metadata(metadata: Mapping[str, str], say: Callable[[str], None]) -> tuple[str, ...] | None:
-    """The class names in the metadata of an ONNX file; says which key it could not read."""
+    """Return the class names in the metadata of an ONNX file, and report the keys that could not be read."""
     for key, text in metadata.items():
         if not is_for_names(key) or not text.strip() or len(text) > _MOST_BYTES:
             continue
@@ -154,11 +154,11 @@ def numbered(names: Sequence[str]) -> bool:
 def agreed(
     given: tuple[str, ...] | None, found: Mapping[str, Sequence[str] | None], say: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """The class names: those that the user gives, or those of the files.
+    """Return the class names from the user, or else from the files.
 
     Args:
-        given: From `--labels`.
-        found: What files say, by the name that messages call them.
+        given: names from `--labels`.
+        found: names in files, by the name of the file in messages.
 
     Raises:
         InvalidInput: two sources contradict each other, or there are no names.
@@ -181,14 +181,15 @@ def agreed(
         shown = "; ".join(f"class {at} is {sources[first][at]!r} and {sources[other][at]!r}" for at in differ[:3])
         if set().union(*one) & set().union(*two):
             raise InvalidInput(
-                f"the class names of {first} contradict those of {other} ({shown}): correct them, or leave out --labels"
+                f"the class names of {first} and {other} contradict each other ({shown}): correct them, or leave out "
+                "--labels"
             )
         say(f"warning: {first} and {other} have no class name in common ({shown}): is the order the same?")
     return sources[first] if given is not None else _checked(sources[first], f"the class names of {first}", "class {}")
 
 
 def _keys(names: Sequence[str]) -> list[set[str]]:
-    """What a name is compared by: itself, and the first of its synonyms if no other name begins with that."""
+    """Return the forms by which each name is compared: itself, and its first synonym if no other name starts so."""
     plain = [" ".join(name.replace("_", " ").casefold().split()) for name in names]
     short = [name.partition(",")[0].strip() for name in plain]
     count = Counter(short)
@@ -197,7 +198,7 @@ def _keys(names: Sequence[str]) -> list[set[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelPlace:
-    """How a network's classes stand in its set."""
+    """Relation between a network's outputs and the classes of its set."""
 
     target: Literal["coarse", "fine"]
     order: tuple[int, ...] | None
@@ -205,10 +206,10 @@ class LabelPlace:
 
 
 def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: str = "the set") -> LabelPlace:
-    """Which classes of the set the network answers.
+    """Match the network's classes with the classes of the set.
 
     Args:
-        source: where the hierarchy is from, for messages.
+        source: where the hierarchy is from; messages name it.
 
     Raises:
         InvalidInput: neither the classes nor the superclasses of the set, or superclasses above the end tier.
@@ -225,7 +226,7 @@ def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: 
         f"{what} {few(names)}" for what, names in ((f"{source} lacks", stray), ("the labels lack", missing)) if names
     )
     raise InvalidInput(
-        f"the network's classes are not those of {source} ({differ}): all networks of a set answer the same classes, "
-        "and a hierarchy lists each of them in `fine` and in one superclass; on the end tier a network may answer the "
-        "superclasses of a hierarchy, which --hierarchy gives"
+        f"the network's classes differ from the classes of {source} ({differ}). All networks of a set answer the same "
+        "classes, and a hierarchy lists each of them in `fine` and in one superclass. On the end tier a network may "
+        "answer the superclasses of the hierarchy that --hierarchy names"
     )

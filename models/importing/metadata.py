@@ -1,4 +1,4 @@
-"""What the metadata inside an ONNX file says about pixels: by the ONNX standard's keys, and by those of Ultralytics."""
+"""Pixel values described by the metadata of an ONNX file, with the keys of the ONNX standard or of Ultralytics."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _OTHERS = re.compile(
 )
 _NAMES = re.compile(r"(?i)names?$|labels?$|^(onnx|terrace)\.")
 _FREE_WORDS = re.compile(r"(?i)\bbgr|\b(?:pixel_?|image_?|img_?)?(?:mean|std)s?['\"]?\s*[=:]\s*[\[({\d.-]")
-"""What a longer text says of pixels, in words that mean nothing else."""
+"""Words in a longer text that can only be about pixels."""
 _MOST_CHARACTERS = 4 * 1024**2
 
 
 def facts_of(metadata: Mapping[str, str]) -> PreprocessFacts:
-    """What the metadata says about pixels.
+    """Read the facts about pixels from the metadata.
 
     Raises:
         InvalidInput: a key or a value about pixels is not known, or cannot be served.
@@ -86,7 +86,7 @@ def structure_of(text: str) -> Any:
 
 
 def _ultralytics(said: Mapping[str, str]) -> dict[str, Any]:
-    """By `ultralytics.data.augment.classify_transforms`."""
+    """Facts from Ultralytics' metadata, by the rules of `ultralytics.data.augment.classify_transforms`."""
     if (task := said.get("task", "classify")) != "classify":
         raise InvalidInput(f"the network is for the task {task!r}, and not a classifier of pictures")
     try:

@@ -1,4 +1,4 @@
-"""The set that an import enters a network into: what it holds, and how it changes whole or not at all."""
+"""The set that an import enters a network into: its content, and its changes, which are complete or do not happen."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def present(models: Path) -> Manifest | None:
-    """What a set holds; None where it is yet to begin."""
+    """Manifest of a set; None if the set does not exist yet."""
     return load_manifest(models) if (models / MANIFEST_NAME).is_file() else None
 
 
 def check_folder(models: Path) -> None:
-    """Refuse to begin a set among other files; networks may be those of an import that was killed, or is under way.
+    """Refuse to begin a set among other files. Networks are allowed: an import may have been killed, or be running.
 
     Raises:
         InvalidInput: the folder holds such files.
@@ -38,11 +38,12 @@ def check_folder(models: Path) -> None:
 
 
 def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path) -> ModelEntry:
-    """Write the network, then the manifest, which alone makes it one of the set. Whenever this ends, the set is whole.
-    Earlier files stay: running services offer and load them. Return the entry with the name of the file.
+    """Write the network, then the manifest, and return the entry with the name of the file. Only the manifest makes the
+    network part of the set, so the set stays whole if this is interrupted. Earlier files stay, because running services
+    offer and load them.
 
     Raises:
-        InvalidInput: the set has been changed meanwhile, and this network does not fit it any more.
+        InvalidInput: the set was changed meanwhile, and this network no longer fits it.
         SetupError: a file cannot be written.
     """
     with alone_in(models):
@@ -71,10 +72,10 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
 
 
 def hierarchy_of(models: Path, before: Manifest | None, given: Path | None, labels: Sequence[str]) -> Hierarchy:
-    """The classes of the set: as a file says, as it has them already, or without superclasses.
+    """Return the classes of the set: from the given file, from the set itself, or without superclasses.
 
     Raises:
-        DataError: the file is no hierarchy.
+        DataError: the file is not a hierarchy.
         InvalidInput: the set has another one.
     """
     if given is not None:

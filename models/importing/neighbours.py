@@ -1,4 +1,4 @@
-"""The configuration files next to a network, where exporters say what it expects and what its classes are called."""
+"""Configuration files next to a network, in which exporters describe the expected pixels and the class names."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pixels_by_processor(path: Path, size: tuple[int, int] | None = None) -> PreprocessFacts:
-    """What a file of `PROCESSORS` says; `size` as in `timm_config.facts_of`.
+    """Read the facts in a file of `PROCESSORS`. See `timm_config.facts_of` for `size`.
 
     Raises:
         DataError: it has a class, key or value that is not understood.
@@ -159,7 +159,7 @@ def pixels_by_processor(path: Path, size: tuple[int, int] | None = None) -> Prep
 
 
 def pixels_by_clip(path: Path) -> PreprocessFacts:
-    """What an `open_clip_config.json` says.
+    """Read the facts in an `open_clip_config.json`.
 
     Raises:
         DataError: it has a key or value that is not understood.
@@ -168,13 +168,13 @@ def pixels_by_clip(path: Path) -> PreprocessFacts:
 
 
 def pixels_by_config(path: Path, size: tuple[int, int] | None, channels: int | None = None) -> PreprocessFacts:
-    """What a `config.json` says; `size` as in `timm_config.facts_of`.
+    """Read the facts in a `config.json`. See `timm_config.facts_of` for `size`.
 
     Args:
-        channels: Of the network's input, if they are fixed.
+        channels: number of channels of the network's input, if it is fixed.
 
     Raises:
-        DataError: it has a key or value that is not understood, or is of a network of another size.
+        DataError: it has a key or value that is not understood, or describes a network of another size.
     """
     content = read_json(path)
     if others := sorted({"image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"} & set(content)):

@@ -1,6 +1,6 @@
-"""The rules of OpenCLIP: what an `open_clip_config.json` means.
+"""The rules of OpenCLIP for the meaning of an `open_clip_config.json`.
 
-They are those of `open_clip.transform.image_transform`, which also says what a missing key means.
+They follow `open_clip.transform.image_transform`, including its defaults for missing keys.
 """
 
 from __future__ import annotations

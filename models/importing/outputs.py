@@ -1,8 +1,8 @@
-"""What a network's outputs are: scores, probabilities, or independent labels. The end of its graph and the values that
-it gives show it.
+"""The kind of a network's outputs: scores, probabilities, or independent labels. The end of the graph and the output
+values show it.
 
-Terrace takes the softmax of what a network gives. On probabilities that would be a second softmax, and on independent
-labels a wrong one; neither would show but in confidences that mean nothing.
+Terrace takes the softmax of a network's outputs. That would be a second softmax on probabilities, and a wrong one on
+independent labels. Both would show only as meaningless confidences.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ __all__ = ["LOGITS", "Ending", "Form", "ending", "form", "logits_of", "own_answe
 LOGITS = "logits"
 
 Form = Literal["scores", "probabilities", "softmax", "sigmoid"]
-"""Where the scores are: in the output (scores), or in the input of the graph's last operator (softmax, sigmoid). The
-logarithm of other probabilities serves as well (probabilities)."""
+"""Place of the scores: the output (scores), or the input of the graph's last operator (softmax, sigmoid). The logarithm
+of other probabilities serves as well (probabilities).
+"""
 
 Kind = Literal["softmax", "log", "sigmoid", "tanh", "sorted", "distance", "power", "turned", "unbounded", "unknown"]
 
@@ -67,12 +68,12 @@ _TURNING = {"Neg", "Reciprocal"}
 """Operators that make the largest value the smallest."""
 _EXACT = 1e-3
 _ROUNDED = 0.02
-"""By how much probabilities may miss a sum of 1, or their softmax: as computed, and rounded to 8 bits."""
+"""Allowed difference of probabilities from a sum of 1, or from their softmax: as computed, and rounded to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a graph ends, seen from its output."""
+    """The end of a graph, seen from its output."""
 
     kind: Kind
     before: tuple[str, ...] = ()
@@ -83,12 +84,12 @@ class Ending:
 
     @property
     def tolerance(self) -> float:
-        """By how much probabilities may miss their sum, or the softmax of the scores."""
+        """Allowed difference of the probabilities from their sum, or from the softmax of the scores."""
         return _ROUNDED if self.rounded else _EXACT
 
 
 def ending(graph: onnx.GraphProto, output: str) -> Ending:
-    """How the graph comes to one of its tensors."""
+    """Find the operators that produce one of the graph's tensors."""
     made_by = {name: node for node in graph.node for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
     rounded = False
@@ -150,11 +151,11 @@ def _casts_to_half(node: onnx.NodeProto) -> bool:
 
 
 def form(end: Ending, values: Array, classes: int) -> Form:
-    """How to get scores, one for each class, of which a softmax makes the network's own probabilities.
+    """Find out how to get one score per class such that their softmax gives the network's own probabilities.
 
     Args:
         end: how the graph ends.
-        values: what it gives for a few different pictures, FP32 `[n, outputs]`. One output for two classes is the
+        values: outputs for a few different pictures, FP32 `[n, outputs]`. One output for two classes is the
             probability, or the score, of the second one.
 
     Raises:
@@ -177,7 +178,7 @@ def form(end: Ending, values: Array, classes: int) -> Form:
         return "probabilities"
     if end.kind == "sigmoid":
         raise InvalidInput(
-            "the network ends with a sigmoid, so it gives each class a probability of its own, and they add up to "
+            "the network ends with a sigmoid, so each class has an independent probability, and they add up to "
             f"{sums.min():.2f} to {sums.max():.2f}: several classes may be right at once, and Terrace answers one. If "
             "one is always right, export the network without the sigmoid"
         )
@@ -205,7 +206,7 @@ def form(end: Ending, values: Array, classes: int) -> Form:
         )
     if (values >= 0).all() and np.ptp(sums) <= _EXACT * sums.mean():
         raise InvalidInput(
-            f"the network's outputs add up to {sums.mean():.4g} for each picture, so they are no scores, and "
+            f"the network's outputs add up to {sums.mean():.4g} for each picture, so they are not scores, and "
             "probabilities add up to 1: export it without what follows its softmax"
         )
     if (values >= 0).all() and _are_negative_logarithms(values):
@@ -224,7 +225,7 @@ def _are_negative_logarithms(values: Array) -> bool:
 
 
 def _form_of_one(end: Ending, values: Array) -> Form:
-    """By one output for two classes."""
+    """Form of a single output for two classes."""
     if end.kind == "sigmoid" and end.before:
         return "sigmoid"
     if end.kind == "unbounded":
@@ -233,7 +234,7 @@ def _form_of_one(end: Ending, values: Array) -> Form:
         return "probabilities"
     raise InvalidInput(
         f"the network has one output for two classes, with values from {values.min():.3g} to {values.max():.3g}: it is "
-        "no probability of the second class; export it with a sigmoid, or with an output for each class"
+        "not a probability of the second class; export it with a sigmoid, or with an output for each class"
     )
 
 

@@ -1,7 +1,7 @@
-"""What a network expects of its pixels: size, resize rule, filter, colour order, scale, mean and spread.
+"""The pixels that a network expects: size, resize rule, filter, colour order, scale, mean and spread.
 
-Exporters say it in different places: in the file's metadata, or in configuration files next to it
-(`models.importing.neighbours`). What none of them says is in a `preprocess.toml`.
+Exporters write these facts into the file's metadata or into configuration files next to it
+(`models.importing.neighbours`). A `preprocess.toml` supplies the facts that are missing there.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ Std = Annotated[tuple[Spread, Spread, Spread], BeforeValidator(_by_colour)]
 
 
 class PreprocessFacts(BaseModel):
-    """What one source says; None where it says nothing."""
+    """Facts from one source; None for each fact that it does not give."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     size: tuple[Side, Side] | None = None
     """Height and width that the network takes."""
     resize: ResizeRule | None = None
-    """How a picture gets that size: its shortest side is resized and the middle cut out, it is squashed, or padded."""
+    """Way to bring a picture to that size: its shortest side is resized and the middle cut out, it is squashed, or
+    padded.
+    """
     resize_to: Annotated[PositiveInt, Field(le=4 * MOST_SIDE)] | None = None
     """Length of the shortest side, or of both sides if they are squashed, before the middle is cut out."""
     resample: Resample | None = None
@@ -63,13 +65,13 @@ class PreprocessFacts(BaseModel):
     colour: Colour | None = None
     """Order of the colours, or grey for one channel."""
     scale: PositiveFloat | None = None
-    """By which pixels are divided before `mean` and `std`: 255 where these are for values of 0 to 1."""
+    """Divisor of the pixels before `mean` and `std`: 255 if these are for values of 0 to 1."""
     mean: Mean | None = None
     """Subtracted, by colour in the network's order."""
     std: Std | None = None
-    """By which the difference is divided, likewise by colour."""
+    """Divisor after the subtraction of `mean`, by colour in the network's order."""
     layout: Literal["nchw", "nhwc"] | None = None
-    """True if colours come before or after height and width."""
+    """Place of the colours: before or after height and width."""
 
     @property
     def is_whole(self) -> bool:
@@ -79,7 +81,7 @@ class PreprocessFacts(BaseModel):
 
 
 class Preprocess(BaseModel):
-    """What is known in the end; what no source says is as most networks have it."""
+    """The preprocessing in the end: facts from all sources, and usual values for the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -97,7 +99,7 @@ class Preprocess(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_side(cls, content: Any) -> Any:
-        """Without `resize_to` the shortest side gets the size itself."""
+        """Set the shortest side to the size itself if `resize_to` is missing."""
         shortest = isinstance(content, dict) and content.get("resize", "shortest-side") == "shortest-side"
         if shortest and "resize_to" not in content and "size" in content:
             return {**content, "resize_to": max(content["size"])}
@@ -144,14 +146,14 @@ class Preprocess(BaseModel):
 
 
 def assumed(sources: Mapping[str, PreprocessFacts], preprocess: Preprocess) -> tuple[str, ...]:
-    """What is as most networks have it because no source says otherwise, as lines of `preprocess.toml`."""
+    """Return the usual values taken where no source gives any, as lines of `preprocess.toml`."""
     said = {name for facts in sources.values() for name in facts.model_dump(exclude_none=True)}
     left = [name for name in ("resize", "resample", "colour", "scale", "mean", "std") if name not in said]
     return tuple(f"{name} = {_shown(getattr(preprocess, name))}" for name in left)
 
 
 def joined(sources: Mapping[str, PreprocessFacts]) -> Preprocess:
-    """What all sources say together.
+    """Combine the facts of all sources.
 
     Args:
         sources: by the name that messages call them, such as "preprocess.toml".
@@ -172,7 +174,7 @@ def joined(sources: Mapping[str, PreprocessFacts]) -> Preprocess:
             said_by.setdefault(name, source)
     if "size" not in known:
         raise InvalidInput(
-            "the network takes pictures of any size, and no file says which: add size = [height, width] to a "
+            "the network takes pictures of any size, and no file gives one: add size = [height, width] to a "
             "preprocess.toml and give it with --preprocess"
         )
     if "colour" not in known and "mean" in known and _same(_in_range(known["mean"]), _BGR_MEAN, within=0.01):
@@ -188,7 +190,7 @@ def joined(sources: Mapping[str, PreprocessFacts]) -> Preprocess:
 
 
 def from_toml(path: Path) -> PreprocessFacts:
-    """What a `preprocess.toml` says.
+    """Read the facts in a `preprocess.toml`.
 
     Raises:
         SetupError: it cannot be read, or has a wrong value.

@@ -19,21 +19,21 @@ from tierkit.errors import DataError
 __all__ = ["first_line", "read_onnx"]
 
 _MAX_BYTES = 2 * 1024**3 - 1
-"""Of a network: the bound of the file format."""
+"""Largest size of a network, set by the file format."""
 _OLDEST_OPSET, _NEWEST_IR = 7, 13
 _MOST_NAMED = 5
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
-    """A network with all its weights, checked.
+    """Read and check a network with all its weights.
 
     Raises:
-        DataError: the file cannot be read, is no ONNX, is too large or damaged, or names weights in a file outside of
-            its folder.
+        DataError: the file cannot be read, is not ONNX, is too large or damaged, or names weights in a file outside its
+            folder.
     """
     try:
         if not path.is_file():
-            raise DataError(f"cannot read {path}: it is {'no file' if path.exists() else 'not there'}")
+            raise DataError(f"cannot read {path}: it is {'not a file' if path.exists() else 'not there'}")
         size = path.stat().st_size
         if size > _MAX_BYTES:
             raise DataError(f"{path} has {size} bytes; a network may have {_MAX_BYTES}")
@@ -44,9 +44,9 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(content)
     except DecodeError as exc:
-        raise DataError(f"{path} is no ONNX file: {exc}") from exc
+        raise DataError(f"{path} is not an ONNX file: {exc}") from exc
     if not model.graph.node or not model.opset_import:
-        raise DataError(f"{path} is no ONNX file: it holds no graph")
+        raise DataError(f"{path} is not an ONNX file: it holds no graph")
     _load_external(model, path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     opset, newest = versions.get("ai.onnx", _OLDEST_OPSET), onnx.defs.onnx_opset_version()
@@ -69,7 +69,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
 
 def _is_known(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether ONNX has the operator; those of other domains are ONNX Runtime's to know."""
+    """True if ONNX has the operator. Operators of other domains are left to ONNX Runtime to check."""
     if node.domain not in ("", "ai.onnx"):
         return True
     if not isinstance(node.op_type, str):  # bytes that are no UTF-8
@@ -82,8 +82,9 @@ def _is_known(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def _load_external(model: onnx.ModelProto, path: Path) -> None:
-    """Read weights from files next to the network. In a cache of links, as Hugging Face's, they may be links too: to
-    files next to the one that the network is a link to."""
+    """Read weights from files next to the network. In a cache of links such as Hugging Face's, these files may be links
+    too, to files next to the network's real file.
+    """
     folders = list(dict.fromkeys([path.parent.resolve(), path.resolve().parent]))
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     found: dict[str, Path] = {}
@@ -150,6 +151,6 @@ def _tensors(message: Any) -> Iterator[TensorProto]:
 
 
 def first_line(exc: Exception) -> str:
-    """What a foreign library says of an error, as part of a sentence."""
+    """Return the first line of a foreign library's error, as part of a sentence."""
     lines = str(exc).strip().splitlines()
     return (plain(lines[0]) if lines else type(exc).__name__)[:300]

@@ -60,7 +60,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a user asks for."""
+    """A user's request to import a network."""
 
     file: Path
     models: Path
@@ -79,30 +79,30 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What came of it."""
+    """Result of an import."""
 
     entry: ModelEntry
     preprocess: Preprocess
     sources: tuple[str, ...]
-    """Where the preprocessing is from."""
+    """Sources of the preprocessing facts."""
     ms_per_image: float
-    """On one core of this machine, in batches of eight."""
+    """Milliseconds per image on one core of this machine, in batches of eight."""
     difference: float
     """Largest change by the folding: of a score, as a share of the largest one, or of a probability."""
     same_answers: float | None = None
     """Share of the calibration pictures that the INT8 form answers as FP32 does."""
     mistake: Mistake | None = None
     assumed: tuple[str, ...] = ()
-    """What no source says of the preprocessing, as lines of `preprocess.toml`."""
+    """Preprocessing that no source describes, as lines of `preprocess.toml`."""
     one_by_one: bool = False
     """True if the network runs one picture after another."""
 
 
 def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
-    """Enter a network into a model set, which is begun if it is not there.
+    """Enter a network into a model set. The set is created if it does not exist.
 
     Raises:
-        InvalidInput: the network is no classifier of these classes, or its preprocessing is unknown or contradicts
+        InvalidInput: the network is not a classifier of these classes, or its preprocessing is unknown or contradicts
             itself.
         DataError: a file is missing, damaged or untrustworthy.
         SetupError: a file cannot be written; the set is as it was.
@@ -205,7 +205,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
 
 
 def _licence(model: onnx.ModelProto) -> str:
-    """What the file says of it, if anything."""
+    """Licence that the file's metadata names, if any."""
     said = next((one.value for one in model.metadata_props if one.key.lower() in ("licence", "license")), "")
     said = " ".join(said.split())[:_LONGEST_LICENCE]
     return f"{said} (as the file says)" if said.isprintable() and said else "unknown: ask whoever made the network"
@@ -224,7 +224,7 @@ def _parameters(model: onnx.ModelProto) -> int:
 
 
 def _precision(model: onnx.ModelProto) -> Literal["int8", "fp32"]:
-    """That of most weights."""
+    """Precision of most weights."""
     return "int8" if 2 * _weights(model, _BYTES) > _weights(model, _WEIGHTS) else "fp32"
 
 
@@ -263,8 +263,9 @@ def _answered(running: Folded, chosen: Pictures, labels: Array, say: Say) -> tup
 
 
 def _measured(entry: ModelEntry, logits: Array, labels: Array, hierarchy: Hierarchy) -> ModelEntry:
-    """With the accuracy on labelled pictures; a temperature is fitted on one half, and stands if it does the other
-    good."""
+    """Add the accuracy on labelled pictures. A temperature is fitted on one half, and kept if it improves the other
+    half.
+    """
     shuffled = np.random.default_rng(0).permutation(len(labels))
     fitted, judged = shuffled[::2], shuffled[1::2] if len(shuffled) > 1 else shuffled
     temperature = fit_temperature(logits[fitted], labels[fitted]) if len(labels) >= _LEAST_FITTED else 1.0

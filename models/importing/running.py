@@ -1,4 +1,4 @@
-"""An imported network run: as it came, and as it will be served, which must answer alike."""
+"""Runs of an imported network in its original form and in the form to be served, whose answers must agree."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Folded", "Plain", "check_answers_differ", "probes_of", "served"]
 
 _PROBES = 4
 _LONGEST_S = 15.0
-"""For a picture."""
+"""Most seconds for a picture."""
 _TOLERANCE = 1e-3
-"""Of the largest score: by how much preprocessing inside the graph may change an answer."""
+"""Largest change of an answer by preprocessing inside the graph, as a fraction of the largest score."""
 _LEAST_DIFFERENCE = 1e-6
-"""Of the largest score: what is less is rounding."""
+"""Smallest difference that counts, as a fraction of the largest score; smaller ones are rounding."""
 _PLAIN_COLOURS = [(0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
 _BATCH_TOLERANCE = 2e-3
-"""Of the largest output: by how much the other pictures of a batch may change an answer."""
+"""Largest change of an answer by the other pictures of a batch, as a fraction of the largest output."""
 
 
 class Plain:
@@ -128,7 +128,7 @@ class Plain:
                 f"{self._path} gives {list(np.shape(given))} for {len(images)} images and {known.classes} classes"
             )
         if not np.isfinite(answers).all():
-            raise DataError(f"{self._path} gives values that are no numbers (NaN or infinite) for plain pictures")
+            raise DataError(f"{self._path} gives NaN or infinite values for plain pictures")
         return answers
 
 
@@ -151,7 +151,9 @@ def _same_answers(one: Array, other: Array) -> bool:
 
 
 def probes_of(size: tuple[int, int]) -> Array:
-    """Noise of several colours and contrasts, so that what is the same for all of it is no chance."""
+    """Random noise of several colours and contrasts, so that an output that is the same for all of it is not a
+    coincidence.
+    """
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (_PROBES, *size, 3))
     colours = rng.integers(0, 256, (_PROBES, 1, 1, 3))
@@ -166,8 +168,8 @@ def check_answers_differ(running: Folded, probes: Array) -> None:
     scores = np.concatenate([running.run(pictures[at : at + 1]) for at in range(len(pictures))])
     if np.ptp(scores, axis=0).max() <= _LEAST_DIFFERENCE * max(1.0, float(np.abs(scores).max())):
         raise InvalidInput(
-            "the network gives every picture the same scores when it is given one at a time: either it compares the "
-            "pictures of a batch with each other, or it does not depend on its input; export it for inference"
+            "the network gives every picture the same scores when it gets one at a time. Either it compares the "
+            "pictures of a batch with each other, or it does not depend on its input: export it for inference"
         )
 
 
@@ -197,7 +199,7 @@ def served(
     place: LabelPlace,
     batch: int | None,
 ) -> tuple[onnx.ModelProto, Form, float]:
-    """The network with its preprocessing inside, where its scores are, and by how much its answers differ.
+    """Return the network with its preprocessing inside, the place of its scores, and the difference of its answers.
 
     Raises:
         InvalidInput: it is not known where its scores are.
@@ -217,7 +219,7 @@ def served(
 
 
 def in_order(model: onnx.ModelProto, place: LabelPlace) -> onnx.ModelProto:
-    """With the logits in the order of the set's classes."""
+    """Reorder the logits to the order of the set's classes."""
     if place.order is None:
         return model
     last = model.graph.node[-1]

@@ -1,4 +1,4 @@
-"""All that the files of a network say: what its classes are called, and what it expects of its pixels."""
+"""All facts that the files of a network give: the names of its classes, and the pixels that it expects."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Say = Callable[[str], None]
 
 
 def class_names_of(file: Path, model: onnx.ModelProto, say: Say) -> dict[str, tuple[str, ...] | None]:
-    """What the network's files call its classes.
+    """Collect the class names in the network's files, by source.
 
     Raises:
-        InvalidInput: the numbers of its classes are in no order, or its classes do not exclude each other.
+        InvalidInput: the numbers of its classes are not in order, or its classes do not exclude each other.
         DataError: a file cannot be read.
     """
     numbers = class_numbers(model)
@@ -61,11 +61,11 @@ def class_names_of(file: Path, model: onnx.ModelProto, say: Say) -> dict[str, tu
 def pixels_said(
     file: Path, model: onnx.ModelProto, known: Signature, toml: tuple[str, PreprocessFacts] | None, say: Say
 ) -> dict[str, PreprocessFacts]:
-    """What each source says about pixels.
+    """Collect the facts about pixels from each source.
 
     Raises:
-        TerraceError: one is not understood, and `preprocess.toml` leaves something to it; or there is such a file that
-            was not given.
+        TerraceError: a source is not understood and `preprocess.toml` does not replace it, or a `preprocess.toml` was
+            found but not given.
     """
     stated = None if toml is None else toml[1]
     readers: dict[str, Callable[[], PreprocessFacts]] = {
@@ -109,7 +109,7 @@ def pixels_said(
 
 
 def _by_shape(known: Signature) -> PreprocessFacts:
-    """What the type and the shape of the input say: UINT8 is for pixels as they are."""
+    """Facts from the type and the shape of the input: UINT8 means unscaled pixels."""
     facts = PreprocessFacts(
         size=known.size,
         colour="grey" if known.channels == 1 else None,

@@ -1,6 +1,6 @@
-"""The rules of timm: what the `pretrained_cfg` of a `config.json` means.
+"""The rules of timm for the meaning of the `pretrained_cfg` of a `config.json`.
 
-They are those of `timm.data.resolve_data_config` and `create_transform`, which also say what a missing key means.
+They follow `timm.data.resolve_data_config` and `create_transform`, including their defaults for missing keys.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _NEUTRAL = {
 
 
 def facts_of(content: Mapping[str, Any], size: tuple[int, int] | None = None) -> PreprocessFacts:
-    """The preprocessing that a `config.json` describes, in its `pretrained_cfg` or, in old files, at its top; nothing
-    if it is not timm's.
+    """Return the preprocessing that a `config.json` describes, in its `pretrained_cfg` or, in old files, at its top
+    level. It is empty if the file is not timm's.
 
     Args:
-        size: Height and width of the network's input, if they are fixed: those of `test_input_size` bring
-            `test_crop_pct`.
+        size: height and width of the network's input, if they are fixed; if they equal `test_input_size`,
+            `test_crop_pct` applies.
 
     Raises:
         ValueError: a key is not known, or the file describes something that cannot be served.
     """
     given = content.get("pretrained_cfg", content)
     if not isinstance(given, Mapping):
-        raise ValueError("'pretrained_cfg' is no object")
+        raise ValueError("'pretrained_cfg' is not an object")
     is_ours = {"mean", "std", "crop_pct"} & set(content) or ("architecture" in content and PIXELS & set(content))
     if given is content and not is_ours:
         return PreprocessFacts()
@@ -64,7 +64,7 @@ def facts_of(content: Mapping[str, Any], size: tuple[int, int] | None = None) ->
         raise ValueError(f"'crop_pct' is {crop!r}")
     filter_ = said.get("interpolation", "bicubic")
     if filter_ not in get_args(Resample):
-        raise ValueError(f"'interpolation' is {filter_!r}, which is no filter of Pillow")
+        raise ValueError(f"'interpolation' is {filter_!r}, which is not a filter of Pillow")
     return PreprocessFacts(
         **_fit(said.get("crop_mode", "center"), sides[0], sides[1], float(crop)),
         colour="rgb" if channels == 3 else "grey",

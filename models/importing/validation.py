@@ -1,4 +1,4 @@
-"""How good an imported network is on labelled pictures, and whether its preprocessing looks like a mistake."""
+"""Accuracy of an imported network on labelled pictures, and signs of mistakes in its preprocessing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _MOST_TRIED = 200
 _WORTH = 0.05
 """Share of the pictures by which another preprocessing must be better to be called a likely mistake."""
 _DEVIATIONS = 3.0
-"""By so many standard deviations of a sign test must it be better, too: several are tried, at times on few pictures."""
+"""Standard deviations of a sign test by which other preprocessing must also be better, because several are tried, at
+times on few pictures.
+"""
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _NONE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -46,31 +48,31 @@ class Mistake:
     """Preprocessing that fits the network better."""
 
     change: str
-    """As lines of `preprocess.toml`."""
+    """The changed setting, as a line of `preprocess.toml`."""
     accuracy: float
     given_accuracy: float
     images: int
 
 
 def pictures_in(folder: Path, preprocess: Preprocess) -> Pictures:
-    """All pictures of a folder, as the network takes them.
+    """Return all pictures of a folder in the form that the network takes.
 
     Raises:
         DataError: no such folder, or no pictures.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder")
+        raise DataError(f"{folder} is not a folder")
     return _as_taken(all_pictures(folder), preprocess)
 
 
 def labelled_in(
     folder: Path, hierarchy: Hierarchy, target: Literal["coarse", "fine"], preprocess: Preprocess
 ) -> tuple[Pictures, Array]:
-    """The pictures in folders that are called like the network's classes, and their labels, int64 `[n]`. Those of a
-    network that answers superclasses may be called like the classes as well.
+    """Return the pictures in folders named after the network's classes, and their labels, int64 `[n]`. For a network
+    that answers superclasses, folders may be named after the classes as well.
 
     Raises:
-        DataError: as `find_pictures`.
+        DataError: the pictures are missing or misplaced. See `find_pictures`.
     """
     labels = {name: label for label, name in enumerate(hierarchy.labels(target))}
     if target == "coarse":
@@ -84,7 +86,7 @@ def _as_taken(paths: Sequence[Path], preprocess: Preprocess) -> Pictures:
 
 
 def batches(pictures: Pictures) -> Iterator[tuple[Array, list[int], list[str]]]:
-    """As `Pictures.readable`, some pictures at a time."""
+    """Yield the results of `Pictures.readable`, a few pictures at a time."""
     return (pictures.readable(slice(start, start + _BATCH)) for start in range(0, len(pictures), _BATCH))
 
 
@@ -103,15 +105,15 @@ def left_out(damage: Sequence[str], left: int, purpose: str) -> str | None:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """The numbers of at most so many of a row of things, spread over the whole of it."""
+    """Return at most `most` of the numbers below `count`, spread evenly."""
     return sorted({int(at) for at in np.linspace(0, count - 1, min(count, most)).round()})
 
 
 def evenly_by_class(labels: Array, most: int) -> list[int]:
-    """The numbers of at most so many pictures: as many of each class as there are, chosen by chance, always the same.
+    """Return the numbers of at most `most` pictures, evenly by class. They are drawn with a fixed seed.
 
     Args:
-        labels: Of the pictures, int64 `[n]`.
+        labels: labels of the pictures, int64 `[n]`.
     """
     turn: dict[int, int] = {}
     order: list[tuple[int, int, int]] = []
@@ -129,7 +131,7 @@ def likely_mistake(
 
     Args:
         run: logits FP32 `[n, classes]` of UINT8 pictures under some preprocessing.
-        labels: of the pictures, int64 `[n]`.
+        labels: labels of the pictures, int64 `[n]`.
     """
     some = evenly_by_class(labels, _MOST_TRIED)
     pictures, labels = chosen.take(some)[:], labels[some]
@@ -156,7 +158,7 @@ def clearly_more(then: Array, now: Array) -> bool:
 
 
 def _alternatives(given: Preprocess) -> Iterator[tuple[str, Preprocess]]:
-    """What people get wrong, one thing at a time."""
+    """Yield the common mistakes, one change at a time."""
     if given.colour != "grey":
         swapped = "rgb" if given.colour == "bgr" else "bgr"
         yield f'colour = "{swapped}"', given.model_copy(update={"colour": swapped})

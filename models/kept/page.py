@@ -21,7 +21,7 @@ KEPT_PICTURES = "/v1/kept/pictures"
 MOST_PICTURES = 200
 """Bound on the pictures of a page."""
 MOST_PAGE_BYTES = 32 << 20
-"""Bound on a page as it is sent. A device fills it up to 4 MiB of files, or with one larger file."""
+"""Most bytes of a page on the network. A device fills it up to 4 MiB of files, or with one larger file."""
 _MOST_SAID = 300
 
 SentPicture = tuple[int, KeptPicture, bytes]

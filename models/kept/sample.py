@@ -43,7 +43,7 @@ class KeptPicture:
     local_confidence: float
     margin: float
     tier: Tier
-    """That gave the answer from above."""
+    """Tier that gave the answer from above."""
     node_id: str
     upper_sha256: str
     label: int
@@ -53,7 +53,7 @@ class KeptPicture:
     coarse_confidence: float
     kind: Kind
     form: Form
-    """In which the picture travelled for that answer."""
+    """Form in which the picture travelled for that answer."""
     classes: str
     """Digest of the hierarchy that the classes belong to."""
     person: int | None = None
@@ -74,7 +74,7 @@ class KeptPicture:
         return Cell(self.target, self.kind, self.person is not None)
 
     def labelled(self, person: int | None, name: str, at: float) -> Self:
-        """The same with the class that a person names; None takes it back."""
+        """Return it with the class that a person names; None removes that class."""
         return dataclasses.replace(
             self,
             person=person,

@@ -51,13 +51,13 @@ class KeptCounts:
     dropped: int = 0
     """Pictures that had to go for others, since the sample began."""
     bytes: int = 0
-    """On the disk."""
+    """Bytes on the disk."""
     size_bytes: int = 0
     """Limit on `bytes`."""
 
 
 class KeptPage(NamedTuple):
-    """Some pictures of a sample."""
+    """Page of kept pictures from a sample."""
 
     pictures: list[tuple[int, KeptPicture, bytes]]
     after: int
@@ -200,7 +200,7 @@ class KeptStore:
         Args:
             after: key of the last picture that was read; 0 at the beginning.
             limit: number of pictures.
-            most_bytes: of their files together, unless the first is larger.
+            most_bytes: most bytes of their files together, unless the first is larger.
         """
         rows: list[tuple[int, bytes, bytes]] = []
         more, size = False, 0
@@ -215,7 +215,7 @@ class KeptStore:
         return KeptPage(list(_parsed(rows)), rows[-1][0] if rows else after, more)
 
     def read_all(self) -> Iterator[tuple[int, KeptPicture, bytes]]:
-        """All pictures, some at a time."""
+        """Yield all pictures, some at a time."""
         after = 0
         while rows := self._rows(after, _AT_ONCE):
             yield from _parsed(rows)
@@ -226,7 +226,7 @@ class KeptStore:
             return connection.execute(_ROWS, (after, limit)).fetchall()
 
     def _make_room(self, connection: sqlite3.Connection, needed: int) -> None:
-        """Drop pictures until a transaction can write so many bytes."""
+        """Drop pictures until a transaction can write `needed` bytes."""
         wanted = needed // _PAGE_BYTES + _SPARE_PAGES
         while self._pages - _used(connection) < wanted and _drop_one(connection):
             pass

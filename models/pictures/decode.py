@@ -39,20 +39,22 @@ __all__ = ["MAX_PIXELS", "Picture", "check_size", "decoder", "is_large", "resize
 MAX_PIXELS = 2**28
 """The highest bound of pixels that can be set."""
 _SCALED = 4
-"""Times the bound of pixels that a sequential JPEG may have: it is decoded at a half to an eighth of its size then."""
+"""Factor by which a sequential JPEG may exceed the bound of pixels; it is then decoded at 1/2 to 1/8 of its size."""
 _MENDED = 2048
-"""Pixels on the longer side of what is left of a damaged picture."""
+"""Pixels on the longer side of the readable remains of a damaged picture."""
 
 _PIECEWISE = ("PNG", "JPEG", "GIF")
-"""Decoded in small pieces. Rows of the uncompressed formats are longer than these; the others take the whole file."""
+"""Formats decoded in small pieces. Rows of the uncompressed formats are longer; the others take the whole file."""
 
 _TIFF_COMPRESSIONS = {"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg"}
-"""Those of photographs. The decoders of fax write each damaged line to the standard error."""
+"""Compressions used for photographs. The decoders of fax write each damaged line to the standard error."""
 _MAX_TIFF_SCANS = 4
-"""Of a piece of a TIFF that is compressed as JPEG: one for each channel. There is no time budget inside these."""
+"""Most scans in a piece of a TIFF that is compressed as JPEG: one for each channel. There is no time budget inside
+these.
+"""
 
 _HEIC_PARTS = 2
-"""Times `max_pixels` that the parts of a HEIC image may have together: tiles stand out, and transparency counts."""
+"""Bound of all parts of a HEIC image together, in `max_pixels`: tiles exceed the edges, and transparency counts."""
 
 _WHITE = (255, 255, 255)
 
@@ -62,19 +64,22 @@ _MAX_SIDE = 65_535
 _LARGE_PIXELS = 16 * 1024**2
 
 _PIECE_BYTES = 1024
-"""What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
-bytes, and goes through all pixels."""
+"""Bytes that a decoder gets at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
+bytes, and goes through all pixels.
+"""
 
 _FEW_SCANS = 20
-"""Of a JPEG: it is decoded in one go, since its bytes and pixels bound its time."""
+"""A JPEG with at most this many scans is decoded in one go, since its bytes and pixels bound its time."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
-"""Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
+"""Most scans and segments of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make about
+ten.
+"""
 
 _SCAN = b"\xff\xda"
 """Marker at the beginning of a scan."""
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
-"""In front of a segment; what else follows 0xFF belongs to the data of a scan."""
+"""Marker in front of a segment. Other bytes after 0xFF belong to the data of a scan."""
 
 _HEAD_S = 1.0
 _S_PER_PIXEL = 200e-9
@@ -84,7 +89,7 @@ goes through its pixels once only, but inflating them may take long."""
 
 _A_FILE = "file"
 _MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, MAX_PIXELS
-"""Of a file that a node gets: what its scheduler lets through is no more."""
+"""Most bytes and pixels of a file that a node gets. Its scheduler lets no more through."""
 _one_large = threading.Lock()
 
 _DRAFT = 8
@@ -109,7 +114,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""By EXIF orientation."""
+"""Transposition by EXIF orientation."""
 _TURNED = (5, 6, 7, 8)
 """Orientations by which width and height change places."""
 
@@ -126,9 +131,9 @@ class Picture:
 
     Args:
         data: the file.
-        name: for messages.
-        max_bytes: that it may have.
-        max_pixels: that it may have.
+        name: name in messages.
+        max_bytes: most bytes that it may have.
+        max_pixels: most pixels that it may have.
         stopped: ends the decoding when it is set.
 
     Raises:
@@ -202,7 +207,7 @@ class Picture:
         return self._whole(*self._decode(max(fit.height, fit.width, fit.resize_to or 0), lambda height, width: fit))
 
     def thumbnail(self, longest: int) -> Array:
-        """Decode it as `decode` does, in its own shape and with at most `longest` pixels on its longer side."""
+        """Decode it like `decode`, but in its own shape and with at most `longest` pixels on its longer side."""
         return self._whole(*self._decode(longest, lambda height, width: within(height, width, longest)))
 
     def mended(self) -> tuple[bytes, str] | None:
@@ -253,7 +258,7 @@ class Picture:
             raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
 
     def _draft_size(self, wanted: int) -> tuple[int, int]:
-        """Width and height at which a JPEG is to be decoded: what is wanted or more, and no more pixels than may be."""
+        """Width and height at which a JPEG is decoded: at least the wanted size, within the bound of pixels."""
         width, height = self._image.size
         scale = next((scale for scale in (8, 4, 2) if min(width, height) // wanted >= scale), 1)
         while width * height > self._max_pixels * scale**2:
@@ -365,7 +370,9 @@ class _StoppableFile(io.BytesIO):
         self._stopped = stopped
 
     def allow(self, seconds: float) -> None:
-        """Of this thread's processor time, from now on: however busy the machine is, the same files are accepted."""
+        """Set the budget of this thread's processor time, from now on. So the same files are accepted on a busy
+        machine.
+        """
         self._seconds = seconds
         self._until = time.thread_time() + seconds
         self._not_before = time.monotonic() + seconds
@@ -384,13 +391,17 @@ class _StoppableFile(io.BytesIO):
 
 
 def _count_scans(data: bytes | memoryview) -> int:
-    """Those of a JPEG, and those of what a camera has put into it or behind it. Four times as fast as `bytes.count`."""
+    """Number of scans in a JPEG, including pictures that a camera has put inside or behind it. This is four times
+    faster than `bytes.count`.
+    """
     view = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((view[:-1] == _SCAN[0]) & (view[1:] == _SCAN[1])))
 
 
 def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
-    """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
+    """True if a JPEG has too many scans up to the end of its first picture. Cameras append further pictures and
+    films.
+    """
     # As many as there can be at the most, which is known sooner.
     markers_at_most = np.count_nonzero(np.frombuffer(data, np.uint8) == _SCAN[0])
     if scans_at_most <= _MAX_SCANS and markers_at_most <= _MAX_SEGMENTS:
@@ -428,7 +439,7 @@ def _kind(data: bytes | memoryview, name: str) -> str:
 
 
 def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes | memoryview, name: str, *, max_pixels: int) -> None:
-    """Bound what its decoder takes beside the pixels of the picture: it does that in one go."""
+    """Bound the memory that the decoder of a TIFF takes in addition to the pixels, because it cannot be stopped."""
     tags = image.tag_v2
     compression = image.info["compression"]
     if compression not in _TIFF_COMPRESSIONS:
@@ -460,7 +471,7 @@ def is_large(height: int, width: int) -> bool:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """In grey or in colours of 8 bits, with as few copies as can be: one of the largest has 256 MB."""
+    """Convert to grey or to colours of 8 bits, with as few copies as possible: one of the largest has 256 MB."""
     if image.mode.startswith("I;16"):  # 16-bit grey; Pillow's own conversion would clip it at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:

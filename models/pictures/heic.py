@@ -1,7 +1,7 @@
 """Cost of decoding a HEIC file, from its own description.
 
-One picture in it may be laid together from others, those again from others, and each of them may be used thousands of
-times. Its decoder goes through all of them, also where they do not show, and cannot be stopped.
+A picture in it may be composed of other pictures, at several levels, and each of them may be used thousands of times.
+Its decoder goes through all of them, even where they do not show, and cannot be stopped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _references(box: Content) -> Iterator[tuple[bytes, int, list[int]]]:
 
 
 def _pixels(box: Content) -> dict[int, int]:
-    """Of each item, the most pixels that one of its properties names."""
+    """Map each item to the largest pixel count among its properties."""
     parts = list(_boxes(box))
     sizes = [
         _number(body, 4, 4) * _number(body, 8, 4) if kind == b"ispe" else 0

@@ -1,7 +1,7 @@
 """Pixels of JPEG files, and what is wrong with the files. Blocks.
 
-libjpeg goes on where data is damaged, and only warns. Pillow keeps these warnings to itself; simplejpeg, which decodes
-to the same pixels by the same library, tells the last one.
+libjpeg continues after damaged data, and only warns. Pillow keeps these warnings to itself; simplejpeg, which decodes
+to the same pixels by the same library, reports the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END = b"\xff\xd9"
 """Marker behind the last scan."""
 
 COLOURS = {"L": ("GRAY", 1), "RGB": ("RGB", 3), "CMYK": ("CMYK", 4)}
-"""By Pillow's modes: simplejpeg's name, and channels."""
+"""Name in simplejpeg and number of channels, by Pillow's mode."""
 
 _SEQUENTIAL = (0xC0, 0xC1)
 _PROGRESSIVE = 0xC2
@@ -29,14 +29,14 @@ _HUFFMAN = (*_SEQUENTIAL, _PROGRESSIVE)
 _QUANTISATION = 0xDB
 _HUFFMAN_TABLES = 0xC4
 _TABLES = (_HUFFMAN_TABLES, 0xC8, 0xCC)
-"""Markers among those of frames that begin something else."""
+"""Markers within the range of frame markers that begin something else."""
 _SCAN = b"\xff\xda"
 _HOLE_BYTES = 64
 
 _WARNING = re.compile(r"Corrupt JPEG data|Premature end of JPEG file|Inconsistent progression")
-"""Of pixels that are damaged. Other messages mean that nothing is decoded beyond them."""
+"""Warnings about damaged pixels. Other messages mean that nothing is decoded beyond them."""
 _HARMLESS = re.compile(r"bad ICC|Adobe color transform|JFIF revision|Invalid SOS parameters")
-"""Of metadata."""
+"""Warnings about metadata."""
 _IN_A_HEAD = re.compile(r"extraneous bytes before marker 0x(c.|d[abd]|e.|fe)")
 """Bytes between the segments in front of the only scan."""
 
@@ -81,10 +81,10 @@ def read_pixels(
     """Pixels, UINT8 `[height, width, channels]`, and what is wrong with them, or None.
 
     Args:
-        data: a file as `ended` gives it.
+        data: a file that has gone through `ended`.
         mode: Pillow's, a key of `COLOURS`.
         size: width and height to which the decoder scales it: the file's own, a half, a quarter or an eighth.
-        single_scan: whether the file holds one scan.
+        single_scan: True if the file holds one scan.
 
     Raises:
         ValueError: nothing can be decoded.
@@ -115,7 +115,8 @@ def read_pixels(
 
 
 def fault_in_tables(data: bytes | memoryview) -> str | None:
-    """What is wrong with the tables in front of the first scan, which a decoder uses without a word; None for nothing.
+    """Describe the fault in the tables in front of the first scan, which a decoder would use without a warning; None if
+    there is none.
 
     A step of quantisation is never 0, and no two codes of a table stand for the same symbol.
     """
@@ -148,10 +149,11 @@ def _codes(content: bytes) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _hole_in(data: bytes) -> str | None:
-    """What is wrong with a file whose only scan has zeros in the middle, as sectors have that were never written.
+    """Describe the fault of a file whose only scan has zeros in the middle, like disk sectors that were never written;
+    None if there is none.
 
-    A decoder may go through them and be in step again at the end. Zeros say nothing where a code of zeros ends a block,
-    as in a plain area; where it stands for a coefficient, no block has that many.
+    A decoder may go through them and be in step again at the end. Zeros prove nothing if a code of zeros ends a block,
+    as in a plain area. If it stands for a coefficient, no block has that many.
     """
     begin = data.find(_SCAN)
     at = data.find(bytes(_HOLE_BYTES), begin)

@@ -67,7 +67,7 @@ class TeacherAnswers:
 
     facts: AnswerFacts
     log_probabilities: NDArray[np.float16]
-    """`[N, 2, F]`: of each image and its mirror image."""
+    """Log-probabilities `[N, 2, F]` of each image and its mirror image."""
 
     @property
     def digest(self) -> str:
@@ -83,7 +83,7 @@ def digest_of(data_sha256: str, log_probabilities: Array) -> str:
 
 
 def ask(teachers: Iterable[Teacher], data: ImageSet, hierarchy: Hierarchy | None = None) -> NDArray[np.float16]:
-    """Log of the teachers' mean probabilities `[N, 2, F]`: of each image and its mirror image.
+    """Compute the log of the teachers' mean probabilities `[N, 2, F]` for each image and its mirror image.
 
     Raises:
         DataError: a teacher gives another number of answers than the hierarchy has fine classes, or numbers that are

@@ -1,7 +1,7 @@
 """Training batches: all images stay on the device as UINT8, and augmentation happens there.
 
-Every random choice is drawn from the seed and the number of the epoch or step alone, so a resumed run sees exactly
-the batches that an unbroken one would have seen, with no generator state to save.
+Every random choice depends only on the seed and the number of the epoch or step. So a resumed run sees exactly the
+batches of an unbroken run, and no generator state has to be saved.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Batch:
     images: Tensor
     """Float `[n, c, h, w]`, normalised, channels last; `c` is 3, or 1 of grey images."""
     index: Tensor
-    """int64 `[n]`: which images of the data set these are."""
+    """int64 `[n]`: numbers of these images in the data set."""
     flipped: Tensor
-    """int64 `[n]`, 1 where the image was mirrored."""
+    """int64 `[n]`, 1 if the image was mirrored."""
     partner: Tensor
     """int64 `[n]`: position in the batch of the image mixed into this one."""
     share: Tensor
@@ -100,15 +100,15 @@ class BatchSource:
         parts = config.all_epochs if config.stream else 1
         if parts > self._pass_steps:
             raise DataError(
-                f"a stream of {len(train):,} images has {self._pass_steps:,} batches of {config.batch_size:,}, which "
-                f"are no {parts:,} parts: lower epochs or batch_size"
+                f"a stream of {len(train):,} images has {self._pass_steps:,} batches of {config.batch_size:,}, too "
+                f"few for {parts:,} parts: lower epochs or batch_size"
             )
         self.steps_per_epoch = self._pass_steps // parts
         self._order: tuple[int, Tensor] | None = None
         """The latest pass, and its order."""
 
     def part(self, number: int, parts: int) -> BatchSource:
-        """The same, with only every `parts`-th training image, from `number` on.
+        """Return a source with only every `parts`-th training image, from `number` on.
 
         Raises:
             DataError: there are fewer images than parts.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one file, replaced atomically, from which the run goes on exactly."""
+"""Checkpoints of a training run: one file, replaced atomically, from which the run continues exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EpochRow(TypedDict):
     seconds: float
     """Wall time of the epoch's steps in this process; pauses of the process included."""
     adversary_ssim: NotRequired[float]
-    """Of an encoder's run: mean SSIM of the adversary's reconstructions during the epoch."""
+    """Mean SSIM of the adversary's reconstructions during the epoch, in an encoder's run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +118,14 @@ def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
     values = (value for weights in (checkpoint.weights, checkpoint.averaged) for value in weights.values())
     if not all(torch.isfinite(value).all() for value in values if isinstance(value, torch.Tensor)):
         raise WeightsError(
-            f"{path} has weights that are no numbers (NaN or infinite): its run has diverged; remove it, and train "
+            f"{path} has NaN or infinite weights: its run has diverged; remove it, and train "
             "afresh with a lower peak_rate"
         )
     return checkpoint
 
 
 def not_trained(folder: Path) -> WeightsError:
-    """What to do about a run that another one needs, and that is not there."""
+    """Error for a run that another one needs and that is missing. It names the command to train it."""
     return WeightsError(
         f"{folder.name!r} has not been trained, there is no {folder / CHECKPOINT}: train it with "
         f"'terrace models train {folder.name}' ('terrace privacy train' for an encoder), or name another folder of runs"
@@ -155,10 +155,10 @@ def load_checkpoint(folder: Path, hierarchy: Hierarchy, device: str = "cpu") -> 
 
 
 def load_own(folder: Path, hierarchy: Hierarchy) -> Checkpoint:
-    """The checkpoint of a run that is to ship under the name of its folder.
+    """Load the checkpoint of a run that will ship under the name of its folder.
 
     Raises:
-        WeightsError: as `load_checkpoint`, or the run has another name: it would replace another network.
+        WeightsError: there is no usable checkpoint, or the run has another name, so it would replace another network.
     """
     checkpoint = load_checkpoint(folder, hierarchy)
     name = checkpoint.config.get("name")

@@ -19,7 +19,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 class NetworkConfig(Frozen):
-    """Which architecture, and its options."""
+    """Architecture of a network and its options."""
 
     kind: str = Field(max_length=64)
     """A key of `models.training.networks`."""
@@ -31,7 +31,7 @@ class TeacherConfig(Frozen):
     """Knowledge distillation (Hinton et al. 2015, arXiv:1503.02531)."""
 
     runs: tuple[PlainName, ...] = Field(min_length=1)
-    """Names of runs whose averaged probabilities are learnt, beside the labels."""
+    """Names of runs whose averaged probabilities are learnt in addition to the labels."""
     weight: float = Field(default=0.7, ge=0, le=1)
     """Share of the teacher's term in the loss; the labels have the rest."""
     temperature: PositiveFloat = 2.0
@@ -46,18 +46,19 @@ class TrainConfig(Frozen):
     name: PlainName
     """Name of the network in the manifest and of its run folder."""
     tier: Literal["end", "edge", "cloud"]
-    """Where it serves."""
+    """Tier that it serves."""
     target: Literal["fine", "coarse"]
-    """Which labels its output has."""
+    """Label level of its output."""
     dataset: BuiltIn = CIFAR100
-    """What it is trained on, unless the command names another data set."""
+    """Data set that it is trained on, unless the command names another one."""
     network: NetworkConfig
     teacher: TeacherConfig | None = None
     initial: PlainName | None = None
-    """Name of a run of the same architecture whose averaged weights this one starts from; random ones unless given."""
+    """Name of a run of the same architecture whose averaged weights this one starts from; random weights by default."""
     auxiliary: NonNegativeFloat = 0.0
-    """Weight of a second, fine classifier: of the one that a coarse network has during training only, or of the early
-    exit of a network in two parts."""
+    """Weight of a second, fine classifier: the extra classifier that a coarse network has only during training, or the
+    early exit of a network in two parts.
+    """
     epochs: int = Field(ge=1, le=1_000_000)
     """Passes over the training images; with `stream`, the parts of the only pass."""
     batch_size: int = Field(default=256, ge=1, le=65_536)
@@ -69,7 +70,7 @@ class TrainConfig(Frozen):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov momentum."""
     weight_decay: NonNegativeFloat = 5e-4
-    """On convolution and linear weights; biases and normalisation are exempt."""
+    """Weight decay of convolution and linear weights; biases and normalisation are exempt."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0, le=1_000)
     """Beta parameter of mixup (arXiv:1710.09412); 0 switches it off."""
@@ -97,7 +98,7 @@ class TrainConfig(Frozen):
     """True if each training image is seen once, in an order drawn from the seed; `epochs` then says in how many parts,
     each of which ends with a measurement."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Of activations and matrix products; weights and their updates are always fp32."""
+    """Precision of activations and matrix products; weights and their updates are always fp32."""
     seed: int = Field(default=0, ge=-(2**31), lt=2**31)
 
     @property
@@ -115,14 +116,14 @@ def find_config(name: str, path: Path | None) -> TrainConfig:
 
 
 def read_config(name: str, path: Path | None, kind: type[Config], bundled: Path) -> Config:
-    """The configuration called `name`: the file at `path`, or the bundled one unless given.
+    """Read the configuration called `name` from `path`, by default the bundled one.
 
     Args:
-        bundled: folder of those that ship with Terrace.
+        bundled: folder of the configurations that ship with Terrace.
 
     Raises:
         InvalidInput: there is no bundled one, or the file has another name in it.
-        SetupError: the file cannot be read, or which field is wrong and why.
+        SetupError: the file cannot be read, or a field is wrong; the message names it and the reason.
     """
     file = path or bundled / f"{name}.toml"
     if path is None and not file.is_file():

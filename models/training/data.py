@@ -22,32 +22,32 @@ __all__ = ["DataPart", "TrainingData"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPart:
-    """What is to be known of a data set of which only some images are here."""
+    """Facts about a whole data set of which only some images are here."""
 
     train: np.ndarray
-    """bool `[n]`: which of these images are trained on. The others are held out, and not used."""
+    """bool `[n]`: True for the images that are trained on. The others are held out, and not used."""
     statistics: Statistics
-    """Of all images of the data set that are trained on."""
+    """Statistics of all training images of the data set."""
     steps_per_epoch: int
-    """Of the run."""
+    """Steps per epoch of the run."""
     sha256: str
-    """Of the data set."""
+    """SHA-256 of the data set."""
 
 
 class TrainingData:
     """Everything that a run reads, on its device.
 
     Args:
-        data: training images with labels; part of them is held out, and of the others a share gets wrong labels if
+        data: training images with labels; part of them is held out, and a share of the others gets wrong labels if
             `config` says so.
         hierarchy: class counts and superclasses of `data`.
-        teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, where `config` has a teacher.
+        teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, if `config` has a teacher.
         device: "cpu", "cuda", ...
-        part: where `data` are some images of a larger data set.
+        part: facts about the whole data set, if `data` is only a part of it.
 
     Raises:
-        DataError: labels or a teacher's answers are missing, or labels disagree with the hierarchy; or as
-            `BatchSource`.
+        DataError: labels or a teacher's answers are missing, labels disagree with the hierarchy, or there are too few
+            images (see `BatchSource`).
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TrainingData:
         )
 
     def part(self, number: int, parts: int) -> TrainingData:
-        """The same, with only every `parts`-th training image, from `number` on.
+        """Return the data with only every `parts`-th training image, from `number` on.
 
         Raises:
             DataError: there are fewer images than parts.

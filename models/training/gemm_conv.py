@@ -1,13 +1,13 @@
-"""Convolutions as matrix products, for layers where the CPU's convolution kernels are slow.
+"""Convolutions as matrix products. They speed up layers for which the CPU's convolution kernels are slow.
 
-Measured with oneDNN 3 on a core with AMX, bf16, batch 256: the weight gradient of a 3x3 convolution over 2x2
-positions and 512 channels takes 72 ms as a convolution and 5 ms as a matrix product; the input gradient of a strided
-depthwise convolution takes 50 ms, against 3 ms for an unstrided one whose output is then thinned out. The parameters
-are those of `torch.nn.Conv2d`, so weights pass from one form to the other unchanged.
+These times were measured with oneDNN 3 on a core with AMX, bf16, batch 256. The weight gradient of a 3x3 convolution
+over 2x2 positions and 512 channels takes 72 ms as a convolution and 5 ms as a matrix product. The input gradient of a
+strided depthwise convolution takes 50 ms, against 3 ms for an unstrided one whose output is then thinned out. The
+parameters are the same as in `torch.nn.Conv2d`, so weights pass from one form to the other unchanged.
 
-Processor seconds of a training step without and with it, measured in alternation on one thread of an AMD EPYC with
-AVX-512 bf16 and without AMX, torch 2.15, the least of three: MobileNet v1 0.55 and 0.28 (batch 256, 32x32),
-ResNet-34 1.64 and 1.58 (1.17 and 0.87 on images of 20x20), WRN-28-10 0.81 and 0.82 (batch 8; 0.53 and 0.46 on 16
+Processor seconds of a training step without and with it follow. They are the least of three, measured in alternation on
+one thread of an AMD EPYC with AVX-512 bf16 and without AMX, torch 2.15. MobileNet v1: 0.55 and 0.28 (batch 256, 32x32).
+ResNet-34: 1.64 and 1.58 (1.17 and 0.87 on images of 20x20). WRN-28-10: 0.81 and 0.82 (batch 8; 0.53 and 0.46 on 16
 images of 16x16).
 """
 

@@ -1,4 +1,4 @@
-"""A network that is served, as it is trained, and as it answers after that."""
+"""The training of a network that is served, and its answers after that."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NetworkLearner:
     """A network of one data set; see `models.training.trainer.Learner`.
 
     Args:
-        initial: weights of the served network to start from (`served_weights`); random ones unless given.
+        initial: weights of the served network to start from (`served_weights`); random weights by default.
         network: replaces the network of the configuration. It takes normalised images `[n, c, h, w]` and answers with
             logits.
 
@@ -103,7 +103,7 @@ class NetworkLearner:
         return loss
 
     def backward(self, step: int) -> float:
-        """Add the gradients of a step to those of the network's parameters; its loss."""
+        """Add the gradients of a step to the gradients of the network's parameters, and return its loss."""
         return self.backward_from(self.forward(step))
 
     def forward(self, step: int) -> BatchAnswers:
@@ -267,13 +267,13 @@ def groups_of(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next step have this learning rate."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def load_weights(network: nn.Module, weights: dict[str, Tensor], what: str) -> None:
-    """Fill a network. Raises WeightsError, with `what` in it, for weights that do not fit."""
+    """Load weights into a network. Raises WeightsError, whose message contains `what`, if they do not fit."""
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:  # its text lists every tensor
@@ -283,7 +283,7 @@ def load_weights(network: nn.Module, weights: dict[str, Tensor], what: str) -> N
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """In which forward passes are computed: bf16 where the configuration says so."""
+    """Context for forward passes, which uses bf16 if the configuration asks for it."""
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 

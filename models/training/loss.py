@@ -24,7 +24,7 @@ class Labels:
     membership: Tensor
     """Float `[F, C]`, one where a class belongs to a superclass."""
     teacher: Tensor | None
-    """Log-probabilities of the teacher, `[N, 2, F]`, for each image and its mirror image; None without one."""
+    """Log-probabilities of the teacher, `[N, 2, F]`: each image and its mirror image. None without a teacher."""
 
 
 def training_loss(

@@ -1,4 +1,4 @@
-"""The record of a training run: what was run, on what, and how it went."""
+"""The record of a training run: configuration, data, hardware and progress."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Reached(Frozen):
     """The moment at which a run had the accuracy that it was to reach."""
 
     accuracy: float
-    """On the held-out images."""
+    """Accuracy on the held-out images."""
     seconds: float
-    """From the first unit of work to the last update."""
+    """Seconds from the first unit of work to the last update."""
     updates: int
     steps: int
 
 
 class FleetFacts(Frozen):
-    """How a run was spread over machines."""
+    """Facts about a run that was spread over several machines."""
 
     strategy: str
     """Name of the strategy, or of its file."""
@@ -60,7 +60,7 @@ class FleetFacts(Frozen):
 
 
 class TrainingRecord(Frozen):
-    """One run, as it is kept beside the weights."""
+    """Record of one run, kept next to the weights."""
 
     config: TrainConfig
     data: str
@@ -73,7 +73,7 @@ class TrainingRecord(Frozen):
     minutes: float
     """Wall time of the training steps; pauses of the process and other work on the machine are part of it."""
     hardware: str
-    """Of a run on a fleet: that of its host."""
+    """Hardware that computed the run; for a run on a fleet, the hardware of its host."""
     environment: dict[str, str]
     commit: str | None
     """Commit of the working tree, with `+changes` after it where the tree had some; None outside a repository."""
@@ -90,7 +90,7 @@ class TrainingRecord(Frozen):
         return len(self.epochs) if self.fleet is None else self.config.all_epochs * self.steps // self.planned_steps
 
     def facts(self, before: Sequence[TrainingRecord]) -> TrainingFacts:
-        """The summary that stands in the manifest.
+        """Return the summary for the manifest.
 
         Args:
             before: the runs that this one's weights come from.
@@ -130,9 +130,9 @@ def make_record(
 
     Args:
         kind: class of the record; the package that it belongs to is the one whose code has run.
-        images: of the run.
+        images: images of the run.
         data: name of the data set.
-        seconds: of the steps.
+        seconds: seconds of the steps.
     """
     package = Path(inspect.getfile(kind)).parent
     return kind(
@@ -157,7 +157,7 @@ def make_record(
 
 
 def save_record(record: TrainingRecord, folder: Path, file_name: str = _FILE) -> None:
-    """Write a record into `folder`; a run folder has it as `record.json`, a folder of records as `NAME.json`."""
+    """Write a record into `folder`: `record.json` in a run folder, `NAME.json` in a folder of records."""
     content = json.dumps(record.model_dump(mode="json"), indent=1)
     write_atomically(folder / file_name, (content + "\n").encode())
 
@@ -172,7 +172,9 @@ def read_record(kind: type[Record], folder: Path, file_name: str = _FILE) -> Rec
 
 
 def read_records(kind: type[Record], folder: Path) -> list[Record]:
-    """The record of a run, and those of the runs that its weights come from, latest first. Raises as `read_record`."""
+    """Read the record of a run, and the records of the runs that its weights come from, latest first. See `read_record`
+    for errors.
+    """
     chain = [read_record(kind, folder)]
     while (name := chain[-1].config.initial) is not None:
         chain.append(read_record(kind, folder.parent / name))
@@ -190,7 +192,7 @@ def unfinished(folder: Path, kind: type[TrainingRecord] = TrainingRecord) -> str
 
 
 def hardware(device: str) -> str:
-    """What a run on `device` computes with, in words."""
+    """Describe the hardware that a run on `device` computes with, in words."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     model = platform.processor() or platform.machine()
@@ -203,7 +205,9 @@ def hardware(device: str) -> str:
 
 
 def _source_commit(package: Path) -> str | None:
-    """Commit of the working tree that a package lies in, `+changes` after it where the package had some."""
+    """Commit of the working tree that contains a package, with `+changes` after it if the package has uncommitted
+    changes.
+    """
     head = _git(package, "rev-parse", "HEAD")
     return head and head + ("+changes" if _git(package, "status", "--porcelain", "--", str(package)) else "")
 

@@ -33,19 +33,19 @@ Record = TypeVar("Record", bound=TrainingRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run computes with, when it pauses, and who is told."""
+    """Device, limits and callbacks of a run."""
 
     device: str = "cpu"
     threads: int | None = None
-    """Of torch on a CPU; its own choice unless given."""
+    """Number of torch's CPU threads; torch chooses by default."""
     minutes: float | None = None
     """Stop after this many minutes, at the end of a step."""
     steps: int | None = None
-    """Stop when the run has done this many steps, those of earlier calls included."""
+    """Stop when the run has done this many steps, including the steps of earlier calls."""
     report: Callable[[TrainerProgress], None] = lambda _: None
     """Called after each step."""
     say: Callable[[str], None] = lambda _: None
-    """Told what is going on, and of each finished epoch."""
+    """Called with progress messages and each finished epoch."""
 
     def prepare(self) -> None:
         """Have torch use the device and threads.
@@ -60,7 +60,7 @@ class RunOptions:
 
 
 def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOptions) -> TrainingRecord:
-    """Train `config` in the folder `runs / config.name`, or go on with what is there.
+    """Train `config` in the folder `runs / config.name`, or continue the run that is there.
 
     Leaves `checkpoint.pt`, `log.txt` and `record.json`, the log brought up to date after every epoch, the record with
     every checkpoint; and `curves.png` if matplotlib is installed.
@@ -104,11 +104,11 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
 
 
 def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset, kind: type[Record]) -> Record:
-    """Let a learner learn, with a line of `log.txt` after each epoch and a new `record.json` with each checkpoint; the
-    record at the end.
+    """Run a learner and return the record at the end. It writes a line of `log.txt` after each epoch and a new
+    `record.json` with each checkpoint.
 
     Raises:
-        WeightsError: as `resume`.
+        WeightsError: the run's checkpoint cannot be used. See `resume`.
         SetupError: another process trains this run, or a file could not be written.
     """
     busy = f"another process trains in {folder}: let it end, or name another folder of runs"

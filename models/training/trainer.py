@@ -1,7 +1,7 @@
 """The one training loop: steps and epochs, averaged weights, held-out accuracy, checkpoints.
 
-A run lives in a folder. Started again on the same folder it goes on from the last checkpoint and ends with the same
-weights as an unbroken run would have.
+A run lives in a folder. A run that is started again on the same folder continues from the last checkpoint and ends with
+the same weights as an unbroken run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Learner", "Trainer", "TrainerProgress", "resume"]
 
 
 class Learner(Protocol):
-    """What learns: a network that is served, or an encoder with the network behind it."""
+    """Interface of the training loop to a learner: a served network, or an encoder with the network behind it."""
 
     data: TrainingData
     network: nn.Module
-    """What is averaged."""
+    """Network whose weights are averaged."""
 
     @property
     def config(self) -> TrainConfig: ...
@@ -42,17 +42,18 @@ class Learner(Protocol):
         """Learning rate of a step."""
 
     def learn(self, step: int) -> float:
-        """Do a step; its loss."""
+        """Do a step and return its loss."""
 
     def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array | None:
-        """Of averaged weights for the held-out images, `[n, classes]`; None where they have no answers after this
-        step."""
+        """Logits of averaged weights for the held-out images, `[n, classes]`; None if there are none after this
+        step.
+        """
 
     def finish_epoch(self, steps: int) -> dict[str, float]:
-        """What the row of an epoch of `steps` steps has besides what all rows have."""
+        """Values that this learner adds to the row of an epoch of `steps` steps."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Weights, and state of the optimisers, for a checkpoint."""
+        """Weights and optimiser state to store in a checkpoint."""
 
     def restore(self, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
         """Undo `state`. Raises WeightsError for weights that do not fit."""
@@ -60,7 +61,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerProgress:
-    """What a display needs after each step."""
+    """Values that a display needs after each step."""
 
     step: int
     steps: int
@@ -97,14 +98,14 @@ class Trainer:
         last: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Train on, to the end or until `stop()` holds after a step; True when the run is complete.
+        """Continue training to the end or until `stop()` is true after a step. Return True if the run is complete.
 
         Args:
-            last: stop also after this many steps of the run, those of earlier calls included.
+            last: number of steps of the run, including earlier calls, after which to stop.
 
         Raises:
             SetupError: a checkpoint could not be written; the previous one is whole.
-            InvalidInput: the loss is no number any more.
+            InvalidInput: the loss is not a finite number any more.
         """
         saved_at = begun = time.monotonic()
         first = self.step
@@ -136,7 +137,7 @@ class Trainer:
         return self.step == self.steps
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this run. Raises WeightsError for weights or a state that do not fit."""
+        """Continue from a checkpoint of this run. Raises WeightsError for weights or a state that do not fit."""
         where = self.folder / CHECKPOINT
         if not 0 <= checkpoint.step <= self.steps:
             raise WeightsError(f"{where} is damaged: it says {checkpoint.step:,} of {self.steps:,} steps; remove it")
@@ -144,7 +145,7 @@ class Trainer:
             self.learner.restore(checkpoint.weights, checkpoint.optimizer)
         except (KeyError, ValueError) as error:
             raise WeightsError(
-                f"{where} has no state to go on from: it is of a run on many machines, or damaged; name another "
+                f"{where} has no state to continue from: it is from a run on many machines, or damaged; name another "
                 "folder of runs"
             ) from error
         for name, value in checkpoint.averaged.items():

@@ -47,7 +47,7 @@ NEEDS: Final[dict[GuardName, int]] = {"agreement": 1000, "p99": 200, "errors": 2
 """Images, answers or attempts of each release without which a guard decides nothing."""
 DISAGREE_ENOUGH = 200
 """Images of each release with which the guard of agreement may fail. To pass it takes more: with few images, a small
-loss cannot be told from chance."""
+loss cannot be distinguished from chance."""
 FAILED_ENOUGH = 5
 """Failed attempts that decide whatever the number of attempts: a node that fails all of them gets few."""
 _RARE = 0.1
@@ -410,7 +410,7 @@ class Conclusion(NamedTuple):
 
     step: Step
     reason: str
-    """Sentences with the figures; what the trial waits for while it goes on."""
+    """Sentences with the figures; while the trial continues, they name what it waits for."""
 
 
 def conclude(guards: Sequence[GuardNow], *, elapsed_s: float, for_s: float, extended: bool) -> Conclusion:

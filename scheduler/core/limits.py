@@ -32,12 +32,12 @@ class TaskLimits(Struct, frozen=True, kw_only=True):
 
 
 def task_deadline(job: JobFacts, started: float | None, now: float) -> float:
-    """When a task must have its final answer; it counts from its first dispatch, or from now."""
+    """Return the time at which a task must have its final answer, counted from its first dispatch, or from now."""
     return min(job.deadline, (now if started is None else started) + job.policy.task_deadline_s)
 
 
 def attempt_deadline(limits: TaskLimits, job: JobFacts, started: float | None, now: float) -> float:
-    """When an attempt that begins now is given up."""
+    """Return the time at which an attempt that begins now is given up."""
     deadline = task_deadline(job, started, now)
     if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
         # The task may wait for as long as the job; one silent upstream node may not hold it that long.
@@ -46,10 +46,10 @@ def attempt_deadline(limits: TaskLimits, job: JobFacts, started: float | None, n
 
 
 def retry_wait_s(failures: int, jitter: float) -> float:
-    """Seconds before a task is sent again after so many failed attempts."""
+    """Seconds before a task is sent again after this number of failed attempts."""
     return backoff_s(failures, first_s=_RETRY_S, cap_s=_RETRY_CAP_S, chance=jitter)
 
 
 def upstream_wait_s(waits: int, jitter: float) -> float:
-    """Seconds before a task asks for its fine answer again that it has come back without so many times."""
+    """Seconds before a task asks for its fine answer again after this number of returns without it."""
     return backoff_s(waits, first_s=_UPSTREAM_WAIT_S, cap_s=_UPSTREAM_WAIT_CAP_S, chance=jitter)

@@ -46,7 +46,7 @@ class DeathLog:
 
 def is_poison(deaths: Collection[str], unexplained: int) -> bool:
     """True if a task that these nodes died with is given up for good. As many unexplained deaths clear it: where nodes
-    die anyway, an unlucky task must not be taken for one that kills."""
+    die anyway, an unlucky task must not count as one that kills."""
     return len(deaths) >= max(_POISON_NODES, unexplained + 1)
 
 
@@ -59,8 +59,8 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._broken: dict[tuple[str, str], dict[TaskKey, Collection[str]]] = {}
-        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke, and the nodes
-        that died with each."""
+        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke, each with the
+        nodes that died with it."""
         self._deaths = DeathLog()
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""

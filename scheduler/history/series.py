@@ -22,12 +22,12 @@ class Latencies:
         self._counts = np.zeros(_BUCKETS, np.int64)
 
     def add(self, ms: float, images: int) -> None:
-        """Count so many images that took so long."""
+        """Count a number of images with this latency."""
         place = math.ceil(math.log(max(ms, _LEAST_MS) / _LEAST_MS) / math.log(_RATIO))
         self._counts[min(place, _BUCKETS - 1)] += images
 
     def join(self, other: Latencies) -> None:
-        """Count those of another as well."""
+        """Add the counts of another one."""
         self._counts += other._counts
 
     def percentile(self, percent: float) -> float:

@@ -1,7 +1,7 @@
 """Fair turns at the decoders: after each picture, or a few small ones, the next upload has its turn.
 
-What an upload takes is thus no matter to those beside it, and memory is bounded by the pictures that are decoded at a
-time: of the large ones that is one.
+So a large upload does not delay the others, and memory is bounded by the pictures that are decoded at a time: only one
+large picture.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Turns:
     """Hands out the decoders, first come, first served.
 
     Args:
-        decoders: how many there are.
-        turn_s: how long an upload whose pictures are small decodes them, before it is the next one's turn.
+        decoders: number of decoders.
+        turn_s: seconds for which an upload decodes small pictures before the next one's turn.
     """
 
     def __init__(self, decoders: int, *, turn_s: float = 0.05) -> None:

@@ -1,7 +1,7 @@
 """Copies of networks: which node gets the file of a network from which other node, and what the scheduler sends itself.
 
 The rule is the tree of `tierkit.copies`, with the scheduler as its host. Nodes of different sites do not copy from each
-other, nor does a node that is told where it may connect (`allowed_upstreams`).
+other, nor does a node with limited addresses (`allowed_upstreams`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_AT_ONCE = 500
 """Most nodes of a fleet that seeks sources at each event. A larger fleet seeks them at intervals."""
 _LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
-"""For which a node that has no source yet may be kept waiting."""
+"""Longest wait of a node that has no source yet, in seconds."""
 _MOST_WAITING = 64
 """Requests that are kept waiting; the others are answered at once: each holds a connection."""
 _MOST_PARTS = 64
@@ -87,7 +87,7 @@ class Spreading:
     ) -> None:
         self._devices, self._file, self._find, self._secret, self._clock = devices, file, find, secret, clock
         self._files: list[WeightsFile] = []
-        """By their numbers in the tree."""
+        """Files by their numbers in the tree."""
         self._numbers: dict[str, int] = {}
         self._parts: dict[int, FileParts] = {}
         self._reading = asyncio.Lock()

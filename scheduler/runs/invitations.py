@@ -1,4 +1,5 @@
-"""Invitations in the token file: how many there may be, and which make room for others. Pure; time is passed in.
+"""Invitations in the token file: their limits, and the choice of those that make room for others. Pure; time is passed
+in.
 
 The names under which workers have come are written behind an invitation, so room for all of them is set aside when it
 is made.
@@ -15,11 +16,11 @@ from tierkit.errors import LimitReached, Overloaded
 __all__ = ["invited"]
 
 _MOST = 20
-"""Of one inviter, valid at a time."""
+"""Most invitations of one inviter that are valid at a time."""
 _MOST_USES = 1_000
-"""Of all those together."""
+"""Most uses of all of them."""
 _MOST_BYTES = 2 * 1024 * 1024
-"""For all invitations: half of what the file may hold."""
+"""Most bytes of all invitations: half of the file's limit."""
 _ENTRY_BYTES = 640
 _USE_BYTES = 68
 _AGAIN_S = 60.0

@@ -11,7 +11,7 @@ from tierkit.wire.runs import RunReport
 __all__ = ["SILENT_S", "point_of", "state_after", "state_now"]
 
 SILENT_S = 10.0
-"""A host reports every second; one that has not for so long is taken for gone, and may come back."""
+"""A host reports every second. After this many seconds without a report it counts as gone, and may come back."""
 
 
 def state_now(kept: RunState, silent_s: float) -> RunState:
@@ -27,7 +27,7 @@ def state_now(kept: RunState, silent_s: float) -> RunState:
 
 
 def point_of(said: RunReport, at: float) -> Point:
-    """The moment of a report on the curve of its run; the counts are sums over its workers, None where it names none.
+    """The moment of a report on the curve of its run; the counts are sums over its workers, None if it names none.
 
     Args:
         at: seconds since 1970.
@@ -41,12 +41,12 @@ def point_of(said: RunReport, at: float) -> Point:
 
 
 def state_after(now: RunState, said: Literal["running", "finished", "failed"], *, complete: bool) -> RunState:
-    """What is kept of a run after a report.
+    """Return the state of a run to store after a report.
 
     Args:
-        now: as `state_now` has it.
-        said: by the host.
-        complete: whether all steps are done.
+        now: state from `state_now`.
+        said: state in the host's report.
+        complete: True if all steps are done.
     """
     if now.final:
         return now

@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 MOST_PENDING = 256
 """Events of a sink in memory."""
 _BUDGET_S = 30.0
-"""For one try. Each kind of sink has a shorter budget."""
+"""Seconds for one try. Each kind of sink has a shorter budget."""
 _OPEN_S = 30.0
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""Between two connections; the longest is also the longest wait that a receiver gets by asking for it."""
+"""Seconds between two connections, at first and at most; a receiver cannot ask for a longer wait."""
 _DATABASE_AGAIN_S = 1.0
 _LETTERS_AT_ONCE = 100
 _MOST_SAID = 500
@@ -80,7 +80,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Office:
-    """What the couriers of all sinks share."""
+    """State that the couriers of all sinks share."""
 
     feed: Feed
     letters: Letters
@@ -110,7 +110,7 @@ class Courier:
     ) -> None:
         self.sink = sink
         self.trouble = ""
-        """Why the last try failed; "" after one that did not."""
+        """Reason why the last try failed; "" after one that did not."""
         self.delivered = 0
         self.failed = 0
         """Tries that failed."""
@@ -129,7 +129,7 @@ class Courier:
         self._elapsed = office.elapsed
         self._places = SinkPlaces(office.slots)
         self._pending: dict[int, _Pending] = {}
-        """By number, rising, without dead letters."""
+        """Pending events by number, rising, without dead letters."""
         self._lanes: dict[int, deque[_Pending]] = {}
         self._again: set[int] = set()
         """Numbers of the dead letters that are on their way again."""
@@ -161,7 +161,7 @@ class Courier:
         self._wake.set()
 
     def drop(self, events: Sequence[SinkEvent]) -> int:
-        """Pass over events that are deleted and were not read; returns how many of them were wanted."""
+        """Pass over events that are deleted and were not read; returns the number of wanted ones."""
         read, self.read_upto = self.read_upto, max(self.read_upto, events[-1].number)
         count = sum(each.number > read and matches(self.sink.filter, each) for each in events)
         self.dropped += count

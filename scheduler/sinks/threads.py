@@ -1,4 +1,4 @@
-"""Threads of the sinks, for imports of packages and look-ups of names: work that may block for long."""
+"""Threads in which sinks import packages and look names up, since that may block for long."""
 
 from __future__ import annotations
 

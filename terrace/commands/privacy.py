@@ -78,12 +78,12 @@ class AuditOptions:
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for record, table and pictures; runs/privacy-TIME unless given. The page shows SET/privacy.",
+            help="Folder for record, table and pictures. Default: runs/privacy-TIME. The page shows SET/privacy.",
             file_okay=False,
         ),
     ] = None
     page: Annotated[
-        Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
+        Path | None, typer.Option(help="Markdown page whose table is rewritten.", dir_okay=False, show_default=False)
     ] = None
     queries: Annotated[
         int, typer.Option(min=1, help="Pictures that a learned attack may send through the encoder; --quick has fewer.")
@@ -107,7 +107,7 @@ class AuditOptions:
 @interruptible
 @with_options
 def audit(options: AuditOptions, json: Json = False) -> None:
-    """Attack encoders with all that is known, and show how much of the pictures comes back."""
+    """Attack encoders with all that is known, and show the share of the pictures that comes back."""
     folder = options.models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, options.encoder, options.network, options.form, everything=options.all_)

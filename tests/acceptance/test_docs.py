@@ -25,7 +25,14 @@ from tierkit.client import DEFAULT_URL
 from tierkit.http.address import free_port
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/how-to/jobs.md", "docs/reference/cli.md", "docs/how-to/monitoring.md")
+PAGES = (
+    "README.md",
+    "docs/get-started/install.md",
+    "docs/get-started/first-fleet.md",
+    "docs/how-to/jobs.md",
+    "docs/reference/cli.md",
+    "docs/how-to/monitoring.md",
+)
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -204,7 +211,7 @@ def test_the_bounds_of_the_policy_are_told() -> None:
 
 
 def test_the_errors_of_the_api_page_exist() -> None:
-    table = (ROOT / "docs/how-to/jobs.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| [\d, ]+ \|.*\| `(\w+)` \|$", table, re.MULTILINE))
     assert len(named) == 12
     assert named <= set(errors.__all__)

@@ -142,6 +142,9 @@ def _of_page(file: Path) -> Iterator[Text]:
 def _of_markdown(file: Path) -> Iterator[Text]:
     place = str(file.relative_to(ROOT))
     written = re.sub(r"^(```|~~~).*?^\1", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    written = re.sub(
+        r"<!-- generated:.*?<!-- end of generated -->", "", written, flags=re.DOTALL
+    )  # counted in the code
     written = re.sub(r"!\[[^]]*\]\([^)]*\)", "", written)
     written = re.sub(r"\]\([^)]*\)", "]", written)
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", written):

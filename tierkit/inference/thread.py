@@ -18,7 +18,7 @@ __all__ = ["InferenceThread", "Runner"]
 
 
 class Runner(Protocol):
-    """What has batches to run; its queue is guarded by the thread's `lock`."""
+    """A producer of batches; the thread's `lock` guards its queue."""
 
     @property
     def divisible(self) -> bool:
@@ -52,8 +52,8 @@ class Runner(Protocol):
         ...
 
     def run_batch(self, cores: int) -> None:
-        """Take the next batch from the queue, compute it on so many cores and hand the answers to the event loop. Never
-        raises."""
+        """Take the next batch from the queue, compute it on this number of cores and hand the answers to the event
+        loop. Never raises."""
         ...
 
 

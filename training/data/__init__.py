@@ -1,1 +1,3 @@
-"""Training images that spread between workers: segments, who holds which, and the tree along which they spread."""
+"""Training images that spread between workers: segments, the workers that hold each, and the tree along which they
+spread.
+"""

@@ -23,9 +23,9 @@ __all__ = ["MOST_SEGMENTS", "SEGMENT", "Piece", "SegmentEntry", "SegmentManifest
 
 MOST_SEGMENTS = 1_024
 SEGMENT = "a segment of the training images"
-"""What a store of segments calls its files."""
+"""Name of a file in a store of segments. Messages use it."""
 MOST_CHUNKS = 16_384
-"""Of all segments; chunks are larger where there would be more."""
+"""Most chunks of all segments together; chunks are made larger to stay below."""
 MOST_CHUNK_BYTES = 64 << 20
 MOST_CLASSES = 4_096
 """A table of classes and superclasses is kept in memory."""
@@ -53,11 +53,13 @@ class SegmentEntry(Frozen):
 
 
 class SegmentManifest(Frozen):
-    """What a run's data consists of, and all that a worker must know of the images that it does not hold."""
+    """Manifest of a run's data: its segments, and everything that a worker must know of the images that it does not
+    hold.
+    """
 
     version: Literal[1] = 1
     data_sha256: Annotated[str, Field(max_length=128)]
-    """Of all images and labels in the order of the data set: the run's."""
+    """Digest of all images and labels of the run, in the order of the data set."""
     chunk_bytes: Annotated[int, Field(gt=0, le=MOST_CHUNK_BYTES)]
     shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     """Height, width and colours of an image."""
@@ -66,7 +68,7 @@ class SegmentManifest(Frozen):
     std: Annotated[float, Field(gt=0, le=255, allow_inf_nan=False)]
     """Centre and spread of the pixels of all images that are trained on."""
     steps_per_epoch: Annotated[int, Field(ge=1, le=10**9)]
-    """Of the run."""
+    """Steps per epoch of the run."""
     answers_sha256: Sha256 | None = None
     """Digest of the teacher's answers, which the segments then carry; the run's."""
     segments: Annotated[tuple[SegmentEntry, ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
@@ -87,7 +89,7 @@ class SegmentManifest(Frozen):
 
     @property
     def images(self) -> int:
-        """Of the data set."""
+        """Number of images of the data set."""
         return sum(entry.images for entry in self.segments)
 
     @property
@@ -112,17 +114,17 @@ class Piece:
 
 
 def decoded(content: bytes, manifest: SegmentManifest) -> Piece:
-    """A segment from its file.
+    """Decode a segment's file.
 
     Raises:
-        DataError: it is none of this data set.
+        DataError: it does not belong to this data set.
     """
     if len(content) < 8 or int.from_bytes(content[:8], "little") > _MOST_HEADER_BYTES:
         raise DataError("a segment has no header of a segment")
     try:
         found = load(content)
     except (SafetensorError, ValueError, KeyError) as exc:
-        raise DataError(f"a segment is no safetensors file: {str(exc)[:200]}") from exc
+        raise DataError(f"a segment is not a safetensors file: {str(exc)[:200]}") from exc
     count = len(found["index"]) if "index" in found and found["index"].ndim == 1 else 0
     wanted = {
         "index": (np.dtype(np.int64), (count,)),

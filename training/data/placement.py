@@ -1,8 +1,9 @@
-"""Which segments a worker holds: as many as it has room for and as its speed asks for, and other ones after each pass.
+"""Choice of the segments that a worker holds. Their number depends on its disk and its speed, and they change after
+each pass.
 
-The rule is that of the volunteers' platform of 2018 (worker J holds the segments J and J + 1) with two ideas of BAIPAS
-(Lee et al. 2017): data goes where there is space and speed, and data that a worker has been through moves on to the
-next one while training goes on.
+The rule follows the volunteers' platform of 2018, in which worker J holds the segments J and J + 1. Two ideas come from
+BAIPAS (Lee et al. 2017): data goes where there is space and speed, and data that a worker has been through moves to the
+next worker while training continues.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ __all__ = ["SegmentPlacement", "moved", "share", "that_fit"]
 _OWN = 2
 """Segments of a worker of usual speed."""
 _MOST = 4
-"""Of a fast one."""
+"""Most segments of a fast worker."""
 
 
 def share(*, room: int, speed: float, speeds: Sequence[float]) -> int:
-    """How many segments a worker is to hold: 2; more if it is faster than the median, in proportion, up to 4; and never
-    more than it has room for.
+    """Return the number of segments that a worker should hold. It is 2, or more in proportion if the worker is faster
+    than the median, up to 4, and never more than fit on its disk.
 
     Args:
         room: segments that fit on its disk.
-        speed: steps a second, 0 where it is not known yet; `speeds` those of all workers of which it is known.
+        speed: its steps a second; 0 if unknown.
+        speeds: steps a second of all workers whose speed is known.
     """
     count = _OWN
     if speed and speeds:
@@ -36,14 +38,15 @@ def share(*, room: int, speed: float, speeds: Sequence[float]) -> int:
 
 
 def moved(numbers: tuple[int, ...], *, count: int, holds: frozenset[int], room: int, parts: int) -> tuple[int, ...]:
-    """The segments of a worker that has been through its present ones: the first one goes, others come.
+    """Return the next segments of a worker that has been through its present ones: the first one goes, others come.
 
-    It keeps what it holds until they are there, so only those come that fit beside it. Where none fits, all stays.
+    It keeps its segments until the new ones are there, so only new ones that fit next to them come. If none fits,
+    nothing changes.
 
     Args:
-        numbers: its present segments, those that go first at the front.
-        count: how many it is to have.
-        holds: segments on its disk; `room`, how many fit there, these among them.
+        numbers: its present segments, in the order in which they go.
+        count: number of segments that it should have.
+        holds: segments on its disk; `room` is the number that fit there, including these.
         parts: segments of the data set.
     """
     following = ((numbers[-1] + each) % parts for each in range(1, parts))
@@ -54,8 +57,9 @@ def moved(numbers: tuple[int, ...], *, count: int, holds: frozenset[int], room: 
 
 
 def that_fit(numbers: tuple[int, ...], *, holds: frozenset[int], room: int, parts: int) -> tuple[int, ...]:
-    """These segments if they fit on the disk beside what is there; else as many that do: those that it holds, then new
-    ones. Arguments as for `moved`."""
+    """Return these segments if they fit on the disk together with what is there. Otherwise return the segments that it
+    holds, and as many new ones as fit. See `moved` for the arguments.
+    """
     if len(holds.union(numbers)) <= room:
         return numbers
     held = sorted(holds, key=lambda each: (each - numbers[0] + 1) % parts)  # from the one that went last
@@ -66,9 +70,9 @@ def that_fit(numbers: tuple[int, ...], *, holds: frozenset[int], room: int, part
 @dataclass(slots=True)
 class _Placed:
     numbers: tuple[int, ...]
-    """Segments of a worker, the one that goes first at the front."""
+    """Segments of a worker, in the order in which they go."""
     steps: int
-    """Of it by the time it got them."""
+    """Steps that the worker had computed when it got them."""
 
 
 class SegmentPlacement:
@@ -76,8 +80,8 @@ class SegmentPlacement:
 
     Args:
         parts: segments of the data set.
-        images: of a segment, on average.
-        batch: images of a step.
+        images: mean number of images of a segment.
+        batch: number of images of a step.
     """
 
     def __init__(self, *, parts: int, images: float, batch: int) -> None:
@@ -90,10 +94,10 @@ class SegmentPlacement:
         """The segments of a worker, which may be others than before.
 
         Args:
-            room: segments that fit on its disk, those that it holds among them.
+            room: segments that fit on its disk, including those that it holds.
             holds: segments that it has.
-            steps: that it has computed so far.
-            speeds: steps a second of the workers of which they are known.
+            steps: number of steps that it has computed so far.
+            speeds: steps a second of the workers whose speed is known.
 
         Raises:
             TooLarge: not even one fits.
@@ -123,7 +127,9 @@ class SegmentPlacement:
         self._placed.pop(worker, None)
 
     def _free(self) -> int:
-        """Where the fewest workers begin; the first such one after segment 0, which the host begins with."""
+        """Return the segment with which the fewest workers begin. In a tie the lowest number wins, but segment 0 comes
+        last, because the host begins with it.
+        """
         starts = [each.numbers[0] for each in self._placed.values()]
         numbers: list[int] = [*range(1, self._parts), 0]
         return min(numbers, key=lambda number: starts.count(number))

@@ -1,9 +1,9 @@
 """The training images of a run in segments: files that workers fetch, in chunks with a hash each.
 
-N workers beside the host have N + 1 segments; worker J holds J and the one after it (the volunteers' platform of 2018,
-section 4.3). A segment is a safetensors file with four arrays: `index` (where its images stand in the data set),
-`images`, `fine` (labels) and `train` (0 for an image that is held out). Which images it has is drawn from the seed, so
-that classes are spread over all segments, however the data set is sorted.
+N workers plus the host have N + 1 segments; worker J holds J and the next one (the volunteers' platform of 2018,
+section 4.3). A segment is a safetensors file with four arrays: `index` (numbers of its images in the data set),
+`images`, `fine` (labels) and `train` (0 for an image that is held out). Images are assigned to segments at random from
+the seed, so that each segment has all classes, even of a sorted data set.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ def cut(
 
     Args:
         prepared: the training images, and the teacher's answers if there is a teacher, on the CPU.
-        parts: how many segments.
+        parts: number of segments.
 
     Raises:
-        InvalidInput: as `suits`, or there are fewer images than segments, or more segments than `MOST_SEGMENTS`.
+        InvalidInput: the configuration does not suit segments (see `suits`), there are fewer images than segments, or
+            more segments than `MOST_SEGMENTS`.
         DataError: the images are missing.
         SetupError: the segments could not be written.
     """
@@ -125,10 +126,10 @@ def cut(
 
 
 def opened(folder: Path, data_sha256: str, answers_sha256: str | None = None) -> SegmentManifest | None:
-    """The segments that a folder holds, all of them checked; None where there is no manifest.
+    """Return the manifest of the segments in a folder after checking all of them; None if there is no manifest.
 
     Raises:
-        SetupError, DataError: they are damaged, or are not those of this data set.
+        SetupError, DataError: they are damaged, or belong to another data set.
     """
     if not (folder / _MANIFEST).exists():
         return None
@@ -140,7 +141,7 @@ def opened(folder: Path, data_sha256: str, answers_sha256: str | None = None) ->
         except OSError as exc:
             raise SetupError(f"cannot read the segment {folder / entry.sha256}: {exc.strerror}") from exc
         if sha256_of(content) != entry.sha256:
-            raise DataError(f"the segment {folder / entry.sha256} is damaged: remove {folder}, and it is cut anew")
+            raise DataError(f"the segment {folder / entry.sha256} is damaged: remove {folder}, then it is cut again")
         pieces.append(decoded(content, manifest))
     if (manifest.data_sha256, manifest.answers_sha256) != (data_sha256, answers_sha256):
         raise DataError(
@@ -170,12 +171,12 @@ def assembled(pieces: Sequence[Piece], manifest: SegmentManifest) -> ImageSet:
 def of_segments(
     config: TrainConfig, pieces: Iterable[Piece], manifest: SegmentManifest, *, device: str = "cpu"
 ) -> TrainingData:
-    """What is trained on by a worker that holds these segments alone. The same segments in the same order give the same
-    batches, on any machine.
+    """Return the training data of a worker that holds only these segments. The same segments in the same order give the
+    same batches, on any machine.
 
     Raises:
-        DataError: nothing in them is to be trained on.
-        InvalidInput: as `suits`.
+        DataError: they contain no training images.
+        InvalidInput: the configuration does not suit segments. See `suits`.
     """
     suits(config)
     held = list(pieces)
@@ -209,7 +210,7 @@ def whole_data(config: TrainConfig, pieces: Sequence[Piece], manifest: SegmentMa
 
 
 def hierarchy_of(manifest: SegmentManifest) -> Hierarchy:
-    """Of the data set.
+    """Return the label hierarchy of the data set.
 
     Raises:
         DataError: it contradicts itself.

@@ -21,7 +21,7 @@ def start(settings: HostSettings) -> int:
     """Run the host until its run has ended or a signal stops it; returns its exit code.
 
     Raises:
-        SetupError: the run cannot begin, or cannot go on.
+        SetupError: the run cannot begin, or cannot continue.
     """
     try:
         from training.host.aggregator import open_aggregator

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _FAREWELL_S = 2.0
 _PAUSE_S = 0.05
-"""Between two requests for work that were both in vain."""
+"""Pause between two requests for work when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,10 @@ class Parent:
 
 
 class Aggregator(Host):
-    """Of its run only the unit that the parent has granted is known at a time.
+    """Host for a part of the parent's run. It knows only the unit that the parent has granted.
 
     Args:
-        above: the run of the parent.
+        above: specification of the parent's run.
     """
 
     def __init__(self, parts: HostParts, above: RunSpec, parent: Parent) -> None:
@@ -104,7 +104,7 @@ class Aggregator(Host):
         self._tell()
 
     async def _work_for_parent(self) -> None:
-        """Until the parent's run has ended."""
+        """Compute units of the parent's run until it has ended."""
         async with self._parent.connected() as (connection, patience):
 
             async def join() -> None:
@@ -156,7 +156,7 @@ class Aggregator(Host):
         self._run.strategy = strategy
 
     async def _computed(self, connection: HostConnection, lease: GrantedLease) -> bool:
-        """Wait until the workers have computed its steps; False where the parent has given them to somebody else."""
+        """Wait until the workers have computed its steps; False if the parent has given them to another worker."""
         pause_s = max(_PAUSE_S, self._above.lease_s * SHOWN_SHARE)
         show_at = self._now() + pause_s
         while True:
@@ -173,7 +173,7 @@ class Aggregator(Host):
 
 
 class _Unwritten(Journal):
-    """Of a run that is not kept; the folder is its own all the same."""
+    """Journal of a run that is not kept. It still reserves its folder."""
 
     def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"", *, lasting: bool = True) -> None:
         pass
@@ -216,8 +216,8 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
             )
         if strategy.inner != above.strategy.inner:
             raise InvalidInput(
-                f"the workers of the run at {parent.url} use {above.strategy.inner}, and those of this host would use "
-                f"{strategy.inner}: give it a --strategy with the same inner"
+                f"the workers of the run at {parent.url} use {above.strategy.inner}, and the workers of this host "
+                f"would use {strategy.inner}: give it a --strategy with the same inner"
             )
         base, test, checker = None, None, None
         if above.own is not None:
@@ -231,9 +231,7 @@ def open_aggregator(settings: HostSettings) -> Aggregator:
                 answers = read_teacher(settings.answers, network, dataset)
                 training, test = read_images(network, dataset, answers=answers, begins=True)
             if training.sha256 != above.data_sha256:
-                raise Conflict(
-                    f"the training images are not those of the run at {parent.url}: give it the same data set"
-                )
+                raise Conflict(f"the training images differ from the run at {parent.url}: give it the same data set")
             if above.answers_sha256 != (None if answers is None else answers.digest):
                 raise Conflict(
                     f"the teacher's answers are other than in the run at {parent.url}: give --answers the same file"

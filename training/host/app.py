@@ -49,7 +49,7 @@ def largest_body(values: int, buffers: int) -> int:
 
 
 def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
-    """The application; its lifespan is that of the run's thread."""
+    """Create the application. The run's thread lives as long as its lifespan."""
     most_bytes = largest_body(host.spec.values, host.spec.buffers)
 
     async def manifest(request: Request) -> Response:
@@ -208,11 +208,11 @@ def _need_worker(request: Request, name: str) -> None:
 
 
 def _asking_worker(request: Request) -> tuple[str, str]:
-    """Name and incarnation of the worker whose request this is.
+    """Name and incarnation of the worker that sent this request.
 
     Raises:
-        InvalidInput: the query does not say.
-        Forbidden: as `_need_worker`.
+        InvalidInput: the query does not name them.
+        Forbidden: the caller may not act for this worker.
     """
     name, incarnation = (request.query_params.get(each, "") for each in ("worker", "incarnation"))
     if not name or not incarnation:

@@ -25,10 +25,10 @@ _AGAIN_S = 0.5
 
 
 async def compute_as_chief(host: Host, data: TrainingData) -> None:
-    """Compute until the run has ended; not while an operator, or the run itself, wants no more of worker 0.
+    """Compute until the run has ended, except while an operator or the run itself has barred worker 0.
 
     Args:
-        data: the training images; the host measures with a network of its own.
+        data: the training images; the host measures with a separate network.
     """
     learner = await asyncio.to_thread(FlatLearner, host.spec.network, data, strategy=host.spec.strategy)
     barred = False

@@ -36,9 +36,9 @@ class RunPoint(Strict):
     loss: float | None = None
     """Mean of the last 100 updates."""
     accuracy: Share | None = None
-    """On the held-out images; None where it was not measured at this moment."""
+    """Accuracy on the held-out images; None if it was not measured at this moment."""
     bytes_sent: NonNegativeInt
-    """By the workers."""
+    """Bytes sent by the workers."""
     bytes_received: NonNegativeInt
     staleness: NonNegativeFloat
     """Mean over the updates."""
@@ -63,7 +63,7 @@ class Curves:
     """The curves of the run in a folder, with the points of earlier processes of its host.
 
     Args:
-        updates: that the run has now: points beyond them are of updates that were lost, and are left out.
+        updates: number of updates in the run now. Later points belong to lost updates, and are left out.
     """
 
     def __init__(self, folder: Path, updates: int) -> None:

@@ -57,15 +57,15 @@ _MOST_WAITING = 1_000
 _MOST_AT_ONCE = 64
 """Calls that are made lasting together."""
 _MOST_UNWRITTEN = 4
-"""Of such groups, that wait for the disk."""
+"""Most of such groups that wait for the disk."""
 _EVALUATION_SHARE = 0.05
-"""Of the time, that evaluations during the run may take."""
+"""Share of the time that evaluations during the run may take."""
 _POINT_S = 1.0
-"""Between two points of the curves, where the accuracy is not measured more often."""
+"""Seconds between two points of the curves, unless the accuracy is measured more often."""
 _LOOK_S = 0.5
-"""Between two looks who is still there."""
+"""Seconds between two checks for workers that have left."""
 _FAREWELL_S = 10.0
-"""For the workers to hear that the run has ended."""
+"""Seconds for the workers to hear that the run has ended."""
 _LOWER = (
     "lower the learning rate, in the network's configuration or the strategy's, and begin anew in another folder; "
     "where workers may have sent wild updates, judge them by [trust]"
@@ -100,9 +100,9 @@ class HostParts:
     learner: FlatLearner
     """Measures accuracies, in a thread."""
     test: ImageSet | None
-    """Images of the accuracy at the end; None for a run without images of the host's own, which measures nothing."""
+    """Test images for the accuracy at the end; None for a run in which the host has no images and measures nothing."""
     dataset: str = ""
-    """Name of the data set, for the record of the run."""
+    """Name of the data set, kept in the record of the run."""
     checker: FlatLearner | None
     """Computes units again, in its own thread; None if none are."""
     started_at: float = 0.0
@@ -135,9 +135,9 @@ class Host:
         self._made: asyncio.Queue[list[tuple[asyncio.Future[Any], Any]]] = asyncio.Queue(_MOST_UNWRITTEN)
         """Answers whose notes are on their way to the disk."""
         self._changed = asyncio.Event()
-        """Set, and made anew, when there may be work for who waits for some."""
+        """Set and replaced when there may be work for waiting workers."""
         self._learning = asyncio.Lock()
-        """Of the learner, which computes one thing at a time."""
+        """Held while the learner computes; it does one thing at a time."""
         self._packed: tuple[int, bytes] | None = None
         """Version and weights as they were sent last."""
         self._accuracy: float | None = None
@@ -149,7 +149,7 @@ class Host:
             self._gather(parts.start_at or 0)
         self._stopped = self._draining = False
         self.error = ""
-        """Why the run cannot go on; "" while it can."""
+        """Reason why the run cannot continue; "" while it can."""
         self._ended = asyncio.Event()
         """Set when there is nothing left to compute."""
         self.over = asyncio.Event()
@@ -161,7 +161,7 @@ class Host:
         self.result: dict[str, Any] | None = _read_result(self._journal.folder)
 
     def _gather(self, workers: int) -> None:
-        """Hand out nothing before so many workers are ready. A worker that waits asks within `_wait_s`."""
+        """Grant no work before this number of workers is ready. A worker that waits asks within `_wait_s`."""
         now, silent_s = self._now(), self.spec.lease_s + self._wait_s
         self._run.gather(workers, silent_s, now)
         self._note("gather", now, workers=workers, silent_s=silent_s)
@@ -170,12 +170,12 @@ class Host:
 
     @property
     def images(self) -> TrainingData:
-        """Of the run."""
+        """Training data of the run."""
         return self._learner.data
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return self._learner.steps
 
     @property
@@ -192,17 +192,17 @@ class Host:
         """Let a worker in.
 
         Args:
-            caller: as `TrainingRun.join`.
+            caller: see `TrainingRun.join`.
 
         Raises:
-            Forbidden: it takes no part in this run any more.
-            Conflict: its images are others than the run's.
+            Forbidden: it is barred from this run.
+            Conflict: its images differ from the run's.
             NotFound: it fetches its images, and this host gives none away.
             Overloaded: there are too many workers.
         """
         if join.data_sha256 != self.spec.data_sha256:
             raise Conflict(
-                f"the training images of {join.name!r} are not those of this run: their digests differ; "
+                f"the training images of {join.name!r} are not this run's (their digests differ): "
                 "give it the same data set"
             )
 
@@ -258,7 +258,7 @@ class Host:
         return self._base
 
     def copies(self) -> list[WorkerData]:
-        """What workers have of the training images; none where this host gives none away."""
+        """Training images that each worker has; empty if this host gives none away."""
         return [] if self._sharing is None else self._sharing.view()
 
     def _nothing_shared(self) -> NotFound:
@@ -267,15 +267,15 @@ class Host:
         )
 
     async def check(self, name: str, incarnation: str) -> None:
-        """Raises NotFound or Conflict unless this worker has joined, as `TrainingRun.check`."""
+        """Raises NotFound or Conflict unless this worker has joined. See `TrainingRun.check`."""
         await self._call(lambda: self._run.check(name, incarnation))
 
     async def data(self, report: DataReport) -> DataAnswer:
-        """A worker tells how far it is with its training images; what it is to do about them.
+        """Take a worker's report on its training images, and return instructions about them.
 
         Raises:
-            NotFound, Conflict: as `TrainingRun.check`, or as `shared`.
-            TooLarge: it has no room for any.
+            NotFound, Conflict: see `TrainingRun.check` and `shared`.
+            TooLarge: no segment fits on its disk.
         """
         sharing = self.shared
 
@@ -314,15 +314,15 @@ class Host:
         return self._run.expects(head, self._now())
 
     async def take(self, head: UpdateHead, body: bytes, size: int) -> UpdateAnswer:
-        """Bring an update into the weights; on disk when this returns.
+        """Apply an update to the weights. It is on disk when this returns.
 
         Args:
-            body: as `training.payloads.pack` made it.
-            size: its bytes on the way.
+            body: the output of `training.payloads.pack`.
+            size: its bytes on the network.
 
         Raises:
-            MalformedMessage: the body is no update of this network.
-            Forbidden, NotFound, Conflict: as `TrainingRun.check`.
+            MalformedMessage: the body is not an update of this network.
+            Forbidden, NotFound, Conflict: see `TrainingRun.check`.
         """
 
         def call() -> tuple[UpdateAnswer, bool]:
@@ -396,7 +396,7 @@ class Host:
         return await self._call(call)
 
     def stop(self) -> None:
-        """End the run as it is now; a host of the same folder goes on with it.
+        """End the run as it is now. A host with the same folder can continue it.
 
         Raises:
             Conflict: it has ended.
@@ -407,7 +407,7 @@ class Host:
         self._tell()
 
     async def status(self) -> RunStatus:
-        """How the run is now."""
+        """Return the current state of the run."""
 
         def call() -> RunStatus:
             run = self._run
@@ -457,7 +457,7 @@ class Host:
                 self._journal.close()
 
     async def _call(self, call: Callable[[], T]) -> T:
-        """What `call` gives, on the run's thread and after all calls that came before; what it has noted is on disk."""
+        """Call `call` on the run's thread after all earlier calls, and return its result once its notes are on disk."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             self._calls.put_nowait((call, future))
@@ -500,7 +500,7 @@ class Host:
 
     @contextlib.contextmanager
     def _noting(self, waiting: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
-        """Nobody waits for ever for what could not be written; the error ends the service."""
+        """Answer the waiting callers with an error if the run could not be written, and end the service."""
         try:
             yield
         except OSError as exc:
@@ -509,7 +509,7 @@ class Host:
                     future.set_exception(Unavailable("the host cannot write the run to its disk", retry_after_s=10.0))
             raise SetupError(
                 f"the run cannot be written to {self._journal.folder}: {exc.strerror}; make room there, and start the "
-                "host again: it goes on with what it has acknowledged"
+                "host again: it continues with what it has acknowledged"
             ) from exc
         except BaseException:
             for future in waiting:
@@ -547,7 +547,7 @@ class Host:
         return GrantedLease.of(lease), self._packed[1]
 
     def _now(self) -> float:
-        """On the run's clock."""
+        """Current time on the run's clock."""
         return self._offset + time.monotonic()
 
     def _until_change(self) -> float:
@@ -577,7 +577,7 @@ class Host:
     # --- units that are computed again ---
 
     async def _recheck(self, checker: FlatLearner) -> None:
-        """One after the other, beside the run's thread."""
+        """Compute the chosen units again, one after the other, in parallel to the run's thread."""
         while True:
             chosen = await self._again.get()
             name, segments = chosen.lease.worker, chosen.lease.unit.segments
@@ -601,7 +601,7 @@ class Host:
                 self._tell()
 
     def _drawn(self, segments: tuple[int, ...]) -> TrainingData:
-        """What the batches of a unit come from."""
+        """Return the training data that a unit's batches come from."""
         return self.shared.images_of(segments, self.spec.network) if segments else self.images
 
     # --- lineages that meet ---
@@ -634,8 +634,9 @@ class Host:
     # --- accuracy, and the end ---
 
     async def _train(self) -> None:
-        """Until there is nothing left to compute. Measure the accuracy on the held-out images now and then; at the end
-        that on the test images."""
+        """Measure the accuracy on the held-out images now and then while there is work, and on the test images at the
+        end.
+        """
         while not self.finished:
             await self._changed.wait()
             if self.finished or self._test is None:
@@ -697,7 +698,7 @@ class Host:
         lifecycle.drain()
 
     async def _drain(self, lifecycle: Lifecycle) -> None:
-        """Let nobody wait for work in a host that is ending."""
+        """Answer all requests that wait for work when the host is ending."""
         await lifecycle.wait_draining()
         self._draining = True
         self._tell()
@@ -715,8 +716,9 @@ class Host:
         return accuracy
 
     async def _doubt(self, first: int) -> None:
-        """Updates were refused one after the other. Compute these steps here, from the weights as they are: where that
-        gives no finite numbers either, it is not the workers' fault, and the run has failed."""
+        """Compute these steps here from the current weights, after several updates were refused in a row. If the
+        numbers are not finite here either, the workers are not at fault, and the run has failed.
+        """
         first = min(first, self.steps - 1)
         steps = range(first, min(first + self.spec.strategy.period, self.steps))
         async with self._learning:
@@ -762,14 +764,14 @@ def _point(figures: Mapping[str, Any], steps: int, accuracy: float | None = None
     """A moment on the curves.
 
     Args:
-        figures: as the result has them.
+        figures: figures in the form of the result.
     """
     names = ("seconds", "updates", "loss", "bytes_sent", "bytes_received", "staleness")
     return RunPoint(steps=steps, accuracy=accuracy, **{name: figures[name] for name in names})
 
 
 def _read_result(folder: Path) -> dict[str, Any] | None:
-    """What came of a run that has finished."""
+    """Return the result of a run that has finished."""
     try:
         found: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -36,15 +36,16 @@ __all__ = ["Journal"]
 log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<16sQIQI")
-"""The journal's key; the number of the call; bytes of the call and of its body; and the CRC-32 of all of these,
-the call and the body. The file begins with the key alone."""
+"""The journal's key; the number of the call; bytes of the call and of its body; and the CRC-32 of all of these, the
+call and the body. The file begins with only the key.
+"""
 _KEY_BYTES, _CRC_AT = 16, 36
-"""Of the key; and where in the head the CRC-32 is."""
+"""Length of the key, and the offset of the CRC-32 in the head."""
 _LONGEST_CALL = 1 << 20
 _SHORTEST = 64 << 20
-"""A journal of fewer bytes is never begun anew."""
+"""A journal of fewer bytes is never replaced."""
 _LENGTHS = 8
-"""A journal is begun anew when it has so many times the bytes of the state."""
+"""A journal is replaced by a new one when it is this many times as long as the state."""
 _FILE = re.compile(r"(?:state-(\d+)\.safetensors|journal-(\d+)|\.state-\d+\.safetensors\..+)")
 
 State = tuple[dict[str, Flat], dict[str, Any]]
@@ -64,7 +65,7 @@ class Journal:
         self._key = b""
         """Begins the journal and each of its calls; drawn at random for each journal, and kept with the state."""
         self._calls = 0
-        """In the journal."""
+        """Number of calls in the journal."""
         self._length = self._state_bytes = 0
         self._added = self._dirty = False
         self._changing = threading.Lock()
@@ -83,10 +84,10 @@ class Journal:
             raise SetupError(f"cannot use the folder {folder}: {exc.strerror}") from exc
 
     def load(self) -> State | None:
-        """The last state that was written; None where there is none. `calls` gives what came after it.
+        """Return the last state that was written; None if there is none. `calls` returns the calls after it.
 
         Raises:
-            SetupError: it is damaged, or missing beside a journal.
+            SetupError: it is damaged, or missing although there is a journal.
         """
         files = {each: found for each in self.folder.iterdir() if (found := _FILE.fullmatch(each.name))}
         numbers = [int(found[1]) for found in files.values() if found[1]]
@@ -95,7 +96,7 @@ class Journal:
                 if found[2] and each.stat().st_size > _KEY_BYTES:
                     raise SetupError(
                         f"{each} has updates, and the state that they belong to is missing: bring "
-                        f"{self._state_path(int(found[2])).name} back from a copy, or begin anew in another folder"
+                        f"{self._state_path(int(found[2])).name} back from a copy, or start over in another folder"
                     )
             return None
         self._number = max(numbers)
@@ -110,8 +111,8 @@ class Journal:
             figures = json.loads(metadata["figures"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as exc:
             raise SetupError(
-                f"{path} is damaged ({exc}), and the run cannot go on: bring the file back from a copy, or begin anew "
-                "in another folder"
+                f"{path} is damaged ({exc}), and the run cannot continue: bring the file back from a copy, or start "
+                "over in another folder"
             ) from exc
         self._state_bytes = path.stat().st_size
         return vectors, figures
@@ -148,8 +149,9 @@ class Journal:
         self._clean_up()
 
     def _read(self, file: IO[bytes], place: int, number: int | None = None) -> tuple[bytes, bytes] | None:
-        """The whole call at a place of the journal, and its body; None where there is none, or not that of this
-        number."""
+        """Return the whole call at a place of the journal, and its body; None if there is none, or if it has another
+        number.
+        """
         file.seek(place)
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
@@ -165,8 +167,9 @@ class Journal:
         return (call, body) if right else None
 
     def _goes_on(self, file: IO[bytes], place: int) -> bool:
-        """True if the journal goes on after a place where no call is whole: by a whole one, which no worker can imitate
-        without the key, or because a call has its whole length there."""
+        """True if the journal continues after a place where no call is whole: either a whole call follows, which no
+        worker can imitate without the key, or the damaged call has its full length.
+        """
         file.seek(place)
         if len(head := file.read(_HEAD.size)) == _HEAD.size:
             key, _, call_bytes, body_bytes, _ = _HEAD.unpack(head)
@@ -185,7 +188,7 @@ class Journal:
             raise SetupError(
                 f"{path} is {'missing or damaged' if whole == 0 else 'damaged'} at byte {whole:,}: updates that were "
                 "acknowledged would be lost. Check the disk, and bring the file back from a copy; or start with "
-                f"--accept-loss, which goes on without the last {rest:,} bytes, and keeps them in {copy.name}"
+                f"--accept-loss, which continues without the last {rest:,} bytes, and keeps them in {copy.name}"
             )
         if path.exists():
             copy.touch(mode=0o600)
@@ -212,7 +215,7 @@ class Journal:
         """Write down a call; `flush` makes it outlast this process, and `sync` the machine.
 
         Args:
-            lasting: whether anybody relies on it; the disk is not waited for on behalf of other calls.
+            lasting: True if a caller relies on it; other calls do not wait for the disk.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -228,7 +231,7 @@ class Journal:
         self._added |= lasting
 
     def flush(self) -> None:
-        """What was added is the system's to write; raises OSError as `add`."""
+        """Hand the added calls to the operating system. Raises OSError; see `add`."""
         assert self._file is not None
         self._file.flush()
         if self._added:
@@ -236,7 +239,7 @@ class Journal:
             self._added, self._dirty = False, True
 
     def sync(self) -> None:
-        """All that was flushed is on disk when this returns. May be called in another thread than the rest."""
+        """Put all flushed calls on disk. May be called in another thread than the other methods."""
         with self._changing:
             if self._dirty and self._file is not None:
                 self._dirty = False
@@ -244,7 +247,7 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """True if it is time to begin it anew."""
+        """True if it is time to begin a new journal."""
         return self._length > max(_SHORTEST, _LENGTHS * self._state_bytes)
 
     def begin(self, state: State) -> None:
@@ -302,7 +305,7 @@ class Journal:
 
 
 def _crc_of(vectors: Mapping[str, Flat], figures: str, key: bytes) -> str:
-    """Over all that a state says."""
+    """Return the CRC-32 over everything in a state."""
     crc = zlib.crc32(figures.encode(), zlib.crc32(key))
     for name in sorted(vectors):
         each = np.ascontiguousarray(vectors[name])

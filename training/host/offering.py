@@ -32,7 +32,7 @@ _OWN = ("offer", "offer_strategies", "offer_rate", "offer_epochs", "offer_batch"
 """Settings that a waiting host does not hand on to its runs."""
 
 _NO_OFFER = {"TERRACE_HOST_OFFER": ""}
-"""For the hosts of runs, where this one has it from the environment."""
+"""Environment of the runs' hosts. It removes an offer that this host has from its environment."""
 
 
 def offer_runs(settings: HostSettings) -> int:

@@ -1,4 +1,4 @@
-"""A host from its settings: a run that begins, or one that goes on from its folder."""
+"""Opens a host from its settings, with a new run or with one that continues from its folder."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def open_host(settings: HostSettings) -> Host:
 
 
 def dataset_of(settings: HostSettings, network: TrainConfig) -> Dataset:
-    """Where the images are."""
+    """Data set of the settings or, by default, of the network's configuration."""
     data = settings.data or (Path(os.environ["TERRACE_DATA"]) if "TERRACE_DATA" in os.environ else None)
     return Dataset.open(settings.dataset or network.dataset, data)
 
@@ -180,7 +180,7 @@ def restored(run: TrainingRun, spec: RunSpec, journal: Journal, *, accept_loss: 
             run.repeat(call, body, spec)
     except (KeyError, TypeError, ValueError, ValidationError, MalformedMessage) as error:
         raise SetupError(
-            f"{journal.folder} holds a run that this version of Terrace cannot go on with ({error}): "
-            "begin anew in another --folder"
+            f"{journal.folder} holds a run that this version of Terrace cannot continue ({error}): "
+            "start over in another --folder"
         ) from error
     return now

@@ -1,4 +1,4 @@
-"""What a host tells the scheduler of its run, every second: so that people can watch it, and workers find it."""
+"""Reports that a host sends to the scheduler every second, so that people can watch its run and workers can find it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MOST_WORKERS = 1_000
 MOST_ERROR = 2_000
 """Characters of why a run has failed."""
 _MOST_SPANS = 8
-"""Of the numbers of segments that a worker has."""
+"""Most spans that list the segments of a worker."""
 
 
 class Reported(Protocol):
@@ -96,8 +96,8 @@ async def report_to_scheduler(
     """Report until the run has ended and the scheduler knows of it. A scheduler that is away is tried again.
 
     Args:
-        urls: of the scheduler and its standbys.
-        tickets: of workers, by which the host authenticates them.
+        urls: URLs of the scheduler and its standbys.
+        tickets: tickets by which the host authenticates workers.
     """
     async with scheduler_client(urls, token, tls_ca) as client:
         reporter = _Reporter(run, client, tickets)
@@ -172,7 +172,7 @@ class HostReports:
 
     Args:
         listens_at: the host's own address.
-        tickets: of workers, by which the host authenticates them.
+        tickets: tickets by which the host authenticates workers.
     """
 
     def __init__(self, host: Host, settings: HostSettings, listens_at: str, tickets: Tickets) -> None:
@@ -245,7 +245,7 @@ class HostReports:
 
 
 def copies_of(data: WorkerData) -> WorkerCopies:
-    """What it knows of a worker's training images."""
+    """Return the part of the report about a worker's training images."""
     return WorkerCopies(
         holds=spans(data.holds),
         has=len(data.holds),

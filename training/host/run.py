@@ -1,6 +1,6 @@
-"""A run as its host knows it: a strategy, its workers, and what has been counted. No I/O, no clock of its own.
+"""A run as its host knows it: a strategy, its workers, and counters. It does no I/O and reads no clock.
 
-The same calls with the same times give the same state, to the bit: so a host that was killed repeats them from its
+The same calls with the same times give the same state, to the bit. So a host that was killed repeats them from its
 journal (`training.host.journal`).
 """
 
@@ -48,7 +48,7 @@ class _Worker:
     bytes_sent: int = 0
     bytes_received: int = 0
     segments: list[int] | None = None
-    """Of the training images, that it has; None for all of them."""
+    """Numbers of the segments that it has; None if it has all training images."""
     steps: int = 0
     caller: str = ""
 
@@ -61,15 +61,18 @@ class _Totals:
     bytes_received: int = 0
     faults: int = 0
     began_at: float | None = None
-    """When the first lease was granted."""
+    """Time when the first lease was granted."""
     latest_at: float = 0.0
-    """When the last update was taken."""
+    """Time when the last update was taken."""
     times: Times = field(default_factory=dict)
 
 
 class TrainingRun:
-    """Times are seconds on one clock for the whole run, which stands still while there is no host. What a worker does
-    under its name and incarnation raises Forbidden, NotFound or Conflict as `check`."""
+    """State of one training run, and the calls that change it.
+
+    Times are seconds on one clock for the whole run, which stops while there is no host. Calls with a worker's name and
+    incarnation raise Forbidden, NotFound or Conflict; see `check`.
+    """
 
     def __init__(self, strategy: Strategy, *, most_workers: float = _MOST_WORKERS) -> None:
         self.strategy = strategy
@@ -98,10 +101,11 @@ class TrainingRun:
         return self.strategy.finished
 
     def gather(self, workers: int, silent_s: float, now: float) -> None:
-        """Grant no unit before so many workers are ready; 0 for no waiting.
+        """Grant no unit before `workers` workers are ready; 0 to grant immediately.
 
         Args:
-            silent_s: a worker that was not heard for so long does not count. One that waits asks more often than that.
+            silent_s: a worker that was not heard for this long does not count. One that waits asks more often than
+                that.
         """
         self._start_at, self._silent_s = workers, silent_s
 
@@ -120,10 +124,10 @@ class TrainingRun:
         return max(0, self._start_at - ready)
 
     def join(self, name: str, incarnation: str, now: float, fetches: bool = False, caller: str = "") -> None:
-        """A worker has come, or has come again: what a former process of its name had is given back.
+        """Add a worker. Leases of a former process of its name are given back.
 
         Args:
-            fetches: whether it has no training images yet; it gets no work until it `holds` some.
+            fetches: True if it has no training images yet; it gets no work until it `holds` some.
             caller: the name of its token, or its address. In a full run, who has fewer workers takes the place of one
                 of the caller with the most.
 
@@ -200,11 +204,11 @@ class TrainingRun:
             self.strategy.leases.segments.pop(name, None)
 
     def check(self, name: str, incarnation: str) -> None:
-        """True if a worker is the one that has joined.
+        """Check that a worker has joined.
 
         Raises:
-            Forbidden: it takes no part any more.
-            NotFound: nobody has joined under this name.
+            Forbidden: it is barred from this run.
+            NotFound: no worker has joined under this name.
             Conflict: another process has taken its name since.
         """
         self.strategy.scores.check(name)
@@ -247,15 +251,15 @@ class TrainingRun:
         return isinstance(self.strategy.leases.claim(_update(head, _NOTHING, _NOTHING), now), UnitLease)
 
     def update(self, head: UpdateHead, body: bytes, spec: RunSpec, now: float) -> Update:
-        """What a worker has sent; without its numbers where it is not expected, and nobody looks at them."""
+        """Decode an update of a worker. Numbers of an unexpected update are left out, because nothing reads them."""
         return decoded(head, body, spec) if self.expects(head, now) else _update(head, _NOTHING, _NOTHING)
 
     def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:
-        """Bring an update into the weights.
+        """Apply an update to the weights.
 
         Args:
-            size: its bytes.
-            times: that its worker has spent.
+            size: bytes of the update.
+            times: seconds that its worker has spent.
         """
         self.check(update.worker, incarnation)
         worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
@@ -287,7 +291,7 @@ class TrainingRun:
         return strategy.version != version or verdict != "taken" or strategy.finished or not len(strategy.leases)
 
     def copies(self) -> tuple[Flat, Flat]:
-        """Weights and buffers as they are now."""
+        """Return copies of the current weights and buffers."""
         return self.strategy.weights.copy(), self.strategy.buffers.copy()
 
     def drop(self, name: str, now: float, refused: bool = False) -> None:
@@ -327,7 +331,7 @@ class TrainingRun:
 
     @property
     def seconds(self) -> float:
-        """From the first lease to the last update."""
+        """Seconds from the first lease to the last update."""
         began_at = self.totals.began_at
         return 0.0 if began_at is None else max(0.0, self.totals.latest_at - began_at)
 
@@ -348,7 +352,7 @@ class TrainingRun:
         return self.totals.staleness / max(1, self.totals.updates)
 
     def deserted(self, now: float, silent_s: float) -> bool:
-        """True if no worker is in the run, but for those that were told to go, and those that are silent for so long.
+        """True if all workers of the run were told to go, or are silent for this long.
 
         Args:
             silent_s: a worker that lives asks for work, or shows progress, more often than that; one that has no
@@ -363,14 +367,14 @@ class TrainingRun:
         )
 
     def workers(self, now: float) -> tuple[WorkerStatus, ...]:
-        """All that are in the run, and then those that have done something, or are barred, and are not."""
+        """Return all workers in the run, then former workers that have done something or are barred."""
         barred = self.strategy.scores.barred()
         found = [self.worker(name, now) for name in [*self._workers, *sorted(barred - self._workers.keys())]]
         shown = (each for each in found if not each.left or each.updates or each.name in barred)
         return tuple(sorted(shown, key=lambda each: each.left)[:_MOST_SHOWN])
 
     def worker(self, name: str, now: float) -> WorkerStatus:
-        """What is known of a worker, also of one that has left."""
+        """Return the status of a worker, including one that has left."""
         known, scores = self._workers.get(name, _Worker(_GONE, now)), self.strategy.scores
         return WorkerStatus(
             name=name,
@@ -385,10 +389,10 @@ class TrainingRun:
         )
 
     def repeat(self, call: Mapping[str, Any], body: bytes, spec: RunSpec) -> None:
-        """Make a call again, as the journal has it.
+        """Repeat a call from the journal.
 
         Raises:
-            KeyError, TypeError, ValueError, MalformedMessage: it is none.
+            KeyError, TypeError, ValueError, MalformedMessage: it is not a valid call.
         """
         given = {name: value for name, value in call.items() if name != "do"}
         if call["do"] == "take":
@@ -410,7 +414,7 @@ class TrainingRun:
             known[call["do"]](**given)
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
-        """All that changes, as `Strategy.state`."""
+        """Everything that changes during the run. See `Strategy.state`."""
         vectors, figures = self.strategy.state()
         return vectors, {
             "strategy": figures,
@@ -422,7 +426,7 @@ class TrainingRun:
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
-        """As `Strategy.restore`."""
+        """Continue from a result of `state`. See `Strategy.restore`."""
         self.strategy.restore(vectors, figures["strategy"])
         self.totals, self._refused = _Totals(**figures["totals"]), figures["refused"]
         self.totals.times = known_times(self.totals.times)
@@ -434,10 +438,10 @@ class TrainingRun:
 
 
 def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:
-    """An update from what a worker has sent.
+    """Decode an update of a worker.
 
     Raises:
-        MalformedMessage: the body is no update of this network.
+        MalformedMessage: the body is not an update of this network.
     """
     return _update(head, *unpack(body, values=spec.values, buffers=spec.buffers))
 

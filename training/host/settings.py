@@ -44,32 +44,35 @@ class HostSettings(ServiceSettings):
     port: Port = 8074
 
     network: Annotated[str, Field(min_length=1)] | None = None
-    """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file. With `parent` it is what
-    that one trains."""
+    """Network to train: the name of a bundled configuration, such as mnist-100, or a TOML file. With `parent`, the
+    network of the parent's run.
+    """
 
     base: UserPath | None = None
     """Folder that `terrace train improve` has prepared: a release's network, which workers train on pictures that each
     of them has kept. The plan says network, strategy and classes. Default: none."""
 
     parent: HttpUrl | None = None
-    """URL of another host, for which this one is a worker: it takes units from there, hands their steps out to its own
-    workers, and sends their change of the weights up as one update. Default: none."""
+    """URL of another host that this one works for: it takes units from there, distributes their steps to its own
+    workers, and sends their change of the weights up as one update. Default: none.
+    """
 
     parent_name: NodeId | None = None
-    """Of this host, as a worker of `parent`; with a token, one that the token is for. Default: the machine's."""
+    """Name of this host as a worker of `parent`; with a token, a name that the token allows. Default: the machine's."""
 
     parent_token_file: UserPath | None = None
-    """File with the token of a worker for `parent`, its owner's alone."""
+    """File with the token of a worker for `parent`; only its owner may have access to the file."""
 
     patience_s: NonNegativeFloat = 120.0
-    """How long `parent` may be away."""
+    """Seconds that `parent` may be away."""
 
     strategy: str = "fedavg"
-    """How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, bmuf, diloco,
-    tournament, lbfgs, or a TOML file."""
+    """Strategy that turns updates into weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced,
+    bmuf, diloco, tournament, lbfgs, or a TOML file.
+    """
 
     workers: Annotated[int, Field(ge=1, le=1_000_000)] = 4
-    """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""
+    """Number of expected workers. A round of fedavg, bmuf and diloco waits for this many updates."""
 
     rate: PositiveFloat | None = None
     """Learning rate at its highest. A strategy that has one takes its own. Default: the configuration's."""
@@ -89,26 +92,27 @@ class HostSettings(ServiceSettings):
     network's."""
 
     offer_epochs: Range = None
-    """The same of epochs. Default: 1 to twice the network's."""
+    """Numbers of epochs that they may choose, in the same form. Default: 1 to twice the network's."""
 
     offer_batch: Range = None
-    """The same of images per step. Default: a quarter to four times the network's."""
+    """Images per step that they may choose, in the same form. Default: a quarter to four times the network's."""
 
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """Hand out no work before so many workers have joined and have their images: a group starts together. At most
-    `workers`. Default: work from the first worker on."""
+    """Number of workers that must have joined and have their images before any work is handed out: a group starts
+    together. At most `workers`. Default: work from the first worker on.
+    """
 
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
     """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
 
     folder: UserPath | None = None
-    """Folder that keeps the run. With one that holds it already, the run goes on. Default: runs/<network> here."""
+    """Folder that keeps the run. A run that is already there continues. Default: runs/<network> here."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """In place of the configuration's."""
+    """Passes over the training images. Default: the configuration's."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """In place of the configuration's."""
+    """Seed of the training. Default: the configuration's."""
 
     until: Annotated[float, Field(gt=0, le=1)] | None = None
     """End as soon as the accuracy on the held-out training images is this high, such as 0.96. Default: only after the
@@ -121,8 +125,9 @@ class HostSettings(ServiceSettings):
     """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
 
     answers: UserPath | None = None
-    """File of `terrace models answers`: what the teacher of the configuration answers to the training images. Workers
-    without images get the answers with them."""
+    """File of `terrace models answers`: the answers of the configuration's teacher to the training images. Workers
+    without images get the answers with them.
+    """
 
     runs: UserPath = Path("runs/models")
     """Folder of runs, with the run whose weights the configuration starts from (`initial`). Workers need nothing."""
@@ -132,7 +137,7 @@ class HostSettings(ServiceSettings):
     comma-separated. Default: none."""
 
     token_file: UserPath | None = None
-    """File with the token of a user for the scheduler, its owner's alone."""
+    """File with the token of a user for the scheduler; only its owner may have access to the file."""
 
     advertise_url: Annotated[CommaSeparatedUrls, Field(min_length=1, max_length=8)] | None = None
     """URL under which workers reach this host; of several, comma-separated, all in the order in which they are tried.
@@ -152,7 +157,7 @@ class HostSettings(ServiceSettings):
     """Compute as well, as worker 0 of the run; one thread of this process."""
 
     accept_loss: bool = False
-    """Go on with a run whose journal is damaged, without the updates from there on. The damaged part is kept."""
+    """Continue a run whose journal is damaged, without the updates from the damage on. The damaged part is kept."""
 
     lease_s: Annotated[float, Field(gt=0, le=1e9)] = 30.0
     """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""

@@ -1,4 +1,6 @@
-"""What a host gives away of its training images: the segments, and who is to copy which one from whom."""
+"""Training images that a host distributes: the segments, and the worker from which each worker copies the next
+segment.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _STEADY_S = 10.0
-"""A worker's speed is known once it has computed for so long."""
+"""Seconds of computing after which a worker's speed is known."""
 
 
 class Sharing:
     """Lives as long as its host's process: workers tell a new one again what they have.
 
     Args:
-        folder: with the segments of the manifest, which were checked.
-        batch: images of a step.
-        wait_s: for which a worker that has nothing to copy may be kept waiting.
+        folder: folder with the checked segments of the manifest.
+        batch: number of images of a step.
+        wait_s: most seconds that a worker without a copy to make is kept waiting.
     """
 
     def __init__(self, manifest: SegmentManifest, folder: Path, *, batch: int, wait_s: float) -> None:
@@ -49,23 +51,23 @@ class Sharing:
         self._urls: dict[str, str | None] = {}
         self._wanted: dict[str, tuple[int, ...]] = {}
         self._shares: dict[str, float] = {}
-        """How much is there of the copies under way."""
+        """Fraction that each worker has of the copy in progress."""
         self._began: dict[str, tuple[float, int]] = {}
-        """When a worker was first seen with steps computed, and how many."""
+        """Time when a worker was first seen with computed steps, and their number."""
         self._speeds: dict[str, float] = {}
         """Steps a second."""
         self._drawn: tuple[tuple[int, ...], TrainingData] | None = None
-        """What was asked for last by `images_of`."""
+        """Segments and result of the last call of `images_of`."""
         self._changed = asyncio.Event()
 
     def told(self, report: DataReport, steps: int) -> tuple[int, ...]:
-        """Take in what a worker reports; the segments that it is to have.
+        """Take a worker's report, and return the segments that it should have.
 
         Args:
-            steps: that it has computed.
+            steps: number of steps that it has computed.
 
         Raises:
-            TooLarge: it has no room for any.
+            TooLarge: no segment fits on its disk.
         """
         name, now = report.worker, time.monotonic()
         holds = frozenset(range(len(self.manifest.segments))).intersection(report.holds)
@@ -94,11 +96,11 @@ class Sharing:
         return wanted
 
     def held_by(self, name: str) -> frozenset[int]:
-        """Whole segments of a worker, as it says."""
+        """Whole segments of a worker, by its own report."""
         return self._tree.holds(name)
 
     async def answer(self, report: DataReport, *, ended: Callable[[], bool]) -> DataAnswer:
-        """What it is to do, once there is something, or after some seconds."""
+        """Return instructions for the worker as soon as there are some, or after some seconds."""
         deadline = time.monotonic() + self._wait_s
         while True:
             copy, changed = self._tree.copy_of(report.worker), self._changed
@@ -127,7 +129,7 @@ class Sharing:
         self._speeds.pop(name, None)
 
     def wake(self) -> None:
-        """Let nobody wait."""
+        """Answer all waiting workers now."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -141,11 +143,11 @@ class Sharing:
                 self.left(name)
 
     async def read(self, sha256: str, span: range | None) -> tuple[bytes, int]:
-        """Some bytes of a segment, all unless a span is given; and how many there are in all.
+        """Return some bytes of a segment, by default all, and the size of the segment.
 
         Raises:
             NotFound: there is no such segment.
-            InvalidInput: as `bounded`.
+            InvalidInput: the span is outside the segment. See `bounded`.
         """
         number = self._numbers.get(sha256)
         if number is None:
@@ -155,7 +157,7 @@ class Sharing:
         return await asyncio.to_thread(_read, self._folder / sha256, wanted), size
 
     def images_of(self, segments: tuple[int, ...], network: TrainConfig) -> TrainingData:
-        """What a worker with these segments trains on. Reads files."""
+        """Return the training data of a worker with these segments. Reads files."""
         if self._drawn is None or self._drawn[0] != segments:
             paths = [self._folder / self.manifest.segments[number].sha256 for number in segments]
             pieces = [decoded(path.read_bytes(), self.manifest) for path in paths]
@@ -163,7 +165,7 @@ class Sharing:
         return self._drawn[1]
 
     def view(self) -> list[WorkerData]:
-        """Who has what, and copies what from whom."""
+        """List for each worker the segments that it has, and the copy in progress with its source."""
         found = []
         for name in self._tree:
             copy = self._tree.copy_of(name)
@@ -198,7 +200,7 @@ def drawn_from(now: list[int] | None, wanted: tuple[int, ...], holds: frozenset[
     they are drawn from now, or those that it has of them. None for the whole data set.
 
     Args:
-        now: what they are drawn from; empty for nothing yet.
+        now: segments that its batches are drawn from now; empty for nothing yet.
     """
     if keeps == "all":
         return None if holds >= set(wanted) else []

@@ -1,4 +1,4 @@
-"""From the file of a release's network to a learner of its last layers, and back to a file."""
+"""Conversion of a release's network to a learner of its last layers, and back to a file."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 IMPROVED = "network.onnx"
-"""In the folder of a host's run that has finished: the network that it has made of a release's."""
+"""File in the folder of a finished run, with the improved network of the release."""
 WEIGHTS = "weights.npy"
-"""In the same folder: its trained weights in FP32, before they were rounded."""
+"""File in the same folder, with the trained weights in FP32 before they were rounded."""
 AS_STORED = Statistics(mean=0, std=1.0)
 """The file itself normalises its pixels."""
 _MOST_NUMBERS = 100_000_000
-"""That the steps of a network may give for one picture: 400 MB in fp32."""
+"""Most numbers that the steps of a network may give for one picture: 400 MB in fp32."""
 
 
 class FileNetwork(nn.Module):
     """A stored network for images `[n, 3, h, w]`, float from 0 to 255.
 
     Args:
-        layers: how many of the last layers with weights are to be trained; 0 for all.
+        layers: number of last layers with weights to train; 0 for all.
 
     Raises:
         WeightsError: it has no layer with weights.
@@ -78,7 +78,7 @@ def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
     """The network of a file that another machine has sent.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
 
     Raises:
         WeightsError: it is another file than `own` says, is damaged, has operators that cannot be differentiated, takes
@@ -111,11 +111,11 @@ def read_base(content: bytes, own: OwnData, config: TrainConfig) -> FileNetwork:
 def own_training_data(
     config: TrainConfig, images: ImageSet, hierarchy: Hierarchy, *, sha256: str, device: str = "cpu"
 ) -> TrainingData:
-    """All of these images, to be trained on as they are stored. A run on kept pictures has no epochs, and
-    the configuration gives its number of steps.
+    """Return training data with all of these images in their stored form. A run on kept pictures has no epochs, and the
+    configuration gives its number of steps.
 
     Args:
-        sha256: by which the workers of a run know that they train the same: of the network's file.
+        sha256: digest of the network's file, by which the workers of a run know that they train the same network.
 
     Raises:
         DataError: see `TrainingData`.
@@ -140,7 +140,7 @@ def worker_learner(spec: RunSpec, content: bytes, images: ImageSet, *, device: s
 
     Args:
         content: the network's file, as the host has sent it.
-        images: that this worker trains on.
+        images: images that this worker trains on.
 
     Raises:
         InvalidAnswer: the file is not what the run says, or cannot be trained here.
@@ -161,8 +161,8 @@ def written(content: bytes, layers: int, weights: Flat, share: float = 1.0) -> b
 
     Args:
         content: file of the network.
-        layers: as for `FileNetwork`.
-        weights: of these layers, in the order of a learner's vector.
+        layers: see `FileNetwork`.
+        weights: weights of these layers, in the order of a learner's vector.
         share: of the way from the file's weights to these; 1 for these weights. Rounding to INT8 comes last, so that a
             small share of many small changes is not lost.
 

@@ -1,4 +1,4 @@
-"""Networks between the present one and the trained one: how far the step goes is chosen on pictures, not in training.
+"""Networks between the present one and the trained one. The length of the step is chosen on pictures, not in training.
 
 A network that was tuned to new pictures forgets some of what it knew. The mean of both networks' weights keeps most of
 either (Wortsman et al. 2022, arXiv:2109.01903).

@@ -153,8 +153,8 @@ def contradiction(probabilities: Array, labels: Array, by_people: Array) -> Cont
     One of the two is wrong for the whole class. Drift looks different: the network is unsure, and its errors spread.
 
     Args:
-        probabilities: of the present network, `[n, classes]`.
-        labels: int64 `[n]`, of people or from above.
+        probabilities: probabilities of the present network, `[n, classes]`.
+        labels: int64 `[n]`, from people or from the upper tiers.
         by_people: bool `[n]`. If people say for most of `FEW` or more pictures of a class that the present network is
             wrong, the class is not looked at.
 

@@ -43,8 +43,8 @@ class KeptImages:
 
 
 def label_of(picture: KeptPicture, hierarchy: Hierarchy, target: str, least_confidence: float) -> int | str:
-    """The class to be learned for a kept picture: what a person says, or the answer from above. Otherwise the reason
-    why there is none.
+    """Return the class to learn for a kept picture: a person's label, or the answer from above. Otherwise return the
+    reason why there is none.
 
     Args:
         target: "fine" or "coarse", whose index is meant.

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 BASE_FILE = "base.onnx"
-"""In the folder of a plan: the network that the run starts from."""
+"""File in the folder of a plan, with the network that the run starts from."""
 _PLAN = "plan.json"
 _FROM_FILE = NetworkConfig(kind="file")
 
@@ -64,8 +64,8 @@ def training_of(
     contrast changes, so that few pictures of one camera stand for others as well.
 
     Args:
-        steps: of all workers together.
-        batch: pictures of a step.
+        steps: steps of all workers together.
+        batch: number of pictures of a step.
         rate: learning rate of the first step; it falls to zero.
         mirror: True if mirror images are learned as well.
     """
@@ -104,7 +104,7 @@ def check_strategy(strategy: HostedConfig) -> None:
 
 
 def fitted_to(strategy: HostedConfig, devices: int) -> tuple[HostedConfig, int]:
-    """The strategy for so many devices, and how many of them have a turn in a round.
+    """Return the strategy for this number of devices, and the number of devices in a round.
 
     Raises:
         InvalidInput: there are too few to outvote a wrong one; or see `check_strategy`.

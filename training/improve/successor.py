@@ -57,7 +57,8 @@ def entry_to_improve(manifest: Manifest, tier: str) -> ModelEntry:
 
 
 def answers_of(manifest: Manifest, entry: ModelEntry, folder: Path, images: Images) -> Array:
-    """Logits `[n, classes]` of a network by ONNX Runtime, as it is served; FP32, no pictures give no rows.
+    """Compute the logits `[n, classes]` of a network with ONNX Runtime, like a node that serves it. They are FP32;
+    without pictures there are no rows.
 
     Raises:
         WeightsError: the file cannot be loaded.
@@ -72,7 +73,7 @@ def answers_of_file(manifest: Manifest, entry: ModelEntry, content: bytes, *part
     """The logits for each of these parts, of a network whose file is in memory.
 
     Args:
-        entry: of this network, or of one that differs only in its weights.
+        entry: entry of this network, or of one that differs only in its weights.
 
     Raises:
         SetupError: the file cannot be written for ONNX Runtime.
@@ -95,9 +96,9 @@ def successor(
     """The entry of an improved network.
 
     Args:
-        entry: of the present network.
+        entry: entry of the present network.
         content: file of the improved one.
-        fitted: its logits and the labels by which its temperature is fitted; without any it stays as it is.
+        fitted: its logits and the labels by which its temperature is fitted; without any it is not changed.
         measured: its logits for labelled pictures, by which its accuracies are known.
     """
     temperature = entry.temperature

@@ -29,7 +29,7 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 _SAY_S, _SHOW_S = 5.0, 0.1
-"""Between two lines for people, and for programs."""
+"""Seconds between two lines for people, and for programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

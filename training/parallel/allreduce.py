@@ -22,8 +22,8 @@ def scaled_rate(config: ExchangeConfig, rate: float, *, ranks: int, step: int, s
     from the network's own, later it is that times the number of ranks.
 
     Args:
-        rate: the network's, at this step of its schedule.
-        step: of all ranks, counted from 0; `steps`, how many there are.
+        rate: the network's rate at this step of its schedule.
+        step: step of all ranks, counted from 0; `steps` is their number.
     """
     if config.scaling == "none":
         return rate
@@ -36,7 +36,7 @@ def allreduce(learner: FlatLearner, config: ExchangeConfig, *, rank: int, ranks:
     """One rank's program, with plain vectors.
 
     Args:
-        start: step to go on with.
+        start: step to continue with.
     """
     steps = learner.steps // ranks
     for step in range(start, steps):
@@ -62,7 +62,7 @@ def computed_by_torch(learner: FlatLearner, *, start: int) -> Iterator[None]:
 
 
 def allreduce_by_torch(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start: int = 0) -> Program:
-    """The same program for a learner that is `computed_by_torch`."""
+    """Return the same program for a learner that is `computed_by_torch`."""
     ranks, steps = group.ranks, learner.steps // group.ranks
     share = 2 * (ranks - 1) * 4 * learner.lengths[0] // ranks
     for step in range(start, steps):

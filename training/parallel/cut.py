@@ -73,7 +73,7 @@ def balanced(work: Sequence[int], parts: int) -> list[range]:
     """Cut a chain into parts so that the one with the most work has as little as possible.
 
     Args:
-        work: of each block.
+        work: work of each block.
         parts: at most as many as blocks; each gets one or more.
     """
     low, high = max(work), sum(work)

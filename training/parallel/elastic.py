@@ -1,5 +1,6 @@
-"""All-reduce among members that come and go, by torchft: each step counts once the members that are there have agreed
-on it, and one that comes back gets the weights of the others."""
+"""All-reduce among members that come and go, by torchft. A step counts once the present members have agreed on it, and
+a member that comes back gets the weights of the others.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ class _Member:
             self._manager.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ask all members to end the run as it is."""
+        """Ask all members to end the run now."""
         self._wants_stop = True
 
     def train(self) -> None:
@@ -189,7 +190,7 @@ class _Member:
             time.sleep(_LOOK_S)
 
     def _agree(self) -> None:
-        """On the members of the next step; one that is behind gets the others' state.
+        """Agree on the members of the next step. A member that is behind gets the others' state.
 
         Raises:
             UpstreamUnavailable: the lighthouse is away.

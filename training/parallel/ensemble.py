@@ -63,7 +63,7 @@ def ensemble(learner: FlatLearner, config: ExchangeConfig, seat: Seat) -> Progra
 
 
 def _measured(learner: FlatLearner, seat: Seat) -> Generator[Request, Flat, tuple[float, float]]:
-    """Accuracy on the test images: of the best network, and of the combined answer."""
+    """Measure the accuracy of the best network and of the combined answer on the test images."""
     logits, labels = learner.logits(seat.test), learner.labels(seat.test)
     right = yield Gather(np.array([np.mean(logits.argmax(1) == labels)], np.float32))
     mean = yield Mean(logits.reshape(-1))

@@ -21,7 +21,7 @@ class Done:
     vector."""
 
     step: int
-    """That was done, counted from 0."""
+    """Step that was done, counted from 0."""
     loss: float
     kept: Mapping[str, float] = field(default_factory=dict)
     """Figures that the program needs to continue after this step, in addition to its learner."""
@@ -29,7 +29,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """All-reduce: answered by the mean of the ranks' vectors."""
+    """Request for an all-reduce. The answer is the mean of the ranks' vectors."""
 
     values: Flat
 
@@ -46,7 +46,9 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """All-gather of vectors of the same length: answered by all of them, joined in the order of the ranks."""
+    """Request for an all-gather of vectors of the same length. The answer is all of them, joined in the order of the
+    ranks.
+    """
 
     values: Flat
 
@@ -77,6 +79,7 @@ class Seat:
 
 
 Program = Generator[Request, Flat, dict[str, float]]
-"""The work of one rank to the end of the run. Its learner then holds the result, the same at all
-ranks unless the rule says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among
-them replaces the one that the learner's weights have."""
+"""The work of one rank to the end of the run. Its learner then holds the result, the same at all ranks unless the rule
+says otherwise. It returns figures of the rule, by their names in the result; an `accuracy` among them replaces the
+accuracy of the learner's weights.
+"""

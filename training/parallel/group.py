@@ -28,10 +28,10 @@ class Group:
     ranks: int
     device: torch.device
     bytes_sent: int = field(default=0, init=False)
-    """By this rank, as the usual algorithms need: all-reduce around a ring."""
+    """Bytes that this rank sends with the usual algorithm: all-reduce around a ring."""
     bytes_received: int = field(default=0, init=False)
     waited_s: float = field(default=0.0, init=False)
-    """Spent in exchanges."""
+    """Seconds spent in exchanges."""
 
     def answer(self, request: Request) -> Flat:
         """Exchange with the others.

@@ -52,7 +52,7 @@ def hybrid(learner: FlatLearner, config: ExchangeConfig, group: Group, *, start:
     """One rank's program: the gradients of `allreduce`. At the end all ranks have the whole network.
 
     Args:
-        learner: whose dense layers have been split.
+        learner: learner whose dense layers have been split.
     """
     ranks, steps = group.ranks, learner.steps // group.ranks
     shared = sum(each.numel() for each in learner.trained_network.parameters() if not isinstance(each, DTensor))

@@ -46,7 +46,7 @@ class Checkpoints:
     """The checkpoints of one rank in the folder of a run; nothing is kept without a folder.
 
     Args:
-        facts: of the run; a folder with other ones is refused.
+        facts: facts of the run; a folder with other facts is refused.
     """
 
     def __init__(self, folder: Path | None, rank: int, facts: Mapping[str, object]) -> None:
@@ -55,7 +55,7 @@ class Checkpoints:
             made_folder(folder)
 
     def steps(self) -> list[int]:
-        """From which this rank can continue, without damaged checkpoints.
+        """Return the steps from which this rank can continue. Damaged checkpoints are left out.
 
         Raises:
             SetupError: the folder holds another run.
@@ -93,7 +93,7 @@ class Checkpoints:
         """Keep the state before a step.
 
         Args:
-            figures: of the rule; the learner does not hold them.
+            figures: figures of the rule; the learner does not hold them.
         """
         if self._folder is None:
             return
@@ -113,10 +113,10 @@ class Checkpoints:
             self._path(old).unlink(missing_ok=True)
 
     def load(self, step: int, learner: FlatLearner, *, rank: int | None = None) -> tuple[Totals, dict[str, float]]:
-        """Continue from there; what was counted until then, and the figures of the rule.
+        """Continue from a step. Return the totals until then, and the figures of the rule.
 
         Args:
-            rank: that has kept it. Default: this one.
+            rank: rank that has kept it. Default: this one.
 
         Raises:
             SetupError: the folder holds another run.

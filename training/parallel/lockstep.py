@@ -1,5 +1,5 @@
-"""All ranks of a run in one process, on virtual time: their programs as they are, with real gradients. Steps and
-exchanges take as long as machines and links say.
+"""All ranks of a run in one process, on virtual time. Their programs are unchanged and compute real gradients. The time
+of steps and exchanges follows from machines and links.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Ranks:
     """The machines of a simulated run."""
 
     step_s: Sequence[float]
-    """Seconds of a step, for each rank."""
+    """Seconds per step of each rank."""
     link: Link = field(default_factory=Link)
-    """From each rank to each other one, the same both ways."""
+    """Link from each rank to each other one, the same in both directions."""
     cheat: Callable[[Flat], Flat] | None = None
     """Makes of the vectors of the last rank what it sends to the others; None for an honest rank."""
 
@@ -36,13 +36,13 @@ class Stepped:
     """Outcome of a run."""
 
     virtual_seconds: float = 0.0
-    """Until the last rank had done."""
+    """Virtual seconds until the last rank had finished."""
     bytes_sent: int = 0
-    """By all ranks."""
+    """Bytes sent by all ranks."""
     steps: int = 0
     """Steps of each rank."""
     step_bytes: float = 0.0
-    """Sent by a rank for a step, on average."""
+    """Mean bytes that a rank sends per step."""
     figures: dict[str, float] = field(default_factory=dict)
     """Figures of the rule; see `training.parallel.exchange.Program`."""
 

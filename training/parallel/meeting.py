@@ -30,9 +30,9 @@ __all__ = ["Meeting", "RankPlace", "address_towards", "choose_interface", "commo
 _LOOK_S = 0.05
 _CONNECT_S = 5.0
 _FAREWELL_S = 1.5
-"""For the other ranks to read what rank 0 keeps, before that ends; if the run was stopped, they have longer."""
+"""Seconds for the other ranks to read what rank 0 keeps, before it ends. If the run was stopped, they have longer."""
 _GRACE_S = 5.0
-"""For torch to find a wait too long by itself."""
+"""Seconds for torch to notice by itself that a wait is too long."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -91,7 +91,7 @@ class Meeting:
         """Wait for all ranks, and check that their facts are the same. Leave the context once nothing is to be said.
 
         Args:
-            facts: what must be the same at all ranks, by a name for people; short values.
+            facts: short values that must be the same at all ranks, by a name for people.
             patience_s: budget for this, and for each later wait.
 
         Raises:
@@ -120,10 +120,10 @@ class Meeting:
             self._store.set(f"{what}/{self.place.rank}", json.dumps(value))
 
     def all_told(self, what: str) -> list[Any]:
-        """This value from all ranks, in their order.
+        """Wait for a value of all ranks, and return the values in their order.
 
         Raises:
-            DeadlineExceeded: some have not told it within the budget.
+            DeadlineExceeded: some ranks have not published theirs within the budget.
         """
         deadline, missing = time.monotonic() + self._patience_s, set(range(self.place.ranks))
         with self._keeper():
@@ -134,7 +134,7 @@ class Meeting:
             return [json.loads(self._store.get(f"{what}/{rank}")) for rank in range(self.place.ranks)]
 
     def stop(self) -> None:
-        """Ask all ranks to end the run as it is."""
+        """Ask all ranks to end the run now."""
         with self._keeper():
             self._store.set("stop", "1")
 
@@ -145,7 +145,7 @@ class Meeting:
 
     @contextlib.contextmanager
     def group(self, device: torch.device) -> Iterator[Group]:
-        """The group of torch.distributed; one that is there already, as in Ray Train, is taken as it is.
+        """Context with the group of torch.distributed. An existing group, such as Ray Train's, is used.
 
         Raises:
             UpstreamUnavailable: a rank cannot be reached.

@@ -35,7 +35,7 @@ def make_program(config: RanksConfig, learner: FlatLearner, seat: Seat) -> Progr
     """One rank's program.
 
     Args:
-        learner: of this strategy; with what it had at the step to start with.
+        learner: learner of this strategy, in its state at the first step.
 
     Raises:
         InvalidInput: the rule cannot be used with this number of ranks, or has no such program.

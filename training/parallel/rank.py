@@ -150,10 +150,10 @@ class RankRun:
         self._stepped_at = time.monotonic()
 
     def stepped(self, done: Done, together: Callable[[], object] = lambda: None) -> None:
-        """Count a step, tell of it, and keep a checkpoint after each epoch.
+        """Count a step, report it, and keep a checkpoint after each epoch.
 
         Args:
-            together: waits for the other ranks, so that none is more than a checkpoint ahead.
+            together: waits for the other ranks, so that no rank is more than one checkpoint ahead.
         """
         now = time.monotonic()
         took, self._stepped_at = now - self._stepped_at, now
@@ -182,10 +182,10 @@ class RankRun:
         """Measure the accuracy, and keep network, record and result in the folder.
 
         Args:
-            totals: of all ranks.
+            totals: totals of all ranks.
 
         Raises:
-            SetupError: the weights give no loss that means something.
+            SetupError: the weights give no meaningful loss.
         """
         learner = self.learner
         accuracy, loss = learner.evaluated(learner.weights(), learner.buffers(), self.test)

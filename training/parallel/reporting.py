@@ -30,12 +30,12 @@ class RankProgress:
     steps: int
     """Steps of each rank."""
     ranks: int
-    """That take part now."""
+    """Number of ranks that take part now."""
     step: int = 0
     loss: float | None = None
     """Mean of the last steps of rank 0."""
     bytes_sent: int = 0
-    """By rank 0; others send about the same."""
+    """Bytes sent by rank 0; others send about the same."""
     bytes_received: int = 0
 
 

@@ -27,7 +27,7 @@ from training.strategies.config import ExchangeConfig
 __all__ = ["run_rank"]
 
 _LOOK_S = 1.0
-"""Between two looks whether the run is to be stopped."""
+"""Seconds between two checks for a request to stop."""
 
 
 def run_rank(

@@ -25,9 +25,9 @@ __all__ = ["LocalRanks", "run_ranks_here"]
 _RANK = (sys.executable, "-P", "-m", "training.parallel")
 _LOOK_S = 0.1
 _SETTLE_S = 3.0
-"""For the others to end by themselves, when one has ended with an error."""
+"""Seconds for the others to end by themselves when one has ended with an error."""
 _HANGS_S = 20.0
-"""For the other members of an elastic run to end, when one has ended; then they hang."""
+"""Seconds for the other members of an elastic run to end when one has ended; after that they hang."""
 _MOST_RESTARTS = 100
 
 

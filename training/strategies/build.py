@@ -23,15 +23,15 @@ def build_strategy(
     lease_s: float,
     unit: WorkUnit | None = None,
 ) -> Strategy:
-    """The strategy of a run at its first step.
+    """Build the strategy of a run at its first step.
 
     Args:
-        workers: how many are expected, which is how many updates make a round.
+        workers: number of expected workers, which is the number of updates in a round.
         lease_s: seconds that a worker has for an update.
-        unit: steps to hand out, and the rate of the workers' steps, for part of a run. Default: the whole run.
+        unit: part of a run to hand out: its steps and the learning rate of the workers. Default: the whole run.
 
     Raises:
-        InvalidInput: so many updates of this network cannot be judged together, or its vectors do not fit in memory.
+        InvalidInput: this many updates of the network cannot be judged together, or its vectors do not fit in memory.
     """
     rate = config.local_rate if config.local_rate is not None or unit is None else unit.rate
     leases = Leases(steps=(unit or learner).steps, period=config.period, lease_s=lease_s, rate=rate)

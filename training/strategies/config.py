@@ -49,26 +49,28 @@ Options = Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
 """Numbers by name, which the rule of a package takes."""
 
 Steps = Annotated[int, Field(ge=1, le=10_000)]
-"""Of one worker until others hear of them."""
+"""Number of steps that one worker does before others get the result."""
 
 
 Inner = Literal["sgd", "adamw"]
-"""What a worker's local steps are made by: SGD with the network's momentum, or AdamW (Loshchilov and Hutter 2019,
-arXiv:1711.05101)."""
+"""Optimiser of a worker's local steps: SGD with the network's momentum, or AdamW (Loshchilov and Hutter 2019,
+arXiv:1711.05101).
+"""
 
 
 class _Judged(Strict):
-    """What every strategy may have."""
+    """Options of every strategy."""
 
     trust: TrustConfig | None = None
-    """Judge updates by several at a time. Default: all count, whoever sends them."""
+    """Judge several updates together. Default: all updates count, whichever worker sends them."""
     masking: Masking | None = None
-    """Clip updates and add noise to them before they leave their worker. Default: they are sent as they are."""
+    """Clip updates and add noise to them before they leave their worker. Default: they are sent unchanged."""
 
     @property
     def keeps_moments(self) -> bool:
-        """True if the momentum of a worker's steps stays with it from unit to unit. Then nobody else can compute a unit
-        again, and updates of honest workers differ by more than their batches."""
+        """True if a worker keeps the momentum of its steps from unit to unit. Then no other machine can compute a unit
+        again, and updates of honest workers differ by more than their batches.
+        """
         return self.trust is None
 
     @model_validator(mode="after")
@@ -109,15 +111,18 @@ class ServerConfig(_Ruled):
     period: Steps = 1
     """Steps that a worker computes between fetching the weights and pushing its update."""
     rate: PositiveFloat | None = None
-    """Learning rate at its highest, of the host and of the workers' own steps, in place of the network's: AdaGrad wants
-    a smaller one."""
+    """Learning rate at its highest, of the host and of the workers' own steps. It replaces the network's rate, because
+    AdaGrad needs a smaller one.
+    """
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Nesterov momentum of `sgd` at the host. Default: with that of the delay, 1 - 1/N for N workers (Mitliagkas et al.
-    2016, arXiv:1605.09774), it makes the network's own m: 1 - N (1 - m), at least 0."""
+    """Nesterov momentum of `sgd` at the host. The delay of N workers adds a momentum of 1 - 1/N (Mitliagkas et al.
+    2016, arXiv:1605.09774). The default makes both together equal to the network's momentum m: 1 - N (1 - m), at least
+    0.
+    """
     delay_compensation: NonNegativeFloat = Field(default=0.04)
     """Lambda of `dc-constant`; lambda_0 of `dc-adaptive` (Zheng et al. 2016, arXiv:1609.08326, section 6)."""
     decay: float = Field(default=0.95, ge=0, lt=1)
-    """Of the mean square of the gradients in `dc-adaptive`."""
+    """Decay of the mean square of the gradients in `dc-adaptive`."""
     most_stale: PositiveInt = 1_000
     """An update from weights that have changed more often than this since is refused."""
 
@@ -128,7 +133,7 @@ class ServerConfig(_Ruled):
 
     @property
     def sends(self) -> Sends:
-        """What a worker's update holds."""
+        """Content of a worker's update."""
         return "change" if self.rule == "average" else self.pushes or "gradient"
 
     @property
@@ -146,14 +151,16 @@ class ServerConfig(_Ruled):
 
 
 class OuterConfig(_Ruled):
-    """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
+    """Training in rounds. Workers train independently from the same weights, and their mean change is a step of an
+    outer optimiser.
+    """
 
     sends: ClassVar[Sends] = "change"
     family: Literal["outer"] = "outer"
     period: Steps = 50
     """H: steps of a worker in a round."""
     workers: PositiveInt | None = None
-    """Updates that make a round; as many as the run has workers unless given."""
+    """Updates that make a round; by default the number of the run's workers."""
     quorum: float = Field(default=0.5, gt=0, le=1)
     """A round ends without the updates that are overdue when this share of its updates is there; with 1 it waits for
     all. An update is overdue when its worker takes a quarter longer for it than for its last one, and at least
@@ -167,12 +174,14 @@ class OuterConfig(_Ruled):
     rule: RuleName = MOMENTUM
     """The outer optimiser: momentum, or the rule of a package. `rate`, `momentum` and `nesterov` are for momentum."""
     rate: PositiveFloat = 1.0
-    """Of the outer optimiser."""
+    """Learning rate of the outer optimiser."""
     momentum: float | str = 0.0
-    """Of the outer optimiser; `1 - 1/N` of the N updates of a round is the block momentum of Chen and Huo 2016."""
+    """Momentum of the outer optimiser. `1 - 1/N`, with N updates in a round, is the block momentum of Chen and Huo
+    2016.
+    """
     nesterov: bool = False
     inner: Inner = "sgd"
-    """What a worker's steps are made by."""
+    """Optimiser of a worker's steps."""
     inner_rate: PositiveFloat | None = None
     """Learning rate of a worker's steps at its highest. Default: the network's own."""
 
@@ -191,7 +200,7 @@ class OuterConfig(_Ruled):
         if self.momentum != BLOCK and not (isinstance(self.momentum, float) and 0 <= self.momentum < 1):
             raise ValueError(f'momentum is {self.momentum!r}: give a number from 0 to below 1, or "{BLOCK}"')
         if self.trust is not None and self.trust.updates is not None:
-            raise ValueError("trust.updates is for a server rule: those of a round are judged together, set workers")
+            raise ValueError("trust.updates is for a server rule; a round's updates are judged together: set workers")
         if self.rule == MOMENTUM and self.options:
             raise ValueError("options are for rules of packages: momentum has rate, momentum and nesterov")
         if self.rule != MOMENTUM and (self.rate, self.momentum, self.nesterov) != (1.0, 0.0, False):
@@ -253,8 +262,9 @@ RULES_WITHOUT_HOST = {
 
 
 class BatchConfig(Strict):
-    """In passes over all training images: a coordinator finds the next weights from the gradients of many portions
-    (Sandblaster L-BFGS; Dean et al. 2012)."""
+    """Training in passes over all images: a coordinator finds the next weights from the gradients of many portions
+    (Sandblaster L-BFGS; Dean et al. 2012).
+    """
 
     sends: ClassVar[Sends] = "portion"
     inner: ClassVar[Inner] = "sgd"

@@ -51,7 +51,7 @@ def find_strategy(name: str) -> StrategyConfig:
 
 
 def find_hosted(name: str) -> HostedConfig:
-    """The strategy of this name, or in this TOML file, for a host.
+    """Find the strategy of a host by its name or TOML file.
 
     Raises:
         InvalidInput: there is no such name or family, or it is for ranks.

@@ -1,5 +1,5 @@
-"""Sandblaster L-BFGS (Dean et al. 2012, section 4.2): workers compute the gradient of a whole pass in portions, shards
-hold the vectors, and a coordinator that sees only numbers decides where the next pass is computed.
+"""Sandblaster L-BFGS (Dean et al. 2012, section 4.2). Workers compute the gradient of a whole pass in portions, and
+shards hold the vectors. A coordinator that sees only numbers decides where the next pass is computed.
 
 The two-loop recursion runs on the dot products of the vectors (Chen et al. 2014, "Large-scale L-BFGS using MapReduce").
 """
@@ -40,7 +40,7 @@ _NOISE = 1e-7
 _LEAST_BACK, _MOST_BACK = 0.1, 0.5
 """Bounds on the next rate, as shares of a rate that was too high."""
 _BACK_STEPS = 8
-"""After so many rates that were too high, the coordinator forgets the pairs and follows the gradient."""
+"""Number of too high rates after which the coordinator forgets the pairs and follows the gradient."""
 _CURVATURE = 1e-8
 """Least cosine between the changes of a pair. Smaller ones have no curvature to learn from."""
 _DIGITS = 9
@@ -48,7 +48,7 @@ _DIGITS = 9
 
 
 def check_lbfgs(network: TrainConfig, wire: str, *, shares_data: bool = False) -> None:
-    """Check that all passes can evaluate the same function: the loss of the images as they are.
+    """Check that all passes can evaluate the same function: the loss of the unchanged images.
 
     Args:
         wire: format of the updates.
@@ -186,7 +186,7 @@ class Coordinator:
         self._ask({"do": "go", "along": along, "rate": rate})
 
     def state(self) -> dict[str, Any]:
-        """All that changes, as JSON."""
+        """Everything that changes, as JSON."""
         return {
             "pairs": list(self._pairs),
             "products": self._products.tolist(),
@@ -210,7 +210,7 @@ class Shard:
     Args:
         vectors: by name. `changes` `[2 m + 1, n]` holds m changes of the weights, m changes of the gradient, and the
             gradient at the weights; `portions` `[p, n]` the gradients of a pass; the others are `[n]`.
-        part: of their last axis.
+        part: range of their last axis.
     """
 
     def __init__(self, vectors: Mapping[str, Flat], part: slice) -> None:

@@ -32,16 +32,16 @@ class _Held:
     shown: int
     """The first step that the worker has not shown to have computed."""
     until: float
-    """When the lease expires, unless its worker shows progress before."""
+    """Time when the lease expires, unless its worker shows progress before."""
     since: float
-    """When the worker began with it."""
+    """Time when the worker began with it."""
 
 
 class Leases:
     """The steps of a run, cut into units.
 
     Args:
-        lease_s: how long a worker has to show progress, from the grant or the progress shown before.
+        lease_s: seconds that a worker has to show progress, from the grant or the last progress.
     """
 
     def __init__(self, *, steps: int, period: int, lease_s: float, rate: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Leases:
         self.done = 0
         """Steps whose updates are there."""
         self.segments: dict[str, tuple[int, ...]] = {}
-        """What workers hold that have not the whole data set; their units are drawn from it."""
+        """Segments of workers that lack part of the data set; their units are drawn from these."""
 
     @property
     def left(self) -> int:
@@ -73,7 +73,9 @@ class Leases:
         return not self.left
 
     def follow(self, former: Leases, steps: range) -> None:
-        """Hand out these steps, under numbers that go on after those of another one. For one that is fresh."""
+        """Hand out these steps under numbers that continue after another instance's numbers. For a fresh instance
+        only.
+        """
         self._first = self._next_step = steps.start
         self._steps, self._number, self._took = steps.stop, former._number, former._took
         self.until = steps.stop
@@ -170,8 +172,9 @@ class Leases:
         return [number for number, held in self._held.items() if held.lease.unit.span == lease.unit.span]
 
     def renew(self, number: int, worker: str, shown: int, now: float) -> bool:
-        """The worker has computed the steps before `shown`: its lease goes on if these are more than it had shown.
-        Whether the lease is still its own."""
+        """Record that the worker has computed the steps before `shown`, and extend its lease if this is progress.
+        Return True if the lease still belongs to the worker.
+        """
         held = self._held.get(number)
         if held is None or held.lease.worker != worker or now >= held.until:
             return False
@@ -184,7 +187,7 @@ class Leases:
         return next((lease for lease in self if lease.worker == worker), None)
 
     def expired(self, now: float) -> list[UnitLease]:
-        """Leases whose time is up; whoever asks gives them back."""
+        """Leases whose time is up. The caller gives them back."""
         return [held.lease for held in self._held.values() if now >= held.until]
 
     def in_time(self, now: float, besides: UnitLease | None = None) -> int:
@@ -192,13 +195,12 @@ class Leases:
         return len([due for held, due in self._due() if now < due and held.lease is not besides])
 
     def overdue(self, now: float) -> list[UnitLease]:
-        """The leases whose update is overdue, the one that is so for longest first."""
+        """Leases whose updates are overdue, the longest overdue first."""
         late = sorted((due, held.lease.number) for held, due in self._due() if now >= due)
         return [self._held[number].lease for _, number in late]
 
     def next_change(self, now: float) -> float | None:
-        """When the next of the leases that are out becomes overdue or expires, or may be copied; None where none is
-        out."""
+        """Time when the next current lease becomes overdue, expires or may be copied; None if there is none."""
         copies = [due for due, _, _ in self._copies_due() if due > now]
         return min(
             (*copies, *(due if now < due < held.until else held.until for held, due in self._due())), default=None
@@ -225,7 +227,7 @@ class Leases:
             del self._took[next(iter(self._took))]
 
     def state(self) -> dict[str, Any]:
-        """All that changes, as JSON."""
+        """Everything that changes, as JSON."""
         return {
             "next_step": self._next_step,
             "number": self._number,
@@ -247,7 +249,7 @@ class Leases:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a result of `state`."""
         self._next_step, self._number, self.done = state["next_step"], state["number"], state["done"]
         self._again = deque(range(*steps) for steps in state["again"])
         self._fulfilled = dict.fromkeys(state["fulfilled"])

@@ -36,7 +36,7 @@ class OuterRules(Strategy):
         self._by: set[str] = set()
         """The workers of these updates."""
         self._weight = 0.0
-        """What the updates that are in the sums count: each as many steps as it has, in periods."""
+        """Weight of the updates in the sums. Each counts by its steps, in periods."""
         self._longest = 0
         """Steps of the longest of these updates."""
 
@@ -56,7 +56,7 @@ class OuterRules(Strategy):
 
     @property
     def _is_full(self) -> bool:
-        """True if what is in and what is out make a round; a lease from a former round is none of it."""
+        """True if the updates taken and still computed make a round. Leases from a former round do not count."""
         taken = self._taken if self._pool is None else len(self._pool)
         return taken + sum(lease.unit.version == self.version for lease in self.leases) >= self._size
 
@@ -100,7 +100,7 @@ class OuterRules(Strategy):
         self._step(values, buffers, max(each.steps for each in of))
 
     def _step(self, mean: Flat, buffers: Flat, steps: int) -> None:
-        """Of the outer optimiser."""
+        """Do a step of the outer optimiser."""
         applied(self._rule, self.weights, mean, self._kept, Moment(version=self.version, steps=steps))
         self.buffers[:] = buffers
 

@@ -14,7 +14,7 @@ from training.units import Flat, UnitLease, Update
 __all__ = ["Pool", "Pooled"]
 
 _MOST_BYTES = 2 << 30
-"""Of all updates that wait."""
+"""Most bytes of all waiting updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Pooled:
 
     worker: str
     version: int
-    """Of the weights that it comes from."""
+    """Version of the weights that it comes from."""
     first: int
     """Its first step."""
     steps: int
@@ -63,7 +63,7 @@ class Pool:
 
     @property
     def workers(self) -> Counter[str]:
-        """How many updates each has in it."""
+        """Number of waiting updates of each worker."""
         return Counter(each.worker for each in self._waiting)
 
     def may_add(self, worker: str, others_compute: bool) -> bool:
@@ -89,16 +89,16 @@ class Pool:
         )
 
     def is_whole(self, others_compute: bool) -> bool:
-        """True if it is time to judge them: all are there, or enough, and nobody else computes one."""
+        """True if it is time to judge them: all are there, or enough are there and no other worker computes one."""
         return len(self) >= self.size or (not others_compute and len(self.workers) >= self.quorum)
 
     def empty(self) -> list[Pooled]:
-        """All of them; it begins anew."""
+        """Return all of them, and start over."""
         taken, self._waiting, self._turn = self._waiting, [], 1
         return taken
 
     def vectors(self) -> dict[str, Flat]:
-        """Of what changes: the vectors."""
+        """Vectors of the state."""
         return {
             f"waiting {number} {name}": getattr(each, name)
             for number, each in enumerate(self._waiting)
@@ -106,14 +106,14 @@ class Pool:
         }
 
     def figures(self) -> dict[str, Any]:
-        """And the rest, as JSON."""
+        """The rest of the state, as JSON."""
         return {
             "turn": self._turn,
             "waiting": [[each.worker, each.version, each.first, each.steps] for each in self._waiting],
         }
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
-        """Go on from these."""
+        """Continue from this state."""
         self._turn = figures["turn"]
         self._waiting = [
             Pooled(

@@ -36,10 +36,10 @@ class Strategy(ABC):
 
     Args:
         start: weights and buffers to start from, which are copied.
-        together: how many updates are judged together, if the configuration judges any.
+        together: number of updates that are judged together, if the configuration judges any.
 
     Raises:
-        InvalidInput: so many cannot be.
+        InvalidInput: this number cannot be judged together.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Strategy(ABC):
         together: int,
     ) -> None:
         self.weights, self.buffers = (each.copy() for each in start)
-        """Of the present version; changed in place, so whoever keeps them copies them."""
+        """Current weights and buffers. They are changed in place, so callers that keep them must copy them."""
         self.version = 0
-        """How often the weights have changed."""
+        """Number of changes of the weights so far."""
         self.leases = leases
         self.trust = trust = config.trust
         self.sends, self.masking = config.sends, config.masking
         self.scores = Scores(trust)
-        """Of the workers; operators' words count also where no updates are judged."""
+        """Scores of the workers. Operators' orders count even if no updates are judged."""
         self._pool = None if trust is None else Pool(trust, together, sum(map(len, start)))
 
     @property
@@ -66,10 +66,10 @@ class Strategy(ABC):
 
     @np.errstate(over="ignore", invalid="ignore")  # as in `take`: a round may end here
     def grant(self, worker: str, now: float) -> UnitLease | None:
-        """A unit from the weights as they are now; None where there is nothing to do at present.
+        """Grant a unit from the current weights; None if there is nothing to do at present.
 
         Raises:
-            Forbidden: this worker takes no part any more.
+            Forbidden: this worker is barred.
         """
         self.scores.check(worker)
         self.expire(now)
@@ -104,8 +104,9 @@ class Strategy(ABC):
 
     @np.errstate(over="ignore", invalid="ignore")
     def take(self, update: Update, now: float) -> Verdict:
-        """Bring an update into the weights, once, or say why not. A wild one that is finite may make them infinite,
-        which whoever evaluates them finds."""
+        """Apply an update to the weights once, or return the reason why not. An extreme update can overflow the
+        weights; evaluation detects it.
+        """
         claimed = self.leases.claim(update, now)
         if isinstance(claimed, str):
             if claimed == "refused":
@@ -129,7 +130,7 @@ class Strategy(ABC):
         return verdict
 
     def refuse(self, worker: str) -> None:
-        """An update of this worker was none: what it has is for others, and it counts less."""
+        """Count an invalid update of this worker. Its leases go to others, and its score falls."""
         self.leave(worker)
         self.scores.refused(worker)
 
@@ -158,9 +159,10 @@ class Strategy(ABC):
                 self._judge(pool.empty())
 
     def _judge(self, updates: Sequence[Pooled]) -> None:
-        """The centre of these updates goes into the weights. A worker counts as much as its score, however many of them
-        are its own. Of fewer than three workers none can be outvoted: the mean of those counts that have done nothing
-        wrong, and nobody's score changes."""
+        """Apply the centre of these updates to the weights. Each worker counts by its score, however many of the
+        updates are its own. With fewer than three workers none can be outvoted. Then the mean of the workers without a
+        bad record is applied, and no score changes.
+        """
         assert self.trust is not None
         mine = Counter(each.worker for each in updates)
         full = max(each.steps for each in updates)
@@ -189,7 +191,7 @@ class Strategy(ABC):
         self.version += 1
 
     def _expel(self) -> None:
-        """What barred workers have is for others."""
+        """Give the leases of barred workers to others."""
         if barred := self.scores.barred():
             for lease in self.leases:
                 if lease.worker in barred:
@@ -228,7 +230,7 @@ class Strategy(ABC):
         return {}
 
     def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
-        """All that changes: vectors, which are not copied, and the rest as JSON."""
+        """Everything that changes: vectors, which are not copied, and the rest as JSON."""
         vectors = {"weights": self.weights, "buffers": self.buffers, **self._vectors()}
         figures = {"version": self.version, "leases": self.leases.state(), "scores": self.scores.state()}
         if self._pool is not None:
@@ -237,7 +239,7 @@ class Strategy(ABC):
         return vectors, figures | self._figures()
 
     def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, to the bit.
+        """Continue from a result of `state`, exact to the bit.
 
         Raises:
             KeyError, ValueError: it is of another strategy or network.
@@ -256,11 +258,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def _apply_centre(self, values: Flat, buffers: Flat, of: Sequence[Pooled], weights: Sequence[float]) -> None:
-        """Change weights and buffers by the centre of these updates, which count so much."""
+        """Change weights and buffers by the centre of these updates, with this weight."""
 
     @abstractmethod
     def _vectors(self) -> dict[str, Flat]:
-        """What it keeps besides, changed in place."""
+        """Further vectors of the state, changed in place."""
 
     def _figures(self) -> dict[str, Any]:
         return {}

@@ -23,7 +23,7 @@ class Moment:
     """Circumstances of an update."""
 
     version: int
-    """How often the weights of the run have changed before."""
+    """Number of earlier changes of the run's weights."""
     steps: int = 1
     """Steps of the workers that the update covers; in a round, the steps of its longest update."""
     rate: float = 1.0

@@ -23,8 +23,8 @@ class ServerRules(Strategy):
     """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive`, `average`, and the rules of packages.
 
     Args:
-        workers: of the run; as many updates are judged together, where the configuration judges some and does not say
-            how many.
+        workers: number of workers of the run. As many updates are judged together if the configuration judges updates
+            without a number.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Rule(UpdateRule):
 
 
 class _Sgd(_Rule):
-    """With Nesterov momentum as the sequential trainer's optimiser has it."""
+    """Gradient descent with Nesterov momentum, equal to the sequential trainer's optimiser."""
 
     def __init__(self, momentum: float) -> None:
         self._momentum = np.float32(momentum)
@@ -149,7 +149,7 @@ class _DcConstant(_Rule):
 
 
 class _DcAdaptive(_Rule):
-    """The same with a strength that follows the mean square of the gradients, equation 14."""
+    """Delay compensation with a strength that follows the mean square of the gradients, equation 14."""
 
     needs_start = True
 

@@ -61,7 +61,7 @@ def wins(own: Score, other: Score, *, first: bool) -> bool:
     """True if a lineage beats its opponent: more images right, or the smaller loss.
 
     Args:
-        first: whether it wins if both are the same.
+        first: True if it wins if both are the same.
     """
     (right, loss), (their_right, their_loss) = own, other
     if right != their_right:
@@ -108,7 +108,7 @@ class Tournament(Strategy):
         self._all = np.tile(self.weights, (lineages, 1)), np.tile(self.buffers, (lineages, 1))
         self.rates = rates_of(config, learner.config.peak_rate, lineages)
         self._versions = [0] * lineages
-        """When the weights of each have changed last."""
+        """Version at the last change of each lineage's weights."""
         self._units, self._meetings = [0] * lineages, [0] * lineages
         """Updates and meetings of each lineage. One with more updates than meetings waits for its opponent."""
         self._leased: dict[int, int] = {}

@@ -1,1 +1,3 @@
-"""Workers that nobody trusts: robust centres of their updates, a score for each, and units that are computed again."""
+"""Training with untrusted workers: robust centres of their updates, a score for each, and units that are computed
+again.
+"""

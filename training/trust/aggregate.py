@@ -1,4 +1,4 @@
-"""Robust centres of several updates: what changes little, whatever some of them are. Pure."""
+"""Robust centres of several updates, which change little even if some updates are extreme. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.units import Flat
 __all__ = ["centre_of", "pieces"]
 
 _PIECE = 1 << 14
-"""Values of each update that are looked at together. With 64 updates, what lies in between takes some 30 MB."""
+"""Values of each update that are processed together. With 64 updates, the intermediate values take about 30 MB."""
 _HALF = 0.5
 _DUST = 1e-9
 """A share of the weight that is only a rounding error, and would let a value of 1e38 in."""
@@ -31,8 +31,8 @@ def centre_of(
 
     Args:
         updates: at least one; finite.
-        weights: how much each counts, above 0. With equal weights these are the rules of the sources.
-        cheaters: the share of them that may be wrong.
+        weights: weight of each update, above 0. With equal weights these are the rules of the sources.
+        cheaters: share of the updates that may be wrong.
     """
     cut = _HALF if centre == "median" else cheaters
     share = np.asarray(weights, np.float64) / np.sum(weights)
@@ -56,6 +56,8 @@ def _trimmed(vectors: Sequence[Flat], share: NDArray[np.float64], cut: float) ->
 
 
 def pieces(vectors: Sequence[Flat]) -> Iterator[NDArray[np.float64]]:
-    """All vectors, some values of each at a time: `[vectors, values]`, in 64 bits, which the square of 1e30 needs."""
+    """Yield all vectors, some values of each at a time: `[vectors, values]`, in 64 bits, which the square of 1e30
+    needs.
+    """
     for start in range(0, len(vectors[0]), _PIECE):
         yield np.stack([each[start : start + _PIECE] for each in vectors]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""How far a run trusts its workers: the table `[trust]` of a strategy."""
+"""The table `[trust]` of a strategy, which sets how a run judges its workers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ class TrustConfig(Strict):
 
     centre: Centre = "median"
     cheaters: float = Field(default=0.3, ge=0, lt=0.5)
-    """Share of the workers that may cheat: what a trimmed mean leaves out at each end."""
+    """Share of the workers that may cheat. A trimmed mean leaves out this share at each end."""
     updates: int | None = Field(default=None, ge=FEWEST, le=MOST)
-    """How many are judged together, for a server rule; as many as the run has workers unless given. For an outer rule
-    they are those of a round."""
+    """Number of updates judged together by a server rule; by default the number of the run's workers. With an outer
+    rule, all updates of a round are judged together.
+    """
     deviation: float = Field(default=4.0, gt=0)
-    """How many standard deviations an update may lie further from the centre than the others do."""
+    """Number of standard deviations by which an update may be further from the centre than the others."""
     quarantine: float = Field(default=0.2, ge=0, lt=0.5)
-    """A worker whose score is lower is in quarantine. Scores begin at 0.5; with 0 nobody is."""
+    """A worker with a lower score is in quarantine. Scores begin at 0.5; with 0 there is no quarantine."""
     recheck: float = Field(default=0.0, ge=0, le=1)
     """Share of the units of which the host computes an update again."""
     tolerance: float = Field(default=0.02, ge=0, lt=1)
-    """By how much of its own length an update that is computed again may differ; 0 where all machines are of a kind,
-    and every bit must be the same."""
+    """Largest difference of an update that is computed again, as a fraction of its length. 0 demands equality to the
+    bit, if all machines are of one kind.
+    """

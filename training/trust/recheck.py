@@ -1,7 +1,9 @@
-"""Rechecks: the host computes some updates again, to see whether their worker has computed them. Pure, but for chance.
+"""Rechecks: the host computes some updates again, to see whether their worker has computed them. Pure except for the
+random choice.
 
-A unit is chosen when it is granted, by a chance that no worker can know. The weights that it starts from are kept until
-its update has come, for a bounded number of units. A worker's description of its machine proves nothing, so each run
+A unit is chosen at random when it is granted, and no worker can know the choice. The weights that it starts from are
+kept until its update has come. The number of such units is bounded. A worker's description of its machine proves
+nothing, so each run
 chooses the tolerance: none if all machines are of one kind, else some, since other processors round differently.
 """
 
@@ -21,14 +23,14 @@ from training.units import Computed, Flat, Sends, UnitLease, Update, is_finite
 __all__ = ["MOST_KEPT", "Recheck", "Rechecks", "Steps", "is_same", "is_sound"]
 
 MOST_KEPT = 8
-"""Units that wait for their update, or to be computed again. While there are so many, no more are chosen."""
+"""Most units that wait for their update or to be computed again. Then no more units are chosen."""
 
 
 class Steps(Protocol):
-    """What computes; see `training.learner.FlatLearner`."""
+    """Interface of the learner that computes units again; see `training.learner.FlatLearner`."""
 
     moments: Any
-    """What the worker that computes has kept of its steps."""
+    """Optimiser state that the computing worker has kept from its steps."""
 
     def load(self, weights: Flat, buffers: Flat) -> None: ...
 
@@ -45,7 +47,7 @@ class Recheck:
     weights: Flat
     buffers: Flat
     update: Update | None = None
-    """Once it is there."""
+    """Update of the unit, once it has come."""
 
 
 class Rechecks:
@@ -59,7 +61,7 @@ class Rechecks:
         self._share, self._tolerance = (0.0, 0.0) if config is None else (config.recheck, config.tolerance)
         self._chance = chance
         self._chosen: dict[int, Recheck] = {}
-        """By lease."""
+        """Chosen units by lease."""
 
     def granted(self, lease: UnitLease, start: Callable[[], tuple[Flat, Flat]], out: Container[UnitLease]) -> None:
         """A unit was granted: choose it, or do not. Units whose lease has gone are forgotten.
@@ -96,13 +98,14 @@ class Rechecks:
         return is_same(chosen.update.computed, own, tolerance=self._tolerance)
 
     def done(self, chosen: Recheck) -> None:
-        """It was computed again."""
+        """Remove a unit that was computed again."""
         self._chosen.pop(chosen.lease.number, None)
 
 
 def is_same(came: Computed, own: Computed, *, tolerance: float) -> bool:
-    """True if an update is what its steps give: neither its values nor its buffers are further from that than this
-    share of their length; to the bit with 0, but for the sign of a zero."""
+    """True if an update is the result of its steps: its values and its buffers may differ by this share of their
+    length. With 0 every bit must be equal, except the sign of a zero.
+    """
     return _near(came.values, own.values, tolerance) and _near(came.buffers, own.buffers, tolerance)
 
 

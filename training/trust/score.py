@@ -1,7 +1,7 @@
 """Scores of the workers of a run over time, and the orders of operators. Pure.
 
-The idea is that of the volunteers' platform of 2018 (its section 6.2.2): an update that is far from the others lowers
-the score of its worker, one that is not raises it, and a worker's updates weigh as much as its score.
+The idea comes from the volunteers' platform of 2018 (its section 6.2.2). An update far from the others lowers the score
+of its worker, any other update raises it, and a worker's updates are weighted by its score.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ __all__ = ["FIRST", "Scores", "are_valid"]
 FIRST = 0.5
 """Score of a worker that nothing is known of."""
 _MEMORY = 0.8
-"""What is left of a score after an update; the rest is 1 for a valid one, else 0."""
+"""Share of a score that remains after an update; the rest is 1 for a valid update, else 0."""
 _MOST = 10_000
 """Workers that are remembered."""
 _NORMAL = 1.4826
 """Standard deviations of normal numbers in their median absolute deviation."""
 _LEAST_SPREAD = 0.05
-"""Of a figure's median, or of the centre's length: closer than this, updates are all alike."""
+"""Smallest spread, as a fraction of a figure's median or of the centre's length. Updates closer together count as
+alike.
+"""
 
 _NO_MORE: Mapping[WorkerStanding, str] = {
     "dropped": "an operator has dropped it",
@@ -55,14 +57,14 @@ class Scores:
         self._put_out: deque[str] = deque(maxlen=_MOST)
 
     def score(self, worker: str) -> float:
-        """From 0 to 1."""
+        """Score of a worker, from 0 to 1."""
         return self._known.get(worker, _Known()).score
 
     def standing(self, worker: str) -> WorkerStanding:
         return self._known.get(worker, _Known()).standing
 
     def weight(self, worker: str) -> float:
-        """What its updates count; 0 for one that is barred, or has not been trusted with work."""
+        """Weight of its updates; 0 for a worker that is barred, or has not been trusted with work."""
         known = self._known.get(worker, _Known())
         return known.score if known.standing in ("active", "trusted") else 0.0
 
@@ -79,8 +81,8 @@ class Scores:
             caller: the name of its token, or its address: the caller with the most names is the first to lose one.
 
         Raises:
-            Forbidden: as `check`.
-            Overloaded: too many others are remembered, each with an operator's word.
+            Forbidden: it is barred from this run.
+            Overloaded: too many others are remembered, each with an operator's order.
         """
         self.check(worker)
         self._must(worker).caller = caller
@@ -95,7 +97,7 @@ class Scores:
         self._count(worker, False)
 
     def taken(self, worker: str) -> None:
-        """An update is in the weights. Where none is judged, that makes up for refused ones."""
+        """Count an update that is now in the weights. If updates are not judged, it makes up for refused ones."""
         if self._config is None and self.score(worker) < FIRST:
             self._count(worker, True)
             self._known[worker].score = min(FIRST, self._known[worker].score)
@@ -137,7 +139,7 @@ class Scores:
             known.score = FIRST
 
     def barred(self) -> set[str]:
-        """Those that get no work, whatever they ask for."""
+        """Workers that get no work, whatever they ask for."""
         return {name for name, known in self._known.items() if known.standing not in ("active", "trusted")}
 
     def knows(self, worker: str) -> bool:
@@ -145,15 +147,15 @@ class Scores:
         return worker in self._known
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """The whole state, as JSON."""
         return {name: asdict(known) for name, known in self._known.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a result of `state`."""
         self._known = {name: _Known(**known) for name, known in state.items()}
 
     def _of(self, worker: str) -> _Known | None:
-        """What is known of a worker, which moves to the end; None if it cannot be remembered."""
+        """Return the entry of a worker, which moves to the end; None if there is no room for it."""
         known = self._known.pop(worker, None)
         if known is None:
             if not self._make_room():
@@ -163,8 +165,10 @@ class Scores:
         return known
 
     def _make_room(self) -> bool:
-        """Forget a worker of the caller with the most names, the one that was heard longest ago: one who has nothing to
-        lose by it, as a newcomer is as good; else any without an operator's word, as its caller has other names."""
+        """Forget a worker of the caller with the most names, if possible one that loses nothing because a newcomer is
+        as good. Otherwise forget any without an operator's order, since its caller has other names. Among equals,
+        forget the worker heard longest ago.
+        """
         if len(self._known) < _MOST:
             return True
         own = {name: known for name, known in self._known.items() if known.standing in ("active", "quarantined")}
@@ -183,17 +187,17 @@ class Scores:
 
 
 def are_valid(updates: Sequence[tuple[Flat, Flat]], centre: tuple[Flat, Flat], *, deviation: float) -> list[bool]:
-    """Which updates are like the others: neither their values nor their buffers lie further from the centre, and their
-    values go its way as far.
+    """Return True for each update that is like the others: its values and its buffers are not further from the centre,
+    and its values point as far in the centre's direction.
 
-    Each figure of an update, a distance or the component along the centre, is held against its median over all updates,
-    in standard deviations by the median absolute deviation, which some wrong updates do not move. An update of nothing
-    is found by the component, and so is one that points elsewhere.
+    Each figure of an update, a distance or the component along the centre, is compared with its median over all
+    updates. The unit is the standard deviation estimated from the median absolute deviation, which a few wrong updates
+    do not move. The component detects updates of zeros and updates that point elsewhere.
 
     Args:
         updates: values and buffers of at least three.
-        centre: of them.
-        deviation: how many standard deviations are allowed.
+        centre: centre of these updates.
+        deviation: number of standard deviations allowed.
     """
     values, buffers = zip(*updates, strict=True)
     near, towards = _figures(values, centre[0], deviation)
@@ -202,7 +206,9 @@ def are_valid(updates: Sequence[tuple[Flat, Flat]], centre: tuple[Flat, Flat], *
 
 
 def _figures(updates: Sequence[Flat], centre: Flat, deviation: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which of them lie as near to the centre as the others, and which go its way as far."""
+    """Return bool `[n]` twice: True if an update is as near to the centre as the others, and if it points as far in its
+    direction.
+    """
     squares, along, length = np.zeros(len(updates)), np.zeros(len(updates)), 0.0
     for piece in pieces([*updates, centre]):
         squares += np.square(piece[:-1] - piece[-1]).sum(axis=1)

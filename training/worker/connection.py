@@ -50,14 +50,16 @@ __all__ = ["HostConnection"]
 _WHO = "the host"
 _BUDGET_S = 30.0
 _TRANSFER_S = 600.0
-"""For weights and updates, which may be large and the link slow. A machine that has gone is noticed long before."""
+"""Seconds for weights and updates, which may be large and the link slow. A machine that has gone is noticed long
+before.
+"""
 _SMALL_BYTES = 4 << 20
 _NEW_TICKET_S = 2.0
-"""Before another ticket is tried."""
+"""Seconds before another ticket is tried."""
 _REASON = 300
 """Characters of what is wrong with an answer."""
 _REASON_BYTES = 4096
-"""Of an error in place of a chunk."""
+"""Most bytes of an error that comes instead of a chunk."""
 _JSON = {"Content-Type": "application/json"}
 
 M = TypeVar("M", bound=BaseModel)
@@ -71,7 +73,7 @@ class HostConnection:
     """
 
     _bytes_per_s: float | None = None
-    """Of the link, with the last update."""
+    """Speed of the link during the last update."""
 
     def __init__(
         self,
@@ -83,21 +85,21 @@ class HostConnection:
         url: str = "",
     ) -> None:
         self.url = url
-        """Of the host; it may move."""
+        """URL of the host; it may move."""
         self.ticket: str | None = None
-        """Shown to the host in place of the token; as in `training.worker.finding.HostAddress`."""
+        """Ticket to show to the host instead of the token; see `training.worker.finding.HostAddress`."""
         self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
 
     async def spec(self) -> RunSpec:
-        """What is trained."""
+        """Description of the run."""
         spec = await self._described("spec", RunSpec)
         self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
         return spec
 
     async def status(self) -> RunStatus:
-        """How the run is now."""
+        """Current state of the run."""
         return await self._described("status", RunStatus)
 
     async def _described(self, what: str, kind: type[M]) -> M:
@@ -111,7 +113,7 @@ class HostConnection:
         except NotFound as exc:
             raise NotFound(
                 f"no host of a run is at {self.url} ({exc}): if a scheduler is, ask it for one with --scheduler "
-                f"{self.url}, in place of the URL"
+                f"{self.url} instead of the URL"
             ) from exc
         try:
             return kind.model_validate(from_json(said)[what])
@@ -135,7 +137,7 @@ class HostConnection:
         return content
 
     async def manifest(self) -> SegmentManifest:
-        """What the run's training images consist of; raises NotFound if the host gives none away."""
+        """Manifest of the run's training images. Raises NotFound if the host gives none away."""
         _, said = await self._ask("GET", "/v1/segments")
         return _parsed(SegmentManifest, said, "describes its training images in no way known here")
 
@@ -213,7 +215,9 @@ class HostConnection:
         )
 
     def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
-        """An update as it is sent, and the headers that say how: compressed where the link is slow."""
+        """Pack an update for sending, compressed if the link is slow, and return it with the headers that describe its
+        form.
+        """
         body = pack(values, buffers, spec.wire, sparse=True)
         if worth_compressing(self._bytes_per_s):
             return compress(body), {"Content-Encoding": "zstd"}
@@ -261,7 +265,7 @@ class HostConnection:
             if self.ticket:
                 raise Unavailable(f"{who} does not take the scheduler's ticket", retry_after_s=_NEW_TICKET_S)
             raise Unauthenticated(
-                f"{who} asks for a token, and the scheduler gives no ticket for it: in place of --scheduler, give the "
+                f"{who} asks for a token, and the scheduler gives no ticket for it: instead of --scheduler, give the "
                 "URL of the host, and the --token-file of a token that it knows"
             )
         if not 200 <= answer.status < 300:

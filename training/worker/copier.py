@@ -27,7 +27,7 @@ class Copier:
     """Copies one segment after the other for as long as it runs.
 
     Args:
-        url: where this worker passes on what it has; None where others cannot reach it.
+        url: URL at which this worker passes on its segments; None if others cannot reach it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Copier:
         answer = await self._have(lambda: self._host.data(report))
         parts = len(self.store.files)
         if max((*answer.wanted, answer.segment or 0)) >= parts:
-            raise InvalidAnswer(f"the host names a segment of the training images that is none of the {parts:,}")
+            raise InvalidAnswer(f"the host names a segment beyond the {parts:,} of the training images")
         return answer
 
     def _look(self, answer: DataAnswer) -> None:

@@ -1,4 +1,4 @@
-"""How a worker finds the host of a run."""
+"""Ways for a worker to find the host of a run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _BUDGET_S = 10.0
 
 
 class HostAddress(NamedTuple):
-    """Where the host of a run is, and what it is shown there."""
+    """Address of the host of a run, and the ticket to show there."""
 
     url: str
     ticket: str | None = None
-    """None where the worker's operator has named the host, which is shown the worker's token. A host that the scheduler
-    has named is shown its ticket alone; "" where there is none."""
+    """None if the worker's operator has named the host, which then gets the worker's token. A host named by the
+    scheduler gets only its ticket; "" if it has none.
+    """
     until: float = math.inf
-    """When to ask for the place again, although the host is there; monotonic seconds."""
+    """Time to ask for the address again, even if the host is still there; monotonic seconds."""
 
 
 FindHost = Callable[[], Awaitable[HostAddress]]
 
 
 def at(url: str) -> FindHost:
-    """The host is there, and stays there.
+    """Find the host always at this URL.
 
     Raises:
-        ValueError: this is no URL.
+        ValueError: this is not a URL.
     """
     place = HostAddress(checked_url(url))
 
@@ -47,11 +48,11 @@ def at(url: str) -> FindHost:
 
 
 def through(scheduler: str, offer: WorkerOffer, token: Callable[[], str] | None, tls_ca: Path | None) -> FindHost:
-    """The scheduler says where the host is. Each address is given in its turn; then it is asked again.
+    """Find the host through the scheduler. Its addresses are tried in turn; then the scheduler is asked again.
 
     Args:
-        scheduler: its URL, or those of several, comma-separated. From one with https the worker goes to https alone.
-        offer: what this worker tells of itself. The run that it is sent to first stays the one.
+        scheduler: its URL, or several URLs, comma-separated. If one has https, the worker follows only https.
+        offer: description of this worker. It stays with the first run that it is sent to.
     """
     places: list[HostAddress] = []
     """Still to be given."""

@@ -1,11 +1,11 @@
 """Standing back while a node of this machine serves.
 
-Two things keep a worker out of the node's way. The system runs it only where nobody else wants the processor, so a
-request that comes in mid-step costs the time of a context switch. And the worker looks between two steps whether the
-node computes; while that is so, and for a moment after, it does nothing, for two programs that take turns share caches
-and memory.
+Two things keep a worker out of the node's way. The system runs it only while no other process wants the processor, so a
+request in the middle of a step costs the time of a context switch. And the worker checks between two steps whether the
+node computes. During that time and shortly after, the worker does nothing, because two programs that take turns share
+caches and memory.
 
-The node is not asked, which would be work for it: what its process has used of the processor stands in /proc.
+The node is not asked, because an answer would be work for it: /proc shows the processor time of its process.
 
 A worker can also have a share of a core, so that a device stays cool while it learns.
 """
@@ -25,7 +25,7 @@ from tierkit.errors import SetupError
 __all__ = ["CpuShare", "NodeWatch", "Quiet", "give_way", "stand_back"]
 
 _BUSY_SHARE = 0.1
-"""Of a core. A node without work uses 0.01 or so, for heartbeats and checks."""
+"""Share of a core above which a node counts as busy. Heartbeats and checks of a node without work take about 0.01."""
 _QUIET_S = 1.0
 _LOOK_S = 0.05
 """Ticks of the clock in /proc are 10 ms: fewer would say nothing."""
@@ -91,10 +91,10 @@ class NodeWatch:
     """Looks at a node of this machine.
 
     Args:
-        ready_file: which the node writes when it is ready (`--ready-file`), and removes at its end.
+        ready_file: file that the node writes when it is ready (`--ready-file`), and removes at its end.
 
     Raises:
-        SetupError: this system does not tell what a process uses.
+        SetupError: this system does not show the processor time of a process.
     """
 
     def __init__(self, ready_file: Path, proc: Path = _PROC) -> None:
@@ -135,7 +135,9 @@ def stand_back(may_work: Callable[[], bool]) -> None:
 
 
 def give_way() -> None:
-    """Have the system run this process, and the threads that it starts from now on, where nobody else wants to."""
+    """Have the system run this process, and the threads that it starts from now on, only while no other process wants
+    the processor.
+    """
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -31,7 +31,7 @@ _ALL_S = 1_800.0
 """Budget for all pages."""
 _MOST_PICTURES = 100_000
 _MOST_BYTES = 512 << 20
-"""Bounds on the pictures of a device, and on its pages as they are sent. What follows stays on the device."""
+"""Bounds on the pictures of a device, and on its pages on the network. What follows stays on the device."""
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 30.0
 
 

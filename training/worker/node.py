@@ -57,58 +57,60 @@ log = logging.getLogger(__name__)
 DrawFrom = Callable[[tuple[int, ...]], Awaitable[None]]
 
 SHOWN_SHARE = 1 / 3
-"""Of the time of a lease, after which a worker that still computes says so."""
+"""Fraction of a lease's time after which a worker that still computes reports its progress."""
 _MISMATCH = {
     False: "the run of {name!r} trains on pictures that devices have kept: give the folder with --kept",
     True: "the run of {name!r} trains on a data set, and not on kept pictures: leave out --kept",
 }
-"""By whether the run trains on a data set."""
+"""Errors for workers with other images than the run's. The key is True if the run trains on a data set."""
 _FAREWELL_S = 2.0
 _AGAIN_S = 0.2
 _PAUSE_S = 0.05
-"""Between two looks whether there may be work."""
+"""Seconds between two checks for work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a worker is started with."""
+    """Options of a worker."""
 
     find_host: FindHost
-    """Asked again when the host is away, for it may come back elsewhere."""
+    """Called again when the host is away, because it may come back elsewhere."""
     name: str
-    """In the run; another worker of this name takes its place."""
+    """Name in the run; another worker of this name takes its place."""
     data: Path | None = None
     dataset: str | None = None
-    """In place of the one that the network's configuration names; its images must be the run's."""
+    """Data set to use instead of the network's configured one; its images must be the run's."""
     answers: Path | None = None
     """File with the teacher's answers to the images that are here; they must be the run's."""
     device: str = "cpu"
     threads: int | None = None
     token: Callable[[], str] | None = None
-    """For a host that no scheduler has named."""
+    """Token for a host that no scheduler has named."""
     tls_ca: Path | None = None
     patience_s: float = 120.0
-    """How long a host may be away."""
+    """Seconds that a host may be away."""
     may_work: Callable[[], bool] = lambda: True
-    """Asked before each unit and between two steps; while it says no, the worker does nothing."""
+    """Called before each unit and between two steps; while it returns False, the worker does nothing."""
     fetch: Keeps | None = None
-    """Which training images come from the run: this worker's own segments, or all; None for those that are here."""
+    """Training images to fetch from the run: this worker's own segments, or all; None to use the images that are
+    here.
+    """
     cache: Path = Path("~/.cache/terrace")
     """Keeps what was fetched, in a folder for each run and worker."""
     serve_data: tuple[str, int] | None = None
-    """Address and port at which other workers get what was fetched; None for a worker that nobody reaches."""
+    """Address and port at which other workers get the fetched segments; None if they cannot reach this worker."""
     data_url: str | None = None
-    """URL under which they reach it. Default: that address, or that of the interface which leads to the host."""
+    """URL under which they reach it. Default: that address, or the address of the interface that leads to the host."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    """Of that service."""
+    """Certificate and key of that service."""
     kept: Path | KeptDevice | None = None
     """Folder of the pictures that the device of this worker has kept, or another device, if it trains on them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What a worker has done."""
+    """Counts of a worker's work."""
 
     updates: int = 0
     faults: int = 0
@@ -118,7 +120,7 @@ class Work:
 
 
 class _LeaseLost(Exception):
-    """The steps are somebody else's by now."""
+    """The steps belong to another worker by now."""
 
 
 async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = lambda spec, step: None) -> Work:
@@ -130,8 +132,8 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
     Raises:
         InvalidInput: the run trains on kept pictures and `kept` is missing, or the other way round.
         DataError: the images are missing here, or there are too few kept pictures.
-        Conflict: they are not those of the run, or another worker has taken this one's name.
-        Unauthenticated, Forbidden: the token is none for this.
+        Conflict: they differ from the run's images, or another worker has taken this one's name.
+        Unauthenticated, Forbidden: the token does not allow this.
         SetupError: the images that are fetched do not fit on the disk.
         DeadlineExceeded: the host is away for longer than `patience_s`.
         UpstreamError: the host answers nonsense, or does not prove who it is.
@@ -203,7 +205,7 @@ async def _work_on_copies(options: WorkerOptions, worker: Worker) -> Work:
     spec, connection = worker.spec, worker.host
     manifest = await worker.have(connection.manifest)
     if (manifest.data_sha256, manifest.answers_sha256) != (spec.data_sha256, spec.answers_sha256):
-        raise InvalidAnswer("the segments of the host are not those of its own run: nothing was fetched")
+        raise InvalidAnswer("the segments of the host do not belong to its run: nothing was fetched")
     assert options.fetch is not None
     folder = options.cache.expanduser() / "segments" / spec.id / options.name
     store = await asyncio.to_thread(partial(Store, folder, manifest.files, what=SEGMENT))
@@ -375,7 +377,7 @@ class Worker:
             self._done.faults += 1
 
     async def _computed(self, lease: GrantedLease) -> Computed:
-        """What the steps of a lease give; the host hears meanwhile that they are being computed."""
+        """Compute the steps of a lease, and meanwhile report to the host that they are being computed."""
         unit = lease.unit
         self._shown, self._lost = unit.first, False
         computing = asyncio.ensure_future(

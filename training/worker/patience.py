@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 3.0
 _AGAIN_S = 60.0
-"""Between two tries to get a new ticket."""
+"""Seconds between two tries to get a new ticket."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class HostRetry:
         self._until = 0.0
 
     async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives at last. All that a worker asks may be asked twice."""
+        """Return the result of `ask` once it succeeds. All requests of a worker may be sent twice."""
         failures, away_since = 0, time.monotonic()
         while True:
             try:

@@ -58,7 +58,7 @@ def infer_many(session: Any, requests: Sequence[Any]) -> list[Any]:
 
 
 def free_port() -> int:
-    """For listeners that a server insists on and that no client uses."""
+    """Return a free port for listeners that a server insists on and that no client uses."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         port: int = sock.getsockname()[1]

@@ -1,9 +1,10 @@
 # mypy: ignore-errors
-"""What the rivals' scripts share: their task, the network as Terrace has it, and how accuracy is measured.
+"""The shared parts of the rivals' scripts: their task, Terrace's network, and the measurement of accuracy.
 
-It runs in each rival's own environment, without Terrace; so it imports numpy and torch only, and reads the network from
-its file. The task is a folder: UINT8 images `[n, h, w, 3]` and labels of the training images and of those held out with
-the centre and spread of the pixels (`images.npz`), and the initial weights of each seed as one vector (`SEED.npy`).
+It runs in each rival's own environment, without Terrace; so it imports only numpy and torch, and reads the network from
+its file. The task is a folder with two kinds of files. `images.npz` has the training and held-out images,
+UINT8 `[n, h, w, 3]`, their labels, and the centre and spread of the pixels. `SEED.npy` has the initial weights of a
+seed as one vector.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import torch
 from torch import nn
 
 BATCH, MOMENTUM, WEIGHT_DECAY, CLASSES = 100, 0.9, 5e-4, 20
-"""As in `wrn-10-1.toml`; momentum is Nesterov's, and biases and normalisation have no decay."""
+"""Values of `wrn-10-1.toml`; momentum is Nesterov's, and biases and normalisation have no decay."""
 _NETWORK = Path(__file__).parents[3] / "models" / "training" / "networks" / "wideresnet.py"
 _EVALUATED = 250
 """Images together."""
 
 
 def task(**others: type) -> argparse.Namespace:
-    """What is to be done; `others` are further options of a script's own."""
+    """Read the task from the command line; `others` are further options of a script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     parser.add_argument("--rate", type=float, required=True)
@@ -57,7 +58,7 @@ class Pictures:
         self._initial = torch.from_numpy(np.load(folder / f"{asked.seed}.npy"))
 
     def network(self) -> nn.Module:
-        """With the initial weights."""
+        """Return the network with the initial weights."""
         spec = importlib.util.spec_from_file_location("wideresnet", _NETWORK)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -66,7 +67,7 @@ class Pictures:
         return network
 
     def batches(self, seed: int, part: slice = slice(None)) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Without end: each pass over a part of the images in a new order."""
+        """Yield batches without end: each pass over a part of the images has a new order."""
         chance = torch.Generator().manual_seed(seed)
         chosen = torch.arange(len(self._images))[part]
         while True:
@@ -79,7 +80,7 @@ class Pictures:
         return images.float().sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
 
     def accuracy(self, network: nn.Module) -> float:
-        """On the images held out."""
+        """Accuracy on the held-out images."""
         network.eval()
         with torch.inference_mode():
             parts = [network(self._normal(each)).argmax(1) for each in self._held_out.split(_EVALUATED)]
@@ -125,7 +126,7 @@ def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.SGD:
 
 
 class Curve:
-    """The accuracy over time, as it is measured: after each exchange, or as many steps."""
+    """Accuracy over time, measured after each exchange, or after as many steps."""
 
     def __init__(self, pictures: Pictures, accuracy: float) -> None:
         self._pictures, self._wanted = pictures, accuracy
@@ -160,5 +161,5 @@ class Curve:
 
 
 def tell(**result: Any) -> None:
-    """Print what came of it."""
+    """Print the results."""
     print(json.dumps(result), flush=True)  # noqa: T201

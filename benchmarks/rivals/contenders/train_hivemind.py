@@ -21,8 +21,9 @@ from common import BATCH, Curve, Pictures, sgd, step, task
 
 _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 _MATCHMAKING_S, _AVERAGING_S, _REQUEST_S = 3.0, 10.0, 1.0
-"""As in the quick start, and 3 to 5 s is what the documentation has for small local runs; its log
-asks for requests that take less."""
+"""Seconds of the quick start. The documentation has 3 to 5 s for small local runs; its log asks for requests that take
+less.
+"""
 
 
 class _Rounds(logging.Handler):
@@ -38,7 +39,7 @@ class _Rounds(logging.Handler):
 
 
 def peer(asked: argparse.Namespace) -> None:
-    """Train to the end; the first one measures. It says its address when it is ready, and begins when it is told."""
+    """Train to the end; the first peer measures. It prints its address when it is ready, and begins on a signal."""
     rounds = _Rounds(asked.workers)
     logging.getLogger("hivemind.optim.state_averager").addHandler(rounds)
     pictures = Pictures(asked)

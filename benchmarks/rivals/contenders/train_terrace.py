@@ -1,6 +1,8 @@
 # mypy: ignore-errors
 # What it shares with the rivals is found beside it only.
-"""Terrace: a host and worker processes over HTTP, as `terrace train run` starts them, watched over HTTP as well."""
+"""Terrace: a host and worker processes over HTTP, started like the processes of `terrace train run` and watched over
+HTTP.
+"""
 
 from __future__ import annotations
 

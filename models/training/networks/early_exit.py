@@ -22,10 +22,10 @@ class EarlyExit(nn.Module):
 
     Args:
         classes: number of outputs of each exit.
-        shared: blocks of the device's network that the cloud's part goes on from.
+        shared: blocks of the device's network before the cloud's part begins.
         width: multiplier of the channels 32 and 64 of the cloud's two stages; the second halves height and width.
         blocks: residual blocks in each of them.
-        alpha, stem_stride, block_strides: of the device's network, see `MobileNetV1`.
+        alpha, stem_stride, block_strides: options of the device's network, see `MobileNetV1`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EarlyExit(nn.Module):
     ) -> None:
         super().__init__()
         if blocks > 100:
-            raise ValueError(f"blocks may be 100 at most, got {blocks}")
+            raise ValueError(f"blocks may be at most 100, got {blocks}")
         self.device = MobileNetV1(classes, alpha=alpha, stem_stride=stem_stride, block_strides=block_strides)
         if not 1 <= shared <= len(self.device.blocks):
             raise ValueError(f"the device has {len(self.device.blocks)} blocks to share, got {shared}")
@@ -67,7 +67,7 @@ class EarlyExit(nn.Module):
         return self.classifier(self._pooled(sent)), self.device.classifier(local)
 
     def sent(self, images: Tensor) -> Tensor:
-        """What the device sends up, `[n, c, h', w']`, at least 0."""
+        """Features that the device sends up, `[n, c, h', w']`, at least 0."""
         features: Tensor = self.device.blocks[: self.shared](self.device.stem(images))
         return features
 

@@ -1,4 +1,4 @@
-"""Multilayer perceptron: fully connected layers, for small images such as MNIST's."""
+"""Multilayer perceptron: fully connected layers. It suits small images such as MNIST's."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def leaves_out(network: nn.Module) -> bool:
 
 
 class Dropout(nn.Module):
-    """Leaves out a share of its inputs in training. What it leaves out follows from `reseed` alone: torch's own layer
-    draws from the generator of the whole process, from which other threads draw as well.
+    """Leaves out a share of its inputs in training. The choice depends only on `reseed`. torch's own layer draws from
+    the generator of the whole process, which other threads use as well.
 
     Args:
         share: at least 0 and below 1.

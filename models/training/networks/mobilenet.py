@@ -37,9 +37,9 @@ class MobileNetV1(nn.Module):
     Args:
         classes: number of outputs.
         alpha: width multiplier; every channel count is `int(alpha * table value)`.
-        stem_stride: stride of the first convolution; 2 as in the paper, 1 keeps more detail of small images at
-            four times the cost.
-        block_strides: strides of the thirteen blocks, in order; the paper's unless given.
+        stem_stride: stride of the first convolution; 2 as in the paper, 1 keeps more detail of small images at four
+            times the cost.
+        block_strides: strides of the thirteen blocks, in order; the paper's by default.
     """
 
     def __init__(

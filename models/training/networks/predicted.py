@@ -21,15 +21,15 @@ _SEED = 0
 class PredictedLinear(nn.Module):
     """Dense layer from values `[n, inputs]` of square grey images to `[n, outputs]`.
 
-    It learns the weights of some pixels, the same ones for each output. Those of the other pixels follow by kernel
-    ridge regression with a squared exponential kernel over the distance in the image.
+    It learns the weights of some pixels, the same ones for each output. The other weights follow by kernel ridge
+    regression with a squared exponential kernel over the distance in the image.
 
     Args:
         inputs: a square number.
-        share: of the weights that are learned, above 0 and below 1.
+        share: share of the weights that are learned, above 0 and below 1.
 
     Raises:
-        ValueError: the inputs are not those of a square image, or the share is outside its bounds.
+        ValueError: the number of inputs is not a square, or the share is outside its bounds.
     """
 
     def __init__(self, inputs: int, outputs: int, share: float) -> None:
@@ -47,7 +47,7 @@ class PredictedLinear(nn.Module):
         spread = np.linalg.solve(kernel[chosen] + _RIDGE * np.eye(learned), kernel.T)
         # It follows from the size alone, so it is in no file of weights.
         self.register_buffer("spread", torch.from_numpy(spread.astype(np.float32)), persistent=False)
-        """`[learned, inputs]`: what each learned weight adds to the weight of each pixel."""
+        """`[learned, inputs]`: contribution of each learned weight to the weight of each pixel."""
         self.weight = nn.Parameter(torch.empty(outputs, learned))
         self.bias = nn.Parameter(torch.empty(outputs))
         # All weights begin as widely spread as those of `nn.Linear`.
@@ -62,7 +62,7 @@ class PredictedLinear(nn.Module):
         return F.linear(F.linear(values, self.spread), self.weight, self.bias)
 
     def as_linear(self) -> nn.Linear:
-        """The same layer with all its weights."""
+        """Return the same layer with all its weights."""
         assert isinstance(self.spread, Tensor)
         whole = nn.Linear(self.spread.shape[1], len(self.bias))
         with torch.no_grad():

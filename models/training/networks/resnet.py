@@ -25,7 +25,7 @@ class ResNet34(nn.Module):
     Args:
         classes: number of outputs.
         stem_kernel: 7 (stride 2, as in the paper) or 3 (stride 1, usual for 32x32 images).
-        stem_pool: whether the paper's 3x3/2 max-pooling follows the first convolution. Without it every later layer
+        stem_pool: True if the paper's 3x3/2 max-pooling follows the first convolution. Without it every later layer
             sees four times as many positions.
     """
 

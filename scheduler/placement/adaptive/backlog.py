@@ -7,23 +7,25 @@ from collections.abc import Sequence
 __all__ = ["forecast"]
 
 _JOINS_WITHIN_S = 0.1
-"""Arrivals are estimates: a task that seems to come so much after a batch has begun may be in it. Taking a batch of two
-for one of one would make the node look twice as slow."""
+"""Arrivals are estimates: a task that seems to come up to this time after the start of a batch may be in it. Taking a
+batch of two for one of one would make the node look twice as slow."""
 
 Queue = Sequence[tuple[float, float]]
 """Arrival at the node and expected seconds of each task, in order of arrival."""
 
 
 def forecast(queue: Queue, *, idle_since: float, known: float, joins: int = 1) -> tuple[float, list[float]]:
-    """How many times slower than thought a node is at least, and when each task of its queue will be done.
+    """Return the least slowdown of a node against its estimate, and the time at which each task of its queue will be
+    done.
 
-    Slower: by the answer that it owes, 1 while none is overdue. With each moment that it does not come the node looks
-    slower, long before it can be measured. All its tasks will take that many times as long; the oldest is taken to
-    stay overdue for as long as it has been until now, for a node that hangs is not about to answer at every moment.
+    The slowdown comes from the answer that the node owes; it is 1 while no answer is overdue. It grows with each moment
+    without that answer, long before the node's speed can be measured. All its tasks take that many times as long. The
+    oldest task is assumed to stay overdue for as long as it has been until now, because a hanging node could otherwise
+    seem about to answer at every moment.
 
     Args:
-        idle_since: when the node finished its last task before these.
-        known: up to which moment the node's answers would have been heard of by now.
+        idle_since: time at which the node finished its last task before these.
+        known: time up to which the node's answers would have arrived by now.
         joins: most tasks that the node computes in one batch; they are all done at its end.
     """
     factor, late, free = 1.0, 0.0, idle_since

@@ -219,7 +219,7 @@ def test_one_network_alone_has_nothing_to_tune(
     ("arguments", "words"),
     [
         ([], "--dataset"),
-        (["--dataset", "{folder}/nowhere"], "nowhere is no folder"),
+        (["--dataset", "{folder}/nowhere"], "nowhere is not a folder"),
         (["--dataset", "{folder}/stray"], "'purple'"),
         (["--dataset", "{folder}/empty"], "holds no pictures"),
         (["--dataset", "{folder}/damaged"], "1.png: not a PNG"),

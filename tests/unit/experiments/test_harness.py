@@ -196,7 +196,7 @@ def test_a_folder_that_is_meant_by_dots_is_kept_like_any_other(
 
 
 def test_nothing_stands_beside_the_root() -> None:
-    with pytest.raises(SetupError, match="/ is no folder for a run, and none can stand beside it"):
+    with pytest.raises(SetupError, match="/ cannot hold a run, and no folder can be made next to it"):
         new_folder(Path("/"))
 
 
@@ -379,9 +379,9 @@ def test_a_log_without_room_says_so_and_stops_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"experiment": "two", "con', "is no whole record"),
-        pytest.param("[" * 100_000, "is no whole record", id="brackets"),
-        ("[]", "is no record of an experiment: it is no table of fields"),
+        ('{"experiment": "two", "con', "is not a whole record"),
+        pytest.param("[" * 100_000, "is not a whole record", id="brackets"),
+        ("[]", "is not a record of an experiment: it is not a table of fields"),
         (
             json.dumps({"experiment": "x", "config": {}, "state": "complete"}),
             "it has no command, commit, host, measured_at, notes, points, results",

@@ -44,7 +44,7 @@ def test_a_page_without_the_place_is_left_as_it_is(text: str | None, tmp_path: P
 @pytest.mark.parametrize(
     ("heading", "names"),
     [
-        ("| experiment | what it shows |", set(EXPERIMENTS)),
+        ("| experiment | shows |", set(EXPERIMENTS)),
         ("| experiment | with `--quick` |", {name for name, each in EXPERIMENTS.items() if each.quick}),
     ],
     ids=["all", "quick"],

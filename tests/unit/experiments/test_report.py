@@ -62,7 +62,7 @@ def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     text = page.read_text()
     assert "(table3-2026-11-25T200139Z)</h2>" in text
     assert "(table2-2026-11-25T200551Z)</h2>" in text
-    assert "table3-2030-01-01T010203Z.json is no whole record" in warning
+    assert "table3-2030-01-01T010203Z.json is not a whole record" in warning
     # Nothing is written but the page.
     assert len(list(tmp_path.iterdir())) == len(kept) + 3
 
@@ -104,8 +104,8 @@ def test_records_of_other_commands_are_named_and_left_out(tmp_path: Path) -> Non
         ({"commit": 5}, "commit is 5: "),
         ({"command": []}, "command has too few entries"),
         ({"command": [1]}, "command.0 is 1: "),
-        ({"config": {}}, "its config and points are not those of table3 ('quick' is missing)"),
-        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 ('"),
+        ({"config": {}}, "its config and points do not fit table3 ('quick' is missing)"),
+        ({"points": [{"network": "x"}]}, "its config and points do not fit table3 ('"),
         ({"host": {"cores": 2, "cpu": "x"}}, "host.python is missing; host.terrace is missing"),
         ({"host": {**HOST, "cores": "two"}}, "host.cores is 'two': "),
         ({"host": {**HOST, "load_average": ""}}, "host.load_average is '': "),
@@ -133,7 +133,7 @@ async def test_a_record_that_lacks_what_makes_it_one_is_named_and_left_out(tmp_p
         json.dumps({name: value for name, value in json.loads(record.read_text()).items() if name != field})
     )
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
-    assert warning == f"{record} is no whole record of an experiment: it has no {field}"
+    assert warning == f"{record} is not a whole record of an experiment: it has no {field}"
     assert '<h2 id="run-1">table3: ' in page.read_text()
     assert 'id="run-2"' not in page.read_text()
 
@@ -222,7 +222,7 @@ async def test_the_page_names_what_is_not_on_it(tmp_path: Path) -> None:
     page, warnings = write_report(tmp_path, EXPERIMENTS)
     listed = page.read_text().partition('<h2 id="left-out">')[2]
     assert len(warnings) == listed.count("<li>") == 2
-    assert "table2-2030-01-01T010203Z.json is no whole record" in listed
+    assert "table2-2030-01-01T010203Z.json is not a whole record" in listed
     assert "made by <code>terrace privacy audit</code>" in listed
 
 
@@ -277,7 +277,7 @@ async def test_a_pipe_that_is_called_as_a_record_is_not_waited_for(tmp_path: Pat
 
 def test_a_half_written_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text('{"experiment": "ta')
-    with pytest.raises(SetupError, match="is no whole record"):
+    with pytest.raises(SetupError, match="is not a whole record"):
         write_report(tmp_path, EXPERIMENTS)
 
 
@@ -286,7 +286,7 @@ async def test_a_half_written_record_does_not_keep_the_others_from_the_page(tmp_
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / RECORD).write_text('{"experiment": "ta')
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
-    assert "is no whole record" in warning
+    assert "is not a whole record" in warning
     assert '<h2 id="run-1">table3: ' in page.read_text()
 
 

@@ -147,7 +147,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path):
 
 
 def test_no_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="not a folder"):
         read_folder(tmp_path / "absent", SHAPES)
 
 

@@ -74,7 +74,7 @@ def test_a_network_for_a_gpu_is_the_default_there_alone():
 def test_a_folder_that_is_no_model_set_is_named_and_what_makes_one(tmp_path: Path):
     (tmp_path / "file").touch()
     for folder in (tmp_path, tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(WeightsError, match=f"{folder} is no model set .*'terrace models import"):
+        with pytest.raises(WeightsError, match=f"{folder} is not a model set .*'terrace models import"):
             load_manifest(folder)
 
 

@@ -111,9 +111,9 @@ async def test_a_damaged_copy_in_the_cache_is_thrown_away_aloud_and_fetched_agai
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([CONTENT[:-1]], "not those of the manifest"),
-        ([CONTENT[:-1], b"x"], "not those of the manifest"),
-        ([], "not those of the manifest"),
+        ([CONTENT[:-1]], "differ from the manifest"),
+        ([CONTENT[:-1], b"x"], "differ from the manifest"),
+        ([], "differ from the manifest"),
         ([CONTENT, b"x"], "longer than"),
     ],
 )

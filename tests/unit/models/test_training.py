@@ -427,7 +427,7 @@ def test_a_checkpoint_whose_weights_are_no_numbers_is_named(data: ImageSet, tmp_
     checkpoint = stored(tmp_path)
     next(iter(checkpoint.averaged.values())).fill_(torch.nan)
     save_checkpoint(tmp_path, checkpoint)
-    with pytest.raises(WeightsError, match=r"no numbers .*diverged"):
+    with pytest.raises(WeightsError, match="diverged"):
         read_checkpoint(tmp_path)
 
 
@@ -645,7 +645,7 @@ def test_a_checkpoint_of_a_step_that_there_is_not_is_damaged(data: ImageSet, tmp
 def test_a_checkpoint_without_state_of_the_optimiser_does_not_go_on(data: ImageSet, tmp_path: Path):
     started(make_config(), data, SHAPES, tmp_path).run(last=1)
     save_checkpoint(tmp_path, dataclasses.replace(stored(tmp_path), optimizer={}))
-    with pytest.raises(WeightsError, match="no state to go on from"):
+    with pytest.raises(WeightsError, match="no state to continue from"):
         started(make_config(), data, SHAPES, tmp_path)
 
 

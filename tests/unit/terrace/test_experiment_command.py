@@ -157,7 +157,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (damaged / RECORD).write_text("{")
     result = CliRunner().invoke(command.app, ["report", str(tmp_path)])
     assert result.exit_code == 0
-    assert f"{damaged / RECORD} is no whole record" in result.stderr
+    assert f"{damaged / RECORD} is not a whole record" in result.stderr
     assert install_command("plots") in result.stderr
 
 
@@ -185,29 +185,32 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("table5 --method monitro", "'monitro' is not one of "),
         ("figure3 --scheme adaptve", "'adaptve' is not one of "),
         ("table4 --form xyz", "'xyz' is not one of 'uint8', 'float16', 'float32'. See"),
-        ("figure3 --ends 1,x --out {tmp}/run", "'1,x' is no list of numbers: write such as 0,1,6 or 1-8"),
-        ("figure3 --ends 1- --out {tmp}/run", "'1-' is no list of numbers"),
-        ("figure3 --ends 2,8-1 --out {tmp}/run", "'8-1' is no range: its first number is the smaller one, as in 1-8"),
+        ("figure3 --ends 1,x --out {tmp}/run", "'1,x' is not a list of numbers: write it like 0,1,6 or 1-8"),
+        ("figure3 --ends 1- --out {tmp}/run", "'1-' is not a list of numbers"),
+        (
+            "figure3 --ends 2,8-1 --out {tmp}/run",
+            "'8-1' is not a range: its first number must be the smaller one, as in 1-8",
+        ),
         ("figure3 --ends 0-3 --out {tmp}/run", "so a point is for 1 to 8, not for 0"),
         ("table5 --failures 5-8 --out {tmp}/run", "of 8 end devices at most 7 can fail, not 8"),
         ("figure3 --ends 99 --out {tmp}/run", "the profile has 8 end devices"),
         ("figure3 --profile native --out {tmp}/run", "says nothing of the tier end"),
-        ("scale --size 10x3 --out {tmp}/run", "'10x3' is no fleet"),
-        ("scale --against {tmp}/damaged.json --out {tmp}/run", "is no whole record"),
+        ("scale --size 10x3 --out {tmp}/run", "'10x3' is not a fleet"),
+        ("scale --against {tmp}/damaged.json --out {tmp}/run", "is not a whole record"),
         (
             "scale --against {tmp}/damaged/figure3.json --out {tmp}/run",
-            "is no whole record of figure3: 'tasks' is missing",
+            "is not a whole record of figure3: 'tasks' is missing",
         ),
         ("table2 --data {tmp}/none --out {tmp}/run", "TERRACE_DATA to the folder"),
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
         ("report {tmp}/damaged", "there is no record of an experiment in"),
-        ("table3 --out /", "/ is no folder for a run, and none can stand beside it"),
+        ("table3 --out /", "/ cannot hold a run, and no folder can be made next to it"),
         ("table3 --out=", "an empty value"),
         ("table3 --out {tmp}/damaged.json", "is a file; a folder is expected"),
         ("table5 --runs 1000000000000000000000 --out {tmp}/run", "Invalid value for '--runs': "),
         ("table5 --failures 1000000000000000000000 --out {tmp}/run", "0': a fleet has at most 254 end devices"),
         ("figure3 --ends 1-1000000000 --out {tmp}/run", "'1-1000000000': a fleet has at most 254 end devices"),
-        pytest.param(f"figure3 --ends 1-{'9' * 5000} --out {{tmp}}/run", "is no list of numbers", id="long range"),
+        pytest.param(f"figure3 --ends 1-{'9' * 5000} --out {{tmp}}/run", "is not a list of numbers", id="long range"),
         ("figure3 --tasks 1000000000000000000000 --out {tmp}/run", "Invalid value for '--tasks': "),
         (
             "table2 --seed 1000000000000000000000 --out {tmp}/run",
@@ -216,7 +219,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("chaos --faults 1000000000000000000000 --out {tmp}/run", "Invalid value for '--faults': "),
         ("scale --tasks 1000000000000 --out {tmp}/run", "Invalid value for '--tasks': "),
         pytest.param(f"scale --size {'9' * 5000}/1/1 --out {{tmp}}/run", "has more than 200,000 nodes", id="long size"),
-        ("scale --size 000000000000000/1/1 --out {tmp}/run", "is no fleet"),
+        ("scale --size 000000000000000/1/1 --out {tmp}/run", "is not a fleet"),
         ("table4 --bandwidth 1e-9 --out {tmp}/run", "--bandwidth 1e-09 is too little: take 0.01 at least, or 0"),
         ("report {tmp}/none", "there is no folder '"),
         ("report {tmp}/damaged.json", "is a file; a folder is expected"),

@@ -108,7 +108,7 @@ def test_a_default_that_changed_between_versions_stays_open(tmp_path: Path) -> N
         (VIT | {"data_format": "sideways"}, "'data_format'"),
         (CLIP | {"size": 20}, "black borders"),
         (CLIP | {"do_center_crop": False}, "another size"),
-        (CLIP | {"size": {"height": 32, "width": 40}}, "no square"),
+        (CLIP | {"size": {"height": 32, "width": 40}}, "not a square"),
         (CLIP | {"crop_size": {"shortest_edge": 24}}, "'crop_size'"),
         (CONVNEXT | {"size": {"height": 24, "width": 24}}, "shortest edge"),
         (CONVNEXT | {"crop_pct": "0.9"}, "'crop_pct'"),

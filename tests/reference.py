@@ -1,0 +1,251 @@
+"""The generated parts of the reference: commands, settings and REST, from the code that they describe.
+
+    python -m tests.reference            write them
+    python -m tests.reference --check    name the pages that differ
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+
+from cloud_node.settings import CloudSettings
+from edge_node.settings import EdgeSettings
+from end_node.settings import EndSettings, LearnSettings, SourceSettings, SpoolSettings, UplinkSettings
+from scheduler.api.app import create_app
+from scheduler.settings import SchedulerSettings
+from terrace import cli
+from tierkit.settings import FurtherScheduler, NodeSettings, ServiceSettings, UpperSettings, description
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "reference"
+SECTIONS: dict[str, type[ServiceSettings]] = {
+    "All services": ServiceSettings,
+    "All nodes": NodeSettings,
+    "Edge and cloud nodes": UpperSettings,
+    "End node": EndSettings,
+    "Edge node": EdgeSettings,
+    "Cloud node": CloudSettings,
+    "Scheduler": SchedulerSettings,
+}
+TABLES: dict[str, type[BaseModel]] = {
+    "Table source": SourceSettings,
+    "Table uplink": UplinkSettings,
+    "Table spool": SpoolSettings,
+    "Table learn": LearnSettings,
+    "Table also": FurtherScheduler,
+}
+_SERVICES = ("scheduler", "end", "edge", "cloud")
+_COMMON = {"--help", "--json", "--scheduler", "--token-file", "--tls-ca"}
+"""Described at the head of the page."""
+_PART = re.compile(r"(<!-- generated: (\w[\w -]*) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+
+
+def cell(text: object) -> str:
+    return " ".join(str(text).replace("|", r"\|").split())
+
+
+def table(header: str, rows: list[str]) -> str:
+    return "\n".join([header, "|---" * (header.count("|") - 1) + "|", *rows]) if rows else ""
+
+
+# --- settings
+
+
+def own_fields(kind: type[BaseModel]) -> list[str]:
+    """Fields that the class adds, or whose default it changes."""
+    base = kind.__bases__[0]
+    inherited = base.model_fields if issubclass(base, ServiceSettings) else {}
+    return [
+        name
+        for name, field in kind.model_fields.items()
+        if name not in inherited or inherited[name].default != field.default
+    ]
+
+
+def _default(value: object) -> str:
+    match value:
+        case None | "" | () | BaseModel():
+            return ""
+        case tuple():
+            return f"`{','.join(value)}`"
+        case float():
+            return f"`{value:g}`"
+    return f"`{value}`"
+
+
+def settings(title: str) -> str:
+    kind: type[BaseModel] = {**SECTIONS, **TABLES}[title]
+    rows = []
+    for name in own_fields(kind):
+        field = kind.model_fields[name]
+        text = description(kind, name) if issubclass(kind, ServiceSettings) else field.description or ""
+        rows.append(f"| `{name}` | {'' if field.is_required() else _default(field.default)} | {cell(text)} |")
+    return table("| setting | default | meaning |", rows)
+
+
+# --- commands
+
+
+def commands() -> str:
+    return "\n\n".join(_command(name, cli._load(name)) for name in cli._COMMANDS if name not in _SERVICES)
+
+
+def _command(path: str, command: Any) -> str:
+    inner = getattr(command, "commands", {})
+    parts = [] if inner and " " not in path else [f"### `terrace {path}`"]
+    if inner and " " not in path:
+        parts.append(f"## `terrace {path}`")
+    elif " " not in path:
+        parts[0] = f"## `terrace {path}`"
+    parts.append(cell(command.help or ""))
+    rows = [_option(each) for each in command.params if not each.hidden and _COMMON.isdisjoint(each.opts)]
+    parts.append(table("| argument or option | meaning |", rows))
+    parts += [_command(f"{path} {name}", each) for name, each in inner.items() if not each.hidden]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _option(parameter: Any) -> str:
+    named = parameter.opts[0].startswith("-")
+    words = [*parameter.opts, *parameter.secondary_opts] if named else [(parameter.metavar or parameter.name).upper()]
+    shown = ", ".join(f"`{word}`" for word in words)
+    if named and not getattr(parameter, "is_flag", False) and parameter.metavar:
+        shown = f"{shown} `{parameter.metavar}`"
+    text = cell(parameter.help or "")
+    if parameter.envvar:
+        text += f" (`{parameter.envvar}`)"
+    default = parameter.default
+    if named and not callable(default) and default not in (None, False, (), []) and "Default" not in text:
+        text += f" Default: `{getattr(default, 'value', default)}`."
+    return f"| {shown} | {text} |"
+
+
+# --- REST
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The description of a scheduler that asks for tokens."""
+    lifecycle = SimpleNamespace(authenticator=object(), on_refusal=None)
+    made: dict[str, Any] = create_app(SchedulerSettings(), lifecycle).openapi()  # type: ignore[arg-type]
+    return made
+
+
+def operations() -> str:
+    found: dict[str, list[str]] = {}
+    for path, item in openapi()["paths"].items():
+        for method, operation in item.items():
+            found.setdefault(operation.get("tags", ["service"])[0], []).append(_operation(method, path, operation))
+    return "\n\n".join(f"## {tag.capitalize()}\n\n" + "\n\n".join(each) for tag, each in found.items())
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
+    parts = [f"### `{method.upper()} {path}`", f"{operation['summary'].rstrip('.')}."]
+    if words := operation.get("description"):
+        parts.append(cell(words))
+    rows = [
+        f"| `{each['name']}` | {each['in']}{', required' if each.get('required') else ''} | {_kind(each['schema'])} | "
+        f"{cell(each.get('description') or each['schema'].get('description', ''))} |"
+        for each in operation.get("parameters", ())
+    ]
+    parts.append(table("| parameter | in | type | meaning |", rows))
+    bodies = operation.get("requestBody", {}).get("content", {})
+    parts.append("; ".join(f"Body: {_body(kind, each)}" for kind, each in bodies.items()))
+    answers = [
+        f"| {status} | {_answer(answer)} |" for status, answer in operation["responses"].items() if "$ref" not in answer
+    ]
+    parts.append(table("| status | answer |", answers))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _body(kind: str, content: Mapping[str, Any]) -> str:
+    schema = content.get("schema", {})
+    return f"`{kind}`" + (f", {_kind(schema)}" if schema else "")
+
+
+def _answer(answer: Mapping[str, Any]) -> str:
+    content = answer.get("content", {}).get("application/json", {}).get("schema", {})
+    named = _kind(content) if content and "Error" not in str(content) else ""
+    return " ".join(part for part in (cell(answer.get("description", "")), f"({named})" if named else "") if part)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A schema in a few words, with a link if it has a name."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            return r" \| ".join(dict.fromkeys(_kind(each) for each in schema[word]))
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
+    match schema.get("type"):
+        case "array":
+            return f"array of {_kind(schema.get('items', {}))}"
+        case "object" if isinstance(schema.get("additionalProperties"), dict):
+            return f"object of {_kind(schema['additionalProperties'])}"
+        case str(name):
+            return str(schema.get("format", name))
+    return "any"
+
+
+def schemas() -> str:
+    return "\n\n".join(_schema(name, each) for name, each in sorted(openapi()["components"]["schemas"].items()))
+
+
+def _schema(name: str, schema: Mapping[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = [
+        f"| `{field}` | {_kind(each)}{', required' if field in required else ''} | {cell(each.get('description', ''))}"
+        f" | {_example(each)} |"
+        for field, each in schema.get("properties", {}).items()
+    ]
+    parts = [f"### {name}", cell(schema.get("description", "")), table("| field | type | meaning | example |", rows)]
+    if "enum" in schema:
+        parts.append(f"One of {_kind(schema)}.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _example(schema: Mapping[str, Any]) -> str:
+    examples = schema.get("examples", [])
+    return f"`{cell(json.dumps(examples[0], ensure_ascii=False))}`" if examples else ""
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "operations": operations,
+    "schemas": schemas,
+    **{f"settings {title}": lambda title=title: settings(title) for title in [*SECTIONS, *TABLES]},  # type: ignore[misc]
+}
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Pages with generated parts: the file, what it says, and what it should say."""
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if "<!-- generated:" in text:
+            yield page, text, _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+
+def main() -> int:
+    stale = [(page, wanted) for page, text, wanted in pages() if text != wanted]
+    for page, wanted in stale:
+        typer.echo(page.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            page.write_text(wanted, encoding="utf-8")
+    return int(bool(stale) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
