@@ -40,7 +40,7 @@ StrategyName = Annotated[
         metavar="NAME",
         help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
         "bmuf, diloco, tournament, lbfgs; for ranks allreduce, elastic, gossip, ensemble, pipeline, hybrid, factors; "
-        "or a TOML file.",
+        "the name of a package; or a TOML file.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs. Default: the configuration's.")]
